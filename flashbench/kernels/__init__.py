@@ -1,0 +1,101 @@
+"""Implementations of attention: one file each; the file list is the registry.
+
+A file in this folder whose name does not start with an underscore ends in a tuple
+``IMPLEMENTATIONS``. Nothing is imported from torch or triton until ``prepare`` is called, so
+names, summaries and refusals are to be had on any machine in milliseconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from flashbench.errors import UnknownName
+from flashbench.problem import Cell, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Call = Callable[[], "Tensor"]
+"""What is timed: no argument, returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where cells run. capability and memory are None on a CPU."""
+
+    device: str = "cpu"
+    name: str = "CPU"
+    capability: tuple[int, int] | None = None
+    total_bytes: int | None = None
+    smem_per_block_bytes: int | None = None
+    l2_bytes: int | None = None
+
+    @property
+    def type(self) -> str:
+        """``cuda`` or ``cpu``."""
+        return self.device.split(":")[0]
+
+
+def _never(*_: object) -> None:
+    return None
+
+
+def _nothing(*_: object) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """One way to compute attention.
+
+    prepare(problem, q, k, v) returns the call that is timed; whatever a caller does once
+    (layouts, masks, descriptors) happens in prepare. Its output must be differentiable with
+    torch.autograd when q, k, v require grad; the runner times the backward through that.
+
+    why_unavailable(target): why it cannot run on this machine, one sentence, or None.
+    why_unsupported(problem, pass_, target): why it refuses this problem, or None.
+    describe(problem, pass_, target): the configuration that it runs (block_q, block_k, …).
+    backend(call): what really ran, where the name leaves it open; called once, untimed.
+    io_model: the row of iomodel.MODELS that describes its traffic, or None.
+    interpreted(target): True where it runs in Triton's interpreter: checked, never timed.
+    precompile(cells, target): compiles what the cells need, in parallel, before the sweep.
+    """
+
+    name: str
+    summary: str
+    prepare: Callable[[Problem, Tensor, Tensor, Tensor], Call]
+    io_model: str | None
+    why_unavailable: Callable[[Target], str | None] = _never
+    why_unsupported: Callable[[Problem, str, Target], str | None] = _never
+    describe: Callable[[Problem, str, Target], Mapping[str, Any]] = _nothing
+    backend: Callable[[Callable[[], object]], str | None] = _never
+    interpreted: Callable[[Target], bool] = lambda _: False
+    precompile: Callable[[Sequence[Cell], Target], None] = _never
+
+
+def stems() -> list[str]:
+    """Names of the implementation files, sorted."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+@cache
+def registry() -> dict[str, Implementation]:
+    """Every implementation by name, in a fixed order (naive first, then by file and row)."""
+    rows = [
+        row
+        for stem in sorted(stems(), key=lambda stem: (stem != "naive", stem))
+        for row in importlib.import_module(f"{__name__}.{stem}").IMPLEMENTATIONS
+    ]
+    return {row.name: row for row in rows}
+
+
+def get(name: str) -> Implementation:
+    """The implementation of that name. Raises UnknownName, offering the nearest."""
+    if name not in registry():
+        raise UnknownName("implementation", name, registry())
+    return registry()[name]

@@ -1,0 +1,122 @@
+"""Record: what became of one cell. Plain data; runfile.py turns it into JSON and back."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashbench.problem import Cell
+
+STATUSES = {
+    "ok": "checked against the fp64 reference, then timed",
+    "checked": "correct, not timed (Triton's interpreter)",
+    "unsupported": "the implementation does not take this problem",
+    "unavailable": "the implementation cannot run on this machine",
+    "skipped": "not started, because it could not fit or the time budget was spent",
+    "oom": "ran out of memory",
+    "wrong": "the result was outside the error budget; not timed",
+    "failed": "raised an exception",
+    "timeout": "took longer than it may",
+}
+"""Every status of a row. All but ``ok`` come with a reason; only ``ok`` has samples."""
+
+FLAGS = {
+    "suspect": "faster than the hardware allows, or otherwise not to be believed",
+    "throttled": "the GPU reported a thermal or power cap during the samples",
+    "launch-bound": "the host could not feed the device; the time is the launch overhead",
+    "drift": "the last quarter of the samples differs from the first by over 5 %",
+}
+"""Marks on a row that was timed; they stand apart from the status."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Raw times of one call, in order, nothing dropped.
+
+    samples_s: seconds. cache: ``cold`` (L2 flushed before each sample, outside the timed window)
+    or ``hot``. method: ``events`` (CUDA events) or ``wall`` (host clock, on a CPU).
+    """
+
+    samples_s: tuple[float, ...]
+    cache: str
+    method: str
+
+    @property
+    def median_s(self) -> float:
+        """Median of the samples, seconds."""
+        return statistics.median(self.samples_s)
+
+    @property
+    def spread(self) -> float:
+        """Interquartile range over the median (0 for fewer than 4 samples), a fraction."""
+        if len(self.samples_s) < 4:
+            return 0.0
+        first, _, third = statistics.quantiles(self.samples_s, n=4)
+        return (third - first) / self.median_s if self.median_s else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Device memory of one call, bytes; None where it was not measured (CPU).
+
+    peak_extra: highest allocated during the call minus allocated just before it (so it holds the
+    outputs and scratch, not the inputs, nor, for a backward, what the forward saved).
+    reserved: what the allocator held from the driver at the peak.
+    """
+
+    inputs_bytes: int
+    outputs_bytes: int
+    peak_extra_bytes: int | None
+    reserved_bytes: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """Largest absolute error against the fp64 reference per tensor, and what it may be.
+
+    Keys are ``o``, ``dq``, ``dk``, ``dv``; rows: how many query and key rows were compared.
+    """
+
+    max_abs_error: Mapping[str, float]
+    budget: Mapping[str, float]
+    query_rows: int
+    key_rows: int
+
+    @property
+    def ok(self) -> bool:
+        """True if every error is finite and within its budget."""
+        return all(self.max_abs_error[name] <= self.budget[name] for name in self.max_abs_error)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One row of results.
+
+    backend: what really ran, where the name leaves it open (``sdpa``: ``flash``, ``cudnn``, …).
+    config: the kernel's chosen configuration (block_q, block_k, num_warps, num_stages, …).
+    clocks: SM clock (MHz), power (W), temperature (C) and cap reasons before and after the samples.
+    environment: device, driver and versions this row was measured with; see environment.py.
+    """
+
+    cell: Cell
+    status: str
+    reason: str | None = None
+    flags: tuple[str, ...] = ()
+    samples: Samples | None = None
+    memory: Memory | None = None
+    accuracy: Accuracy | None = None
+    backend: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    clocks: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    device_type: str = "cuda"
+    started_at: str = ""
+    wall_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert self.status in STATUSES, self.status
+        assert set(self.flags) <= set(FLAGS), self.flags
+        assert (self.samples is not None) == (self.status == "ok"), "only an ok row has samples"
+        assert self.status == "ok" or self.reason, f"{self.status} needs a reason"
