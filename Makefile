@@ -1,0 +1,63 @@
+# The only set-up that a fresh machine needs: each target makes .venv where there is none.
+#
+#   make run         measure the default grid on whatever this machine has; prints where the report is
+#   make test        the fast tier (what CI runs on every change)
+#   make test-full   the fast tier and the long suites
+#   make test-oldest the kernel tests on the oldest supported Triton
+#   make lint        ruff and mypy
+#
+# TORCH=…  another torch: a version (TORCH=2.11.0), a wheel (TORCH=./torch-….whl) or a requirement.
+
+PYTHON ?= python3
+TORCH ?= 2.13.0
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+OLDEST := $(VENV)/triton-oldest
+TORCH_REQUIREMENT := $(if $(shell echo '$(TORCH)' | grep -E '^[0-9]'),torch==$(TORCH),$(TORCH))
+# PYTHONPATH of a caller must not leak another package set into the tests
+export PYTHONPATH :=
+
+.PHONY: run test test-full test-oldest lint clean
+
+run: $(VENV)/.run-installed
+	$(BIN)/flashbench run $(ARGS)
+
+test: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+
+test-full: $(VENV)/.test-installed test-oldest
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-oldest: $(OLDEST)/.installed
+	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/test_flash_kernel.py tests/test_flash_aot.py
+
+lint: $(VENV)/.test-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV)
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: flashbench needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Pass PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH_REQUIREMENT)"
+	@touch $@
+
+$(VENV)/.run-installed: $(VENV)/.made pyproject.toml
+	$(BIN)/python -m pip install --quiet -e .
+	@touch $@
+
+$(VENV)/.test-installed: $(VENV)/.made pyproject.toml
+	$(BIN)/python -m pip install --quiet -e '.[test,lint]'
+	@touch $@ $(VENV)/.run-installed
+
+# The oldest Triton lies beside the newest, in a folder that PYTHONPATH puts first;
+# its interpreter needs numpy < 2.4.
+$(OLDEST)/.installed: $(VENV)/.test-installed
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(OLDEST) 'triton==3.6.0' 'numpy<2.4'
+	@touch $@
