@@ -1,0 +1,197 @@
+"""Tables, JSON and CSV on stdout; notes, warnings, errors and progress on stderr.
+
+rich is imported inside the functions that draw, so that ``--json`` and ``--csv`` do without it.
+Nothing here crashes on an output that cannot encode a character: tables fall back to ASCII
+boxes and characters that do not fit become ``?``.
+"""
+
+from __future__ import annotations
+
+import csv as csv_
+import json as json_
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from flashbench.errors import FlashbenchError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE = 4000
+"""Columns assumed where stdout is no terminal and COLUMNS is not set: nothing is cut or wrapped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of a table: ``name`` keys the raw value (unit in the name), ``header`` is shown.
+
+    ``format`` makes text of a value that is not missing.
+    """
+
+    name: str
+    header: str
+    format: Callable[[Any], str] = str
+    justify: Literal["left", "right", "center"] = "left"
+
+
+def show_table(
+    columns: Sequence[Column],
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    json: bool = False,
+    csv: bool = False,
+    title: str = "",
+    notes: Sequence[str] = (),
+) -> None:
+    """Print rows to stdout as a table, a JSON array (strict: null, never NaN) or CSV of raw values.
+
+    Missing values (None, NaN, absent) are ``-`` in the table, null in JSON, empty in CSV. Notes
+    go to stderr, one line each.
+    """
+    plain = [{column.name: raw_value(row.get(column.name)) for column in columns} for row in rows]
+    if json:
+        show_json(plain)
+    elif csv:
+        _write_csv([column.name for column in columns], plain)
+    else:
+        _draw_table(columns, plain, title)
+    sys.stdout.flush()
+    for text in notes:
+        note(text)
+
+
+def show_json(value: Any) -> None:
+    """Print one strict JSON document to stdout."""
+    tolerate(sys.stdout)
+    ascii_only = not (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json_.dumps(raw_value(value), indent=1, allow_nan=False, ensure_ascii=ascii_only))
+
+
+def show_text(text: str) -> None:
+    """Print one line of result to stdout."""
+    tolerate(sys.stdout)
+    print(text)
+
+
+def raw_value(value: Any) -> Any:
+    """The value as strict JSON can hold it: NaN, infinities and NA are None, numpy scalars Python's."""
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): raw_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [raw_value(item) for item in value]
+    if hasattr(value, "item"):
+        return raw_value(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return None if str(value) in ("<NA>", "NaT") else str(value)
+
+
+def _write_csv(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    tolerate(sys.stdout)
+    writer = csv_.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(names)
+    for row in rows:
+        writer.writerow([_csv_cell(row[name]) for name in names])
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return ";".join(str(item) for item in value)
+    if isinstance(value, dict):
+        return json_.dumps(value, allow_nan=False) if value else ""
+    return "" if value is None else value
+
+
+def _draw_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], title: str) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    heading = Text(title) if title else None
+    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(Text(column.header), justify=column.justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_shown(column, row[column.name])) for column in columns))
+    rich_console(sys.stdout).print(table)
+
+
+def _shown(column: Column, value: Any) -> str:
+    return "-" if value is None else column.format(value)
+
+
+def rich_console(stream: TextIO) -> Console:
+    """A rich console on ``stream`` that never cuts text where the stream is no terminal."""
+    from rich.console import Console
+
+    tolerate(stream)
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else WIDE
+    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+def tolerate(stream: TextIO) -> None:
+    """Make characters that the stream cannot encode come out as ``?`` instead of raising."""
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")
+
+
+def error(problem: FlashbenchError) -> None:
+    """Print ``error: …`` and, where there is one, ``hint: …`` to stderr."""
+    _line("error", str(problem), "31")
+    if problem.hint:
+        _line("hint", problem.hint, "36")
+
+
+def warn(text: str) -> None:
+    """Print ``warning: …`` to stderr."""
+    _line("warning", text, "33")
+
+
+def note(text: str) -> None:
+    """Print ``note: …`` to stderr."""
+    _line("note", text, "2")
+
+
+def _line(label: str, text: str, color: str) -> None:
+    tolerate(sys.stderr)
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        label = f"\x1b[{color}m{label}:\x1b[0m"
+    else:
+        label += ":"
+    print(label, " ".join(text.split()), file=sys.stderr, flush=True)
+
+
+Tick = Callable[[int, str], None]
+"""Tells the progress line how far the work is: how many are done, and what is under way."""
+
+
+@contextmanager
+def progress(total: int, *, quiet: bool = False) -> Iterator[Tick]:
+    """A progress line on stderr; silent with ``quiet`` and where stderr is no terminal."""
+    if quiet or not sys.stderr.isatty() or not total:
+        yield lambda done, text: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=rich_console(sys.stderr),
+        transient=True,
+        redirect_stdout=False,
+    )
+    with bar:
+        task = bar.add_task("", total=total)
+        yield lambda done, text: bar.update(task, completed=done, description=text)

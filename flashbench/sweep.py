@@ -1,0 +1,330 @@
+"""Which cells: options and TOML files become a Sweep, a Sweep becomes cells in a fixed order.
+
+One row of OPTIONS describes an option of ``flashbench run`` for the command line and the config
+file alike. Three layers are joined: what stands on the command line wins over the config file,
+which wins over the defaults of the kind of device. ``batch``/``tokens`` and ``heads``/``hidden``
+exclude each other within a layer; across layers the upper one replaces the lower.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import re
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flashbench import units
+from flashbench.errors import SpecError, UsageError
+from flashbench.problem import DTYPES, MAX_SEQLEN, PASSES, Cell, Problem
+
+MAX_CELLS = 100_000
+MAX_HEAD_DIM = 65536
+MAX_HEADS = 65536
+MAX_CONFIG_BYTES = 2**20
+CAUSAL = {"yes": (True,), "no": (False,), "both": (False, True)}
+CACHES = ("cold", "hot")
+EXCLUSIVE = (("batch", "tokens"), ("heads", "hidden"))
+"""Pairs of options that set the same thing in two ways."""
+
+_DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opt:
+    """One option: ``parse(text, label, implementations)`` for text, ``bool`` flags when None."""
+
+    name: str
+    accepted: str
+    parse: Callable[[str, str, Collection[str]], Any] | None = None
+
+
+def _int(maximum: int, minimum: int = 1) -> Callable[[str, str, Collection[str]], int]:
+    return lambda text, label, _: units.parse_int(text, label, minimum=minimum, maximum=maximum)
+
+
+def _axis(maximum: int) -> Callable[[str, str, Collection[str]], tuple[int, ...]]:
+    return lambda text, label, _: units.parse_axis(text, label, maximum=maximum)
+
+
+def _device(text: str, label: str, _: Collection[str]) -> str:
+    if not _DEVICE.fullmatch(text):
+        raise SpecError(f"{label} {units.quoted(text)}: not a device; accepted: cpu, cuda or cuda:N")
+    return text
+
+
+def _path(text: str, label: str, _: Collection[str]) -> Path:
+    if not text.strip() or "\0" in text:
+        raise SpecError(f"{label} {units.quoted(text)}: not a path; accepted: the path of a folder")
+    return Path(text)
+
+
+_NUMBER = "a whole number such as 16 or '16k'"
+_LENGTHS = "lengths such as '1k-64k' or [512, 1024]"
+_NAMES = "names such as 'naive,sdpa' or ['naive', 'sdpa']"
+
+OPTIONS = {
+    row.name: row
+    for row in (
+        Opt(name="seqlens", accepted=_LENGTHS, parse=_axis(MAX_SEQLEN)),
+        Opt(name="seqlens_k", accepted=_LENGTHS, parse=_axis(MAX_SEQLEN)),
+        Opt(name="head_dims", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
+        Opt(name="head_dims_v", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
+        Opt(name="dtypes", accepted=_NAMES, parse=lambda t, label, _: units.parse_names(t, label, DTYPES)),
+        Opt(name="impls", accepted=_NAMES, parse=units.parse_names),
+        Opt(
+            name="causal",
+            accepted="'yes', 'no', 'both', true or false",
+            parse=lambda t, label, _: CAUSAL[units.parse_choice(t, label, CAUSAL)],
+        ),
+        Opt(name="passes", accepted=_NAMES, parse=lambda t, label, _: units.parse_names(t, label, PASSES)),
+        Opt(name="batch", accepted=_NUMBER, parse=_int(units.MAX_INT)),
+        Opt(name="tokens", accepted=_NUMBER, parse=_int(2**40)),
+        Opt(name="heads", accepted=_NUMBER, parse=_int(MAX_HEADS)),
+        Opt(name="hidden", accepted=_NUMBER, parse=_int(2**30)),
+        Opt(name="kv_heads", accepted=_LENGTHS, parse=_axis(MAX_HEADS)),
+        Opt(name="device", accepted="'cpu', 'cuda' or 'cuda:0'", parse=_device),
+        Opt(
+            name="cache",
+            accepted="'cold' or 'hot'",
+            parse=lambda t, label, _: units.parse_choice(t, label, CACHES),
+        ),
+        Opt(name="seed", accepted=_NUMBER, parse=_int(2**63 - 1, minimum=0)),
+        Opt(
+            name="time_budget",
+            accepted="a time such as '5m'",
+            parse=lambda t, label, _: units.parse_duration(t, label),
+        ),
+        Opt(name="out", accepted="a path such as 'results/today'", parse=_path),
+        Opt(name="resume", accepted="true or false"),
+        Opt(name="dry_run", accepted="true or false"),
+        Opt(name="quiet", accepted="true or false"),
+        Opt(name="verbose", accepted="true or false"),
+        Opt(name="json", accepted="true or false"),
+        Opt(name="csv", accepted="true or false"),
+    )
+}
+"""Every option of ``run`` that a config file may hold; the key is the option with underscores."""
+
+Raw = Mapping[str, "str | bool"]
+"""Unparsed values by option name: text, or bool for flags."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """The axes of a grid. Lengths and head dims are counts of rows and elements.
+
+    None means: seqlens_k as seqlens, head_dims_v as head_dims, kv_heads as heads. Exactly one of
+    batch and tokens is set, and one of heads and hidden: batch = max(1, tokens // seqlen_q),
+    heads = max(1, hidden // head_dim).
+    """
+
+    seqlens: tuple[int, ...]
+    head_dims: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    impls: tuple[str, ...]
+    causal: tuple[bool, ...] = (False,)
+    passes: tuple[str, ...] = ("fwd",)
+    seqlens_k: tuple[int, ...] | None = None
+    head_dims_v: tuple[int, ...] | None = None
+    kv_heads: tuple[int, ...] | None = None
+    batch: int | None = None
+    tokens: int | None = None
+    heads: int | None = None
+    hidden: int | None = None
+
+    def __post_init__(self) -> None:
+        for one, other in EXCLUSIVE:
+            if (getattr(self, one) is None) == (getattr(self, other) is None):
+                raise SpecError(f"a sweep needs either {one} or {other}; accepted: one of the two")
+
+    def problems(self) -> Iterator[Problem]:
+        """Every problem, ordered by dtype, head_dim, head_dim_v, causal, kv_heads, seqlen, seqlen_k.
+
+        Raises SpecError where the query heads are not divisible by kv_heads.
+        """
+        for dtype, head_dim, head_dim_v, causal, kv_heads, seqlen, seqlen_k in itertools.product(
+            self.dtypes, self.head_dims, self.head_dims_v or (None,), self.causal,
+            self.kv_heads or (None,), self.seqlens, self.seqlens_k or (None,),
+        ):  # fmt: skip
+            num_heads = self.num_heads(head_dim)
+            if kv_heads is not None and num_heads % kv_heads:
+                raise SpecError(self._indivisible(num_heads, kv_heads, head_dim))
+            yield Problem(
+                batch=self.batch or max(1, (self.tokens or 0) // seqlen),
+                num_heads=num_heads,
+                num_kv_heads=kv_heads or num_heads,
+                seqlen_q=seqlen,
+                seqlen_k=seqlen_k or seqlen,
+                head_dim=head_dim,
+                head_dim_v=head_dim_v or head_dim,
+                dtype=dtype,
+                causal=causal,
+            )
+
+    def num_heads(self, head_dim: int) -> int:
+        """Query heads at that head dim."""
+        return self.heads or max(1, (self.hidden or 0) // head_dim)
+
+    def _indivisible(self, num_heads: int, kv_heads: int, head_dim: int) -> str:
+        origin = f"--heads {num_heads}" if self.heads else f"--hidden {self.hidden} // head dim {head_dim}"
+        return (
+            f"--kv-heads '{kv_heads}': {num_heads} query heads ({origin}) are not divisible by {kv_heads};"
+            f" accepted: a divisor of {num_heads}"
+        )
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Every cell in a fixed order: by problem, then pass, the implementation innermost.
+
+        Raises SpecError for a cell that occurs twice and for more than MAX_CELLS cells.
+        """
+        axes = (
+            self.dtypes, self.head_dims, self.head_dims_v, self.causal, self.kv_heads,
+            self.seqlens, self.seqlens_k, self.passes, self.impls,
+        )  # fmt: skip
+        count = 1
+        for axis in axes:
+            count *= 1 if axis is None else len(axis)
+        if count > MAX_CELLS:
+            raise SpecError(f"the axes multiply to {count} cells; accepted: at most {MAX_CELLS}")
+        cells = tuple(
+            Cell(implementation=name, problem=problem, pass_=pass_)
+            for problem in self.problems()
+            for pass_ in self.passes
+            for name in self.impls
+        )
+        seen: set[Cell] = set()
+        for cell in cells:
+            if cell in seen:
+                raise SpecError(f"the cell '{cell.key}' occurs twice; accepted: every cell once")
+            seen.add(cell)
+        return cells
+
+
+DEFAULTS: Mapping[str, Mapping[str, str]] = {
+    "cuda": {
+        "seqlens": "1k-64k",
+        "head_dims": "64,128",
+        "dtypes": "bf16",
+        "causal": "both",
+        "passes": "fwd,bwd",
+        "tokens": "16k",
+        "hidden": "2048",
+        "impls": "naive,sdpa,sdpa-flash,sdpa-cudnn,flash",
+    },
+    "cpu": {
+        "seqlens": "128-512",
+        "head_dims": "64",
+        "dtypes": "fp32,bf16",
+        "causal": "both",
+        "passes": "fwd,bwd",
+        "batch": "1",
+        "heads": "2",
+        "impls": "naive,sdpa,flash",
+    },
+}
+"""What an option is where neither the command line nor a config file says, as it would be typed."""
+
+
+def defaults(device_type: str) -> dict[str, Any]:
+    """Parsed default axes for ``cuda`` or ``cpu``."""
+    raw = DEFAULTS[device_type]
+    return parse(raw, lambda name: name, raw["impls"].split(","))
+
+
+def parse(raw: Raw, label: Callable[[str], str], implementations: Collection[str]) -> dict[str, Any]:
+    """Parse one layer of options; ``label(name)`` is how errors call an option.
+
+    Raises SpecError or UnknownName for a bad value, UsageError where two options of a pair stand.
+    """
+    for one, other in EXCLUSIVE:
+        if one in raw and other in raw:
+            raise UsageError(
+                f"{label(one)} {str(raw[one])!r} and {label(other)} {str(raw[other])!r} set the same thing;"
+                " accepted: one of the two"
+            )
+    parsed: dict[str, Any] = {}
+    for name, value in raw.items():
+        rule = OPTIONS[name].parse
+        parsed[name] = value if rule is None else rule(str(value), label(name), implementations)
+    return parsed
+
+
+def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Join parsed layers, the first winning; a value removes its partner of EXCLUSIVE further down."""
+    joined: dict[str, Any] = {}
+    for layer in layers:
+        taken = {two for pair in EXCLUSIVE if set(pair) & set(joined) for two in pair}
+        joined |= {name: value for name, value in layer.items() if name not in joined and name not in taken}
+    return joined
+
+
+AXES = tuple(Sweep.__dataclass_fields__)
+
+
+def sweep_of(options: Mapping[str, Any]) -> Sweep:
+    """The Sweep within joined options, which may hold others beside."""
+    return Sweep(**{name: options[name] for name in AXES if name in options})
+
+
+def load_config(path: str | Path) -> dict[str, str | bool]:
+    """The options of a TOML file by name, unparsed; keys may be spelt with dashes or underscores.
+
+    Raises UsageError for a file that cannot be read or is not TOML in UTF-8, for an unknown key
+    (naming the nearest known one), a key given in both spellings and a value of a wrong type.
+    """
+    where = f"--config {units.quoted(str(path))}"
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+        if len(data) > MAX_CONFIG_BYTES:
+            raise UsageError(f"{where}: too large; accepted: at most {MAX_CONFIG_BYTES} bytes of TOML")
+        table = tomllib.loads(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{where}: not UTF-8 (byte {error.start}); accepted: a TOML file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{where}: not TOML: {error}; accepted: a TOML file") from None
+    except (OSError, ValueError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"{where}: {reason}; accepted: a TOML file that can be read") from None
+    raw: dict[str, str | bool] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in OPTIONS:
+            close = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.5)
+            nearest = f"; did you mean {close[0]!r}?" if close else ""
+            raise UsageError(
+                f"{where}: key {units.quoted(key)} is not known{nearest} (accepted: {', '.join(OPTIONS)})"
+            )
+        if name in raw:
+            raise UsageError(f"{where}: key {key!r} stands twice (dash, underscore); accepted: one of them")
+        raw[name] = _config_value(OPTIONS[name], key, value, where)
+    return raw
+
+
+def _config_value(option: Opt, key: str, value: object, where: str) -> str | bool:
+    if option.parse is None:
+        if isinstance(value, bool):
+            return value
+    elif option.name == "causal" and isinstance(value, bool):
+        return "yes" if value else "no"
+    elif isinstance(value, str) or (_is_int(value) and option.accepted in (_NUMBER, _LENGTHS)):
+        return str(value)
+    elif isinstance(value, list) and option.accepted in (_NAMES, _LENGTHS):
+        numbers = option.accepted == _LENGTHS
+        if all(isinstance(item, str) or (numbers and _is_int(item)) for item in value):
+            return ",".join(str(item) for item in value)
+    shown = units.quoted(str(value))
+    raise UsageError(f"{where}: {key} = {shown} is {_type_name(value)}; accepted: {option.accepted}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _type_name(value: object) -> str:
+    names = {bool: "a boolean", int: "a number", str: "text", dict: "a table", list: "a list"}
+    return names.get(type(value), f"a {type(value).__name__}")
