@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -49,6 +50,14 @@ def _nothing(*_: object) -> Mapping[str, Any]:
     return {}
 
 
+def _no_bytes(*_: object) -> int:
+    return 0
+
+
+def _no_context(*_: object) -> AbstractContextManager[object]:
+    return nullcontext()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
     """One way to compute attention.
@@ -64,6 +73,9 @@ class Implementation:
     io_model: the row of iomodel.MODELS that describes its traffic, or None.
     interpreted(target): True where it runs in Triton's interpreter: checked, never timed.
     precompile(cells, target): compiles what the cells need, in parallel, before the sweep.
+    context(problem): global switches of torch that the call needs (a forced backend, TF32 products);
+    whoever prepares and calls does so inside it, so that entering it is never timed.
+    prepared_bytes(problem, pass_, target): device memory that prepare keeps beside q, k, v (a mask).
     """
 
     name: str
@@ -76,6 +88,8 @@ class Implementation:
     backend: Callable[[Callable[[], object]], str | None] = _never
     interpreted: Callable[[Target], bool] = lambda _: False
     precompile: Callable[[Sequence[Cell], Target], None] = _never
+    context: Callable[[Problem], AbstractContextManager[object]] = _no_context
+    prepared_bytes: Callable[[Problem, str, Target], int] = _no_bytes
 
 
 def stems() -> list[str]:
