@@ -1,0 +1,346 @@
+"""Results on disk: JSON lines, one finished cell each, so that a crash or a kill loses nothing.
+
+Line 1 is the header::
+
+    {"type": "header", "schema": 1, "created_at", "argv", "options", "environment", "cells": [keys]}
+
+then one ``{"type": "record", …}`` per cell, flushed to disk before the next cell starts. JSON is
+strict (no NaN); a value that is not finite is null. A last line that was torn by a kill is dropped
+with a note. A header with a newer schema is refused.
+
+Resuming (``resume``) measures the cells of the present plan that the file has no final row for:
+rows that were not started (time budget, lost device) are taken out and measured again, every other
+row stays, rows of cells outside the present plan stay too, and the header's list of cells becomes
+the union. What would make rows incomparable is refused: another device, another ``cache`` or ``seed``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from flashbench.errors import FlashbenchError, RunFileError, UsageError
+from flashbench.problem import Cell, Problem
+from flashbench.record import Accuracy, Memory, Record, Samples
+
+SCHEMA = 1
+"""Raised by one when a reader of the old schema would misread the new."""
+
+NOT_STARTED = ("time budget of", "the device was lost")
+"""How the reason of a skipped row begins that ``resume`` measures after all."""
+
+CONDITIONS = ("cache", "seed")
+"""Options that all rows of one file share."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFile:
+    """A results file as read. header: the JSON object of line 1; notes: what had to be repaired."""
+
+    path: Path
+    header: Mapping[str, Any]
+    records: tuple[Record, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed:
+    """What ``resume`` found: where to append, which cells are still to be measured, what to tell."""
+
+    writer: Writer
+    missing: tuple[Cell, ...]
+    kept: tuple[Record, ...]
+    notes: tuple[str, ...]
+
+
+class Writer:
+    """Appends records to a results file; each is on the disk when ``append`` returns."""
+
+    def __init__(self, path: Path, known: Iterable[str] = ()) -> None:
+        self.path = path
+        self._known = set(known)
+        try:
+            self._file = path.open("a", encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise _unwritable(path, error) from None
+
+    def append(self, record: Record) -> None:
+        """Write one record, flush and fsync. Raises UsageError where the disk refuses.
+
+        A cell has one row: a second one is a bug in the caller (ValueError).
+        """
+        key = record.cell.key
+        if key in self._known:
+            raise ValueError(f"{self.path} already has a row for {key}")
+        try:
+            self._file.write(_line(record_to_json(record)))
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from None
+        self._known.add(key)
+
+    def close(self) -> None:
+        """Close the file; what was appended is safe without it."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def header(
+    *, argv: Sequence[str], options: Mapping[str, Any], environment: Mapping[str, Any], cells: Iterable[Cell]
+) -> dict[str, Any]:
+    """The header of a new file, stamped with the present time (UTC)."""
+    return {
+        "type": "header",
+        "schema": SCHEMA,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "argv": list(argv),
+        "options": _json_able(options),
+        "environment": _json_able(environment),
+        "cells": [cell.key for cell in cells],
+    }
+
+
+def create(path: Path | str, head: Mapping[str, Any]) -> Writer:
+    """A new results file with that header. Makes missing folders.
+
+    Raises UsageError where the path exists, is a folder or cannot be written.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; a results file is wanted")
+    if path.exists():
+        raise UsageError(
+            f"{path} exists and is not overwritten", hint="pass --resume to complete it, or another --out"
+        )
+    _replace(path, [head])
+    return Writer(path)
+
+
+def load(path: Path | str) -> RunFile:
+    """Read a results file.
+
+    Raises UsageError for a path that is missing, a folder or unreadable, and RunFileError for a
+    file that opens but is not one of ours, is damaged before its last line, or has a newer schema.
+    """
+    path = Path(path)
+    lines = _read(path).split(b"\n")
+    torn_tail = lines.pop()  # empty where the file ends in a newline
+    if not lines:
+        what = "is empty" if not torn_tail else "holds no complete line"
+        raise RunFileError(f"{path} {what}; a results file begins with a header")
+    head = _parse_header(path, lines[0])
+    records: dict[str, Record] = {}
+    notes: list[str] = []
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            record = record_from_json(_parse_object(path, number, line), f"{path}, line {number}")
+        except RunFileError:
+            if number < len(lines) or torn_tail:
+                raise
+            torn_tail = line
+            break
+        if record.cell.key in records:
+            notes.append(f"{path}, line {number}: a second row for {record.cell.key}; the later one counts")
+        records[record.cell.key] = record
+    if torn_tail:
+        notes.append(f"{path}: the last line was torn off in the middle of a write and is ignored")
+    return RunFile(path=path, header=head, records=tuple(records.values()), notes=tuple(notes))
+
+
+def is_final(record: Record) -> bool:
+    """False for a row that stands for a cell that was never started; ``resume`` measures it."""
+    return not (record.status == "skipped" and (record.reason or "").startswith(NOT_STARTED))
+
+
+def resume(
+    path: Path | str, cells: Sequence[Cell], environment: Mapping[str, Any], options: Mapping[str, Any]
+) -> Resumed:
+    """Prepare to complete a results file: repair and extend it in place, say what is missing.
+
+    Raises as ``load`` does, and UsageError where the file is of another device or was measured
+    under other conditions (``CONDITIONS``).
+    """
+    found = load(path)
+    _refuse_unlike(found, environment, options)
+    kept = tuple(record for record in found.records if is_final(record))
+    known = {record.cell.key for record in kept}
+    missing = tuple(cell for cell in cells if cell.key not in known)
+    planned = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
+    notes = [*found.notes, *_environment_notes(found.header.get("environment", {}), environment)]
+    outside = len(known - {cell.key for cell in cells})
+    if outside:
+        notes.append(f"{found.path}: {outside} rows of cells that are not asked for now are kept")
+    _replace(found.path, [{**found.header, "cells": planned}, *map(record_to_json, kept)])
+    return Resumed(writer=Writer(found.path, known), missing=missing, kept=kept, notes=tuple(notes))
+
+
+def record_to_json(record: Record) -> dict[str, Any]:
+    """A record as the JSON object of its line; non-finite numbers become null."""
+    values: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(record)}
+    cell = values.pop("cell")
+    for name in ("samples", "memory", "accuracy"):
+        values[name] = asdict(values[name]) if values[name] is not None else None
+    identity = {"implementation": cell.implementation, "pass": cell.pass_, "problem": asdict(cell.problem)}
+    return {"type": "record", "key": cell.key, "cell": identity, **_json_able(values)}
+
+
+def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
+    """The record of a line. Raises RunFileError naming ``where`` and the field that is wrong."""
+    if value.get("type") != "record":
+        raise RunFileError(f"{where}: type is {value.get('type')!r}; 'record' is wanted")
+    try:
+        cell = value["cell"]
+        optional = {
+            name: value[name]
+            for name in (
+                "reason", "backend", "config", "clocks", "environment", "device_type", "started_at", "wall_s",
+            )
+            if name in value
+        }  # fmt: skip
+        return Record(
+            cell=Cell(
+                implementation=cell["implementation"],
+                pass_=cell["pass"],
+                problem=Problem(**cell["problem"]),
+            ),
+            status=value["status"],
+            flags=tuple(value.get("flags", ())),
+            samples=_samples(value.get("samples")),
+            memory=Memory(**value["memory"]) if value.get("memory") else None,
+            accuracy=_accuracy(value.get("accuracy")),
+            **optional,
+        )
+    except KeyError as error:
+        raise RunFileError(f"{where}: the field {error} is missing") from None
+    except (TypeError, ValueError, AttributeError, AssertionError, FlashbenchError) as error:
+        raise RunFileError(f"{where}: {error}") from None
+
+
+def _samples(value: Mapping[str, Any] | None) -> Samples | None:
+    if value is None:
+        return None
+    times = tuple(float(time) for time in value["samples_s"])
+    return Samples(samples_s=times, cache=value["cache"], method=value["method"])
+
+
+def _accuracy(value: Mapping[str, Any] | None) -> Accuracy | None:
+    if value is None:
+        return None
+    maxima = {
+        name: {key: math.nan if number is None else float(number) for key, number in value[name].items()}
+        for name in ("max_abs_error", "budget")
+    }
+    return Accuracy(**maxima, query_rows=value["query_rows"], key_rows=value["key_rows"])
+
+
+def _json_able(value: Any) -> Any:
+    """A copy of plain data that strict JSON takes: tuples to lists, NaN and infinities to null."""
+    if isinstance(value, Mapping):
+        return {str(key): _json_able(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_json_able(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _line(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _parse_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    def refuse(constant: str) -> float:
+        raise ValueError(f"{constant} is not strict JSON")
+
+    try:
+        value = json.loads(line.decode("utf-8"), parse_constant=refuse)
+    except ValueError as error:
+        raise RunFileError(f"{path}, line {number}: not JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise RunFileError(f"{path}, line {number}: a JSON object is wanted")
+    return value
+
+
+def _parse_header(path: Path, line: bytes) -> dict[str, Any]:
+    head = _parse_object(path, 1, line)
+    schema = head.get("schema")
+    if head.get("type") != "header" or not isinstance(schema, int):
+        raise RunFileError(f"{path}, line 1: not a flashbench header")
+    if schema > SCHEMA:
+        raise RunFileError(
+            f"{path} has schema {schema}; this flashbench reads up to {SCHEMA}", hint="update flashbench"
+        )
+    for name, kind in (("environment", dict), ("options", dict), ("cells", list)):
+        if not isinstance(head.get(name), kind):
+            raise RunFileError(f"{path}, line 1: the field {name!r} is missing or not a {kind.__name__}")
+    return head
+
+
+def _refuse_unlike(found: RunFile, environment: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    before, now = found.header["environment"].get("device_name"), environment.get("device_name")
+    if before != now:
+        raise UsageError(
+            f"{found.path} was measured on {before!r}; this is {now!r}, and a file holds one kind of device",
+            hint="choose another --out",
+        )
+    for name in CONDITIONS:
+        old, new = found.header["options"].get(name), _json_able(options.get(name))
+        if old != new:
+            raise UsageError(
+                f"{found.path} was measured with {name} {old!r}; now {name} is {new!r}",
+                hint=f"pass --{name} {old}, or choose another --out",
+            )
+
+
+def _environment_notes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    names = ("driver", "torch", "triton", "cuda", "cudnn", "python", "flashbench", "source_hash")
+    return [
+        f"{name} was {before.get(name)} when the file was begun and is {now.get(name)} now"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def _read(path: Path) -> bytes:
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; a results file is wanted")
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist; a results file is wanted") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _replace(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
+    """Write all lines to a neighbour, then rename it over the path: old or new, never half."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with scratch.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(map(_line, values))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path} cannot be written: {error.strerror or error}")
