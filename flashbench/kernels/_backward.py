@@ -1,8 +1,9 @@
 """The timed calls of the three passes, made from a forward call.
 
 Gradients come from ``torch.autograd.grad``: nothing accumulates into ``.grad``, so memory stays flat
-over repetitions and no addition is timed. The forward of pass ``fwd`` runs without grad and keeps
-nothing for a backward; that of ``fwd+bwd`` keeps what its backward needs.
+over repetitions and no addition is timed. Pass ``fwd`` needs no function here: the runner times the
+forward call itself under ``torch.no_grad()``, so that it keeps nothing for a backward, while the
+forward inside ``fwd+bwd`` keeps what its backward needs.
 """
 
 from __future__ import annotations
@@ -16,16 +17,6 @@ from flashbench.kernels import Call
 
 Gradients = tuple[Tensor, ...]
 """dq, dk, dv in the shapes and dtype of q, k, v."""
-
-
-def forward_call(call: Call) -> Call:
-    """The forward alone, without grad."""
-
-    def forward() -> Tensor:
-        with torch.no_grad():
-            return call()
-
-    return forward
 
 
 def backward_call(
