@@ -27,8 +27,8 @@ MAX_HEADS = 65536
 MAX_CONFIG_BYTES = 2**20
 CAUSAL = {"yes": (True,), "no": (False,), "both": (False, True)}
 CACHES = ("cold", "hot")
-EXCLUSIVE = (("batch", "tokens"), ("heads", "hidden"))
-"""Pairs of options that set the same thing in two ways."""
+EXCLUSIVE = (("batch", "tokens"), ("heads", "hidden"), ("json", "csv"), ("quiet", "verbose"))
+"""Pairs of options that set the same thing in two ways; a flag that is off excludes nothing."""
 
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
 
@@ -137,7 +137,7 @@ class Sweep:
     hidden: int | None = None
 
     def __post_init__(self) -> None:
-        for one, other in EXCLUSIVE:
+        for one, other in EXCLUSIVE[:2]:
             if (getattr(self, one) is None) == (getattr(self, other) is None):
                 raise SpecError(f"a sweep needs either {one} or {other}; accepted: one of the two")
 
@@ -241,9 +241,9 @@ def parse(raw: Raw, label: Callable[[str], str], implementations: Collection[str
     Raises SpecError or UnknownName for a bad value, UsageError where two options of a pair stand.
     """
     for one, other in EXCLUSIVE:
-        if one in raw and other in raw:
+        if raw.get(one, False) is not False and raw.get(other, False) is not False:
             raise UsageError(
-                f"{label(one)} {str(raw[one])!r} and {label(other)} {str(raw[other])!r} set the same thing;"
+                f"{_shown(label(one), raw[one])} and {_shown(label(other), raw[other])} exclude each other;"
                 " accepted: one of the two"
             )
     parsed: dict[str, Any] = {}
@@ -253,11 +253,16 @@ def parse(raw: Raw, label: Callable[[str], str], implementations: Collection[str
     return parsed
 
 
+def _shown(label: str, value: str | bool) -> str:
+    return label if isinstance(value, bool) else f"{label} {units.quoted(value)}"
+
+
 def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Join parsed layers, the first winning; a value removes its partner of EXCLUSIVE further down."""
     joined: dict[str, Any] = {}
     for layer in layers:
-        taken = {two for pair in EXCLUSIVE if set(pair) & set(joined) for two in pair}
+        given = {name for name, value in joined.items() if value is not False}
+        taken = {two for pair in EXCLUSIVE if given & set(pair) for two in pair}
         joined |= {name: value for name, value in layer.items() if name not in joined and name not in taken}
     return joined
 
@@ -276,7 +281,7 @@ def load_config(path: str | Path) -> dict[str, str | bool]:
     Raises UsageError for a file that cannot be read or is not TOML in UTF-8, for an unknown key
     (naming the nearest known one), a key given in both spellings and a value of a wrong type.
     """
-    where = f"--config {units.quoted(str(path))}"
+    where = f"--config {units.quoted(path, 400)}"
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
@@ -317,7 +322,7 @@ def _config_value(option: Opt, key: str, value: object, where: str) -> str | boo
         numbers = option.accepted == _LENGTHS
         if all(isinstance(item, str) or (numbers and _is_int(item)) for item in value):
             return ",".join(str(item) for item in value)
-    shown = units.quoted(str(value))
+    shown = units.quoted(value)
     raise UsageError(f"{where}: {key} = {shown} is {_type_name(value)}; accepted: {option.accepted}")
 
 

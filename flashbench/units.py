@@ -36,9 +36,14 @@ _INT_ACCEPTED = "a whole number such as 512 or 64k (k = 1024, m = 1024k)"
 _AXIS_ACCEPTED = "512,1k,3k or 1k-64k (doubling) or 1k-8k+1k (step)"
 
 
-def quoted(text: str) -> str:
-    """The value as error messages show it: quoted, on one line, cut after 60 characters."""
-    return repr(text if len(text) <= 60 else text[:60] + "...")
+def quoted(text: object, limit: int = 60) -> str:
+    """The value as error messages show it: quoted, on one line, cut after ``limit`` characters."""
+    return repr(cut(str(text), limit))
+
+
+def cut(text: str, limit: int = 60) -> str:
+    """The text, with ``...`` for what is beyond ``limit`` characters."""
+    return text if len(text) <= limit else text[:limit] + "..."
 
 
 def _to_int(text: str) -> int | None:
@@ -129,7 +134,7 @@ def parse_names(text: str, option: str, known: Collection[str]) -> tuple[str, ..
     names = list(_items(text, option, f"a comma list of {', '.join(known)}"))
     for name in names:
         if name not in known:
-            raise UnknownName(option, name if len(name) <= 60 else name[:60] + "...", known)
+            raise UnknownName(option, cut(name), known)
     _no_duplicates(names, text, option)
     return tuple(names)
 
@@ -137,7 +142,7 @@ def parse_names(text: str, option: str, known: Collection[str]) -> tuple[str, ..
 def parse_choice(text: str, option: str, known: Collection[str]) -> str:
     """One of ``known``. Raises UnknownName."""
     if text.strip() not in known:
-        raise UnknownName(option, text if len(text) <= 60 else text[:60] + "...", known)
+        raise UnknownName(option, cut(text), known)
     return text.strip()
 
 
