@@ -1,0 +1,1 @@
+"""Bodies of flashbench.iomodel, which is the only module that others import."""
