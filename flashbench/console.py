@@ -162,6 +162,19 @@ def note(text: str) -> None:
     _line("note", text, "2")
 
 
+def listen(*, quiet: bool = False) -> None:
+    """Show what lower layers log under ``flashbench`` as warnings on stderr; with ``quiet`` nothing."""
+    import logging
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            warn(record.getMessage())
+
+    logger = logging.getLogger("flashbench")
+    logger.handlers = [logging.NullHandler() if quiet else Handler()]
+    logger.propagate = False
+
+
 def _line(label: str, text: str, color: str) -> None:
     tolerate(sys.stderr)
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":

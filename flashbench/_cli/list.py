@@ -1,0 +1,237 @@
+"""``flashbench list``: what there is, and what of it this machine cannot use and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flashbench._cli import options
+from flashbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashbench.console import Column
+    from flashbench.devices import Device
+    from flashbench.metrics import Metric, Row
+
+SUBJECTS = ("implementations", "devices", "metrics", "models")
+
+
+def list_(
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            help="implementations, devices, metrics or models. Default: all.",
+            metavar="[SUBJECT]",
+            autocompletion=lambda incomplete: [name for name in SUBJECTS if name.startswith(incomplete)],
+        ),
+    ] = None,
+    json: options.Json = False,
+    csv: options.Csv = False,
+) -> None:
+    """List implementations, devices, metrics and models, each with why it is not available here."""
+    from flashbench import console, units
+
+    options.one_format(json, csv)
+    if subject is not None:
+        units.parse_choice(subject, "SUBJECT", SUBJECTS)
+        table = _TABLES[subject]()
+        console.show_table(table.columns, table.rows, json=json, csv=csv, title=subject)
+        return
+    if csv:
+        raise UsageError(f"--csv prints one table; accepted: 'list SUBJECT --csv' with {', '.join(SUBJECTS)}")
+    tables = {name: make() for name, make in _TABLES.items()}
+    if json:
+        console.show_json({name: [table.picked(row) for row in table.rows] for name, table in tables.items()})
+        return
+    for name, table in tables.items():
+        console.show_table(table.columns, table.rows, title=name)
+
+
+@dataclass(frozen=True)
+class _Table:
+    columns: list[Column]
+    rows: list[dict[str, Any]]
+
+    def picked(self, row: dict[str, Any]) -> dict[str, Any]:
+        return {column.name: row[column.name] for column in self.columns}
+
+
+def _availability() -> list[Column]:
+    from flashbench.console import Column
+
+    return [
+        Column(name="available", header="here", format=lambda value: "yes" if value else "no"),
+        Column(name="why_not", header="why not"),
+    ]
+
+
+def _implementations() -> _Table:
+    from flashbench import environment, kernels
+    from flashbench.console import Column
+
+    target = environment.target(None)
+    rows = []
+    for row in kernels.registry().values():
+        why_not = row.why_unavailable(target)
+        interpreted = why_not is None and row.interpreted(target)
+        mode = "interpreted: checked, not timed" if interpreted else "timed"
+        rows.append({
+            "name": row.name, "available": why_not is None, "why_not": why_not,
+            "mode": None if why_not else mode, "io_model": row.io_model, "summary": row.summary,
+        })  # fmt: skip
+    columns = [
+        Column(name="name", header="implementation"),
+        *_availability(),
+        Column(name="mode", header="mode"),
+        Column(name="io_model", header="model"),
+        Column(name="summary", header="summary"),
+    ]
+    return _Table(columns, rows)
+
+
+def _devices() -> _Table:
+    from functools import partial
+
+    from flashbench import units
+    from flashbench.console import Column
+    from flashbench.devices import DEVICES
+
+    here, why_none = _gpu_here()
+    rows = []
+    for row in DEVICES:
+        mine = here is not None and row.name == here.name
+        rows.append({
+            "name": row.name, "available": mine,
+            "why_not": None if mine else why_none or "this machine has another GPU",
+            "arch": row.arch, "num_sms": row.num_sms, "hbm_bytes": row.hbm_bytes,
+            "hbm_bytes_per_s": row.hbm_bytes_per_s,
+            "bf16_flops_per_s": row.peak_flops_per_s.get("bf16"),
+            "fp16_flops_per_s": row.peak_flops_per_s.get("fp16"),
+            "source": row.source,
+        })  # fmt: skip
+    gib = partial(units.format_bytes, binary=True)
+    flops = partial(units.format_rate, unit="FLOP/s")
+    columns = [
+        Column(name="name", header="device"),
+        *_availability(),
+        Column(name="arch", header="arch"),
+        Column(name="num_sms", header="SMs", justify="right"),
+        Column(name="hbm_bytes", header="memory", format=gib, justify="right"),
+        Column(
+            name="hbm_bytes_per_s", header="bandwidth", format=partial(units.format_rate, unit="B/s"),
+            justify="right",
+        ),
+        Column(name="fp16_flops_per_s", header="fp16 dense", format=flops, justify="right"),
+        Column(name="bf16_flops_per_s", header="bf16 dense", format=flops, justify="right"),
+        Column(name="source", header="source"),
+    ]  # fmt: skip
+    return _Table(columns, rows)
+
+
+def _gpu_here() -> tuple[Device | None, str]:
+    """The row of this machine's first GPU, and why there is none; asks the driver, not torch."""
+    from flashbench import devices
+    from flashbench._cli.driver import look
+
+    found = look()
+    if not found.gpus:
+        return None, found.why_none.partition(" (")[0]
+    name = found.gpus[0].name or ""
+    return devices.match(name), f"this machine has {name!r}"
+
+
+def _metrics() -> _Table:
+    from flashbench.console import Column
+    from flashbench.metrics import METRICS
+
+    here, why_none = _gpu_here()
+    rows = []
+    for row in METRICS:
+        why_not = _why_not(row, here, why_none)
+        rows.append({
+            "name": row.name, "available": why_not is None, "why_not": why_not, "unit": row.unit,
+            "better": row.better or None, "help": row.help,
+        })  # fmt: skip
+    columns = [
+        Column(name="name", header="metric"),
+        Column(name="unit", header="unit"),
+        Column(name="better", header="better"),
+        *_availability(),
+        Column(name="help", header="what it is"),
+    ]
+    return _Table(columns, rows)
+
+
+def _why_not(metric: Metric, here: Device | None, why_none: str) -> str | None:
+    """What the metric lacks on this machine: found by computing it for a cell as it would be here."""
+    from flashbench.devices import DEVICES
+
+    gpu = here is not None or "has" in why_none
+    if metric.compute(_example(gpu=gpu, device=here)) is not None:
+        return None
+    if metric.compute(_example(gpu=True, device=here)) is not None:
+        return f"measured on a GPU only: {why_none}"
+    if metric.compute(_example(gpu=gpu, device=DEVICES[0])) is not None or not gpu:
+        return f"needs the roofs of a GPU of 'flashbench list devices': {why_none}"
+    return "not known here"
+
+
+def _example(*, gpu: bool, device: Device | None) -> Row:
+    """A row with everything that such a machine measures."""
+    from flashbench import iomodel
+    from flashbench.metrics import Row
+    from flashbench.problem import Cell, Problem
+    from flashbench.record import Accuracy, Memory, Record, Samples
+
+    problem = Problem(
+        batch=1, num_heads=1, num_kv_heads=1, seqlen_q=128, seqlen_k=128, head_dim=64, head_dim_v=64,
+        dtype="fp16", causal=False,
+    )  # fmt: skip
+    record = Record(
+        cell=Cell(implementation="naive", problem=problem, pass_="fwd"),
+        status="ok",
+        samples=Samples(samples_s=(1.0,) * 5, cache="cold", method="events"),
+        memory=Memory(
+            inputs_bytes=1,
+            outputs_bytes=1,
+            peak_extra_bytes=1 if gpu else None,
+            reserved_bytes=1 if gpu else None,
+        ),
+        accuracy=Accuracy(max_abs_error={"o": 0.0}, budget={"o": 1.0}, query_rows=1, key_rows=1),
+    )
+    estimate = iomodel.estimate("standard", problem, "fwd")
+    return Row(
+        record=record,
+        estimate=estimate,
+        compulsory_bytes=estimate.compulsory.total_bytes,
+        device=device,
+        naive_time_s=1.0,
+    )
+
+
+def _models() -> _Table:
+    from flashbench.console import Column
+    from flashbench.iomodel import MODELS
+
+    rows = [
+        {"name": row.name, "available": True, "why_not": None, "summary": row.summary, "source": row.source}
+        for row in MODELS
+    ]
+    columns = [
+        Column(name="name", header="model"),
+        *_availability(),
+        Column(name="summary", header="summary"),
+        Column(name="source", header="source"),
+    ]
+    return _Table(columns, rows)
+
+
+_TABLES: dict[str, Callable[[], _Table]] = {
+    "implementations": _implementations,
+    "devices": _devices,
+    "metrics": _metrics,
+    "models": _models,
+}

@@ -1,0 +1,204 @@
+"""What ``flashbench run`` does with a resolved request: measure, keep, report, summarise."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from flashbench._cli.report import write_page
+from flashbench._cli.run import OUT, REPORT, RESULTS, Request
+from flashbench.errors import EXIT_INTERRUPTED, GateError, UnavailableError
+
+if TYPE_CHECKING:
+    from flashbench.console import Column
+    from flashbench.kernels import Target
+    from flashbench.problem import Cell
+    from flashbench.record import Record
+    from flashbench.runfile import RunFile, Writer
+
+
+def measure(request: Request) -> None:
+    """Measure what is missing, then write the report and print the summary.
+
+    Raises GateError where a row is wrong or failed, UnavailableError where nothing could run.
+    """
+    from flashbench import console, environment, runfile
+
+    console.listen(quiet=request.flag("quiet"))
+    out = request.out or new_folder(request.target)
+    results = out / RESULTS
+    about = environment.collect(request.target)
+    writer, missing = _open(request, results, about)
+    quiet = request.flag("quiet")
+    if not quiet:
+        console.note(f"{len(missing)} cells on {request.target.name}; results go to {results}")
+    try:
+        with writer:
+            _run(request, missing, writer)
+    except KeyboardInterrupt:
+        done = len(runfile.load(results).records)
+        console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
+        console.note(f"'flashbench run --resume --out {out}' measures the rest")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    found = runfile.load(results)
+    write_page([found], out / REPORT)
+    _show(request, found)
+    asked = {cell.key for cell in request.cells}
+    records = [record for record in found.records if record.cell.key in asked]
+    if not quiet:
+        for text in (*outcome(records), f"results: {results}", f"report: {out / REPORT}"):
+            console.note(text)
+    verdict(records)
+
+
+def new_folder(target: Target) -> Path:
+    """A folder that does not exist yet, named by the time and the device."""
+    device = re.sub(r"[^a-z0-9]+", "-", target.name.lower()).strip("-") if target.type != "cpu" else "cpu"
+    base = Path(OUT) / f"{datetime.now():%Y%m%d-%H%M%S}-{device}"
+    path, count = base, 1
+    while path.exists():
+        count += 1
+        path = base.with_name(f"{base.name}-{count}")
+    return path
+
+
+def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Writer, Sequence[Cell]]:
+    """The file to append to and the cells that it lacks."""
+    from flashbench import console, runfile
+
+    if request.flag("resume") and results.exists():
+        resumed = runfile.resume(results, request.cells, about, request.texts)
+        if not request.flag("quiet"):
+            for text in resumed.notes:
+                console.note(text)
+        return resumed.writer, resumed.missing
+    head = runfile.header(argv=sys.argv, options=dict(request.texts), environment=about, cells=request.cells)
+    return runfile.create(results, head), request.cells
+
+
+def _run(request: Request, cells: Sequence[Cell], writer: Writer) -> None:
+    from flashbench import console, runner, units
+
+    options = runner.RunOptions(
+        cache=request.values["cache"],
+        seed=request.values["seed"],
+        time_budget_s=request.values.get("time_budget"),
+    )
+    done = 0
+    with console.progress(len(cells), quiet=request.flag("quiet") or request.flag("verbose")) as tick:
+
+        def keep(record: Record) -> None:
+            nonlocal done
+            writer.append(record)
+            done += 1
+            tick(done, record.cell.key)
+            if request.flag("verbose"):
+                time = units.format_seconds(record.samples.median_s) if record.samples else record.reason
+                console.note(f"[{done}/{len(cells)}] {record.cell.key}: {record.status}, {time}")
+
+        runner.run_cells(cells, request.target, options, keep, lambda text: tick(done, text))
+
+
+def outcome(records: Sequence[Record]) -> list[str]:
+    """What became of the cells, one line each: counts, then reasons of those that did not run."""
+    counts = Counter(record.status for record in records)
+    lines = [f"{len(records)} cells: " + ", ".join(f"{count} {status}" for status, count in counts.items())]
+    reasons = Counter(
+        (record.cell.implementation, record.status, record.reason or "")
+        for record in records
+        if record.status not in {"ok", "checked"}
+    )
+    shown = list(reasons.items())[:MAX_REASONS]
+    lines += [f"{name}: {count} {status}: {reason}" for (name, status, reason), count in shown]
+    if len(reasons) > MAX_REASONS:
+        lines.append(f"{len(reasons) - MAX_REASONS} more reasons stand in the report")
+    flags = Counter(flag for record in records for flag in record.flags)
+    lines += [f"flag {flag}: {count} cells" for flag, count in flags.items()]
+    if counts["checked"]:
+        lines.append(
+            f"{counts['checked']} cells ran in Triton's interpreter for correctness only;"
+            " interpreted time is never performance"
+        )
+    return lines
+
+
+MAX_REASONS = 12
+
+
+def verdict(records: Sequence[Record]) -> None:
+    """Raise GateError for wrong or failed rows, UnavailableError where every row is unavailable."""
+    bad = [record for record in records if record.status in {"wrong", "failed"}]
+    if bad:
+        first = f"{bad[0].cell.key}: {bad[0].reason}"
+        raise GateError(f"{len(bad)} of {len(records)} cells are wrong or failed, first: {first}")
+    if records and all(record.status == "unavailable" for record in records):
+        raise UnavailableError(
+            f"none of the {len(records)} cells can run here: {records[0].reason}",
+            hint="'flashbench list implementations' says what can; 'flashbench doctor' says why not",
+        )
+
+
+def _show(request: Request, found: RunFile) -> None:
+    """The table on stdout: everything for --json and --csv, a summary for people."""
+    if request.flag("quiet") and not (request.flag("json") or request.flag("csv")):
+        return
+    from flashbench import console, table
+
+    if request.flag("json"):
+        console.show_json(table.rows(table.build([found])))
+    elif request.flag("csv"):
+        console.show_text(table.to_csv(table.build([found])).rstrip("\n"))
+    else:
+        columns, rows, title = summary(table.rows(table.build([found])))
+        console.show_table(columns, rows, title=title)
+
+
+def summary(cells: Sequence[dict[str, Any]]) -> tuple[list[Column], list[dict[str, Any]], str]:
+    """One row per problem and pass, one column per implementation: its rate, or what became of it.
+
+    What is the same in all rows stands in the title instead of a column.
+    """
+    from flashbench import units
+    from flashbench.console import Column
+
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for cell in cells:
+        shape = {header: text(cell) for header, text in _SHAPE.items()}
+        row = rows.setdefault(tuple(shape.values()), shape)
+        rate = cell["flops_per_s"]
+        row[cell["implementation"]] = cell["status"] if rate is None else units.format_rate(rate, "FLOP/s")
+    varies = [name for name in _SHAPE if len({row[name] for row in rows.values()}) > 1] or ["seqlen"]
+    fixed = (
+        [f"{name} {next(iter(rows.values()))[name]}" for name in _SHAPE if name not in varies] if rows else []
+    )
+    names = list(dict.fromkeys(cell["implementation"] for cell in cells))
+    columns = [Column(name=name, header=name, justify="right") for name in (*varies, *names)]
+    return columns, list(rows.values()), ", ".join(fixed)
+
+
+def _pair(one: Any, other: Any, text: Any = str) -> str:
+    return str(text(one)) if one == other else f"{text(one)}/{text(other)}"
+
+
+def _length(value: int) -> str:
+    from flashbench import units
+
+    return units.format_length(value)
+
+
+_SHAPE: Mapping[str, Callable[[dict[str, Any]], str]] = {
+    "dtype": lambda c: c["dtype"],
+    "head dim": lambda c: _pair(c["head_dim"], c["head_dim_v"]),
+    "mask": lambda c: "causal" if c["causal"] else "full",
+    "batch": lambda c: str(c["batch"]),
+    "heads": lambda c: _pair(c["num_heads"], c["num_kv_heads"]),
+    "seqlen": lambda c: _pair(c["seqlen_q"], c["seqlen_k"], _length),
+    "pass": lambda c: c["pass"],
+}

@@ -1,0 +1,122 @@
+"""The options that commands share, and how what was typed becomes parsed layers.
+
+Every value is taken as text (None: not on the line), so that the units, the ranges and the error
+messages are those of ``sweep`` and ``units``, for the command line and config files alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from flashbench.errors import UsageError
+
+_GRID, _OUTPUT = "Grid", "Output"
+
+
+def complete_names(known: tuple[str, ...], incomplete: str) -> list[str]:
+    """Completions of the last name of a comma list."""
+    head, _, last = incomplete.rpartition(",")
+    prefix = f"{head}," if head else ""
+    return [prefix + name for name in known if name.startswith(last)]
+
+
+def _implementations(incomplete: str) -> list[str]:
+    from flashbench import kernels
+
+    return complete_names(tuple(kernels.registry()), incomplete)
+
+
+def _dtypes(incomplete: str) -> list[str]:
+    return complete_names(("fp16", "bf16", "fp32", "tf32"), incomplete)
+
+
+def _passes(incomplete: str) -> list[str]:
+    return complete_names(("fwd", "bwd", "fwd+bwd"), incomplete)
+
+
+def _causal(incomplete: str) -> list[str]:
+    return complete_names(("yes", "no", "both"), incomplete)
+
+
+def _grid(help_: str, metavar: str, complete: Any = None) -> Any:
+    return typer.Option(help=help_, metavar=metavar, rich_help_panel=_GRID, autocompletion=complete)
+
+
+Seqlens = Annotated[
+    str | None,
+    _grid("Sequence lengths: '1k-64k' doubles, '512,1k,3k' lists, '1k-8k+1k' steps. k = 1024.", "LENGTHS"),
+]
+SeqlensK = Annotated[
+    str | None, _grid("Key/value lengths, crossed with --seqlens. Default: the same as --seqlens.", "LENGTHS")
+]
+HeadDims = Annotated[str | None, _grid("Head dims of Q and K.", "DIMS")]
+HeadDimsV = Annotated[
+    str | None, _grid("Head dims of V, crossed with --head-dims. Default: the same as --head-dims.", "DIMS")
+]
+Dtypes = Annotated[str | None, _grid("fp16, bf16, fp32 (IEEE), tf32: a comma list.", "NAMES", _dtypes)]
+Impls = Annotated[
+    str | None,
+    _grid(
+        "Implementations, a comma list; 'flashbench list implementations' shows all.",
+        "NAMES",
+        _implementations,
+    ),
+]
+Causal = Annotated[
+    str | None,
+    _grid(
+        "Causal mask: yes, no or both. Bottom-right aligned: the last query sees every key.",
+        "CHOICE",
+        _causal,
+    ),
+]
+Passes = Annotated[str | None, _grid("fwd, bwd, fwd+bwd: a comma list.", "NAMES", _passes)]
+Batch = Annotated[str | None, _grid("Batch size. Excludes --tokens.", "N")]
+Tokens = Annotated[str | None, _grid("Batch = max(1, tokens // seqlen). Excludes --batch.", "N")]
+Heads = Annotated[str | None, _grid("Query heads. Excludes --hidden.", "N")]
+Hidden = Annotated[str | None, _grid("Heads = max(1, hidden // head dim). Excludes --heads.", "N")]
+KvHeads = Annotated[
+    str | None,
+    _grid("K/V heads (GQA, MQA), a number or a list; must divide the heads. Default: as heads.", "N"),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="cuda:N, cuda or cpu. Default: the first GPU, else cpu.", metavar="DEVICE"),
+]
+Seed = Annotated[str | None, typer.Option(help="Seed of the random inputs. Default: 0.", metavar="N")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.", rich_help_panel=_OUTPUT)]
+Csv = Annotated[bool, typer.Option("--csv", help="Print CSV to stdout.", rich_help_panel=_OUTPUT)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes, no progress.", rich_help_panel=_OUTPUT)]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="One line per cell on stderr.", rich_help_panel=_OUTPUT)
+]
+
+
+def flag(help_: str, *names: str, panel: str = _OUTPUT) -> Any:
+    """An option that is on, off or not given, so that the line can undo a config file."""
+    return typer.Option(*names, help=help_, rich_help_panel=panel)
+
+
+def on_line(name: str) -> str:
+    """The option as it is typed: seqlens_k is --seqlens-k."""
+    return "--" + name.replace("_", "-")
+
+
+def given(values: Mapping[str, Any]) -> dict[str, str | bool]:
+    """The options that stand on the line."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def one_format(json: bool, csv: bool) -> None:
+    """Raise UsageError where both formats are asked for."""
+    if json and csv:
+        raise UsageError("--json and --csv exclude each other; accepted: one of the two")
+
+
+def one_volume(quiet: bool, verbose: bool) -> None:
+    """Raise UsageError where both volumes are asked for."""
+    if quiet and verbose:
+        raise UsageError("--quiet and --verbose exclude each other; accepted: one of the two")

@@ -1,0 +1,206 @@
+"""``flashbench run``: what was asked, from the line, a config file and the defaults, then measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flashbench._cli import options
+from flashbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashbench.kernels import Target
+    from flashbench.problem import Cell
+
+RESULTS = "results.jsonl"
+REPORT = "report.html"
+OUT = "flashbench-out"
+"""Folder, below the current one, that holds a folder per run where --out is not given."""
+
+_PANEL = "Run"
+
+
+def run(
+    seqlens: options.Seqlens = None,
+    seqlens_k: options.SeqlensK = None,
+    head_dims: options.HeadDims = None,
+    head_dims_v: options.HeadDimsV = None,
+    dtypes: options.Dtypes = None,
+    impls: options.Impls = None,
+    causal: options.Causal = None,
+    passes: options.Passes = None,
+    batch: options.Batch = None,
+    tokens: options.Tokens = None,
+    heads: options.Heads = None,
+    hidden: options.Hidden = None,
+    kv_heads: options.KvHeads = None,
+    device: options.Device = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(help="L2 before each sample: cold (flushed, the default) or hot.", metavar="CHOICE"),
+    ] = None,
+    seed: options.Seed = None,
+    config: Annotated[
+        str | None,
+        typer.Option(help="TOML file with any of these options; options on the line win.", metavar="FILE"),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Folder for {RESULTS} and {REPORT}. Default: a new one in ./{OUT}.",
+            metavar="DIR",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    resume: Annotated[
+        bool | None,
+        options.flag(
+            "Measure only what the results in --out lack; other options default to that run's.",
+            "--resume/--no-resume",
+            panel=_PANEL,
+        ),
+    ] = None,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Stop starting cells after this time, such as 5m; the rest are rows 'skipped'.",
+            metavar="TIME",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool | None,
+        options.flag(
+            "Print the cells, the memory each needs and the expected time; run nothing.",
+            "--dry-run/--no-dry-run",
+            panel=_PANEL,
+        ),
+    ] = None,
+    json: Annotated[bool | None, options.flag("Print the whole table as JSON.", "--json/--no-json")] = None,
+    csv: Annotated[bool | None, options.flag("Print the whole table as CSV.", "--csv/--no-csv")] = None,
+    quiet: Annotated[
+        bool | None, options.flag("No notes, no progress, no table.", "--quiet/--no-quiet", "-q")
+    ] = None,
+    verbose: Annotated[
+        bool | None, options.flag("One line per finished cell on stderr.", "--verbose/--no-verbose", "-v")
+    ] = None,
+) -> None:
+    """Measure a grid of attention cells, check each against fp64, write results and a report.
+
+    Axes multiply into cells. What an option's default is depends on the device: on a GPU the
+    papers' grid (1k-64k, bf16, 16k tokens, hidden 2048), on a CPU a small one.
+
+    Exits 0 when the sweep completed, 5 if a row is 'wrong' or 'failed', 3 if nothing can run here.
+    """
+    given = options.given(locals())
+    request = resolve(given, str(given.pop("config")) if "config" in given else None)
+    if request.flag("dry_run"):
+        from flashbench._cli.dry_run import show
+
+        show(request)
+    else:
+        from flashbench._cli.measure import measure
+
+        measure(request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A resolved command line: every option's value, where it runs and what."""
+
+    values: Mapping[str, Any]
+    texts: Mapping[str, str | bool]
+    target: Target
+    cells: tuple[Cell, ...]
+    out: Path | None
+
+    def flag(self, name: str) -> bool:
+        """True where the flag is on."""
+        return self.values.get(name) is True
+
+
+def resolve(line: dict[str, str | bool], config: str | None) -> Request:
+    """Join the line, the config file, the run to resume and the device's defaults.
+
+    Bad input is found before torch is imported wherever it does not depend on the device.
+    Raises UsageError, SpecError, UnknownName; UnavailableError for a device that is not here.
+    """
+    from flashbench import kernels, sweep
+
+    known = kernels.registry()
+    file = sweep.load_config(config) if config is not None else {}
+    typed = sweep.parse(line, options.on_line, known)
+    filed = sweep.parse(file, lambda name: f"--config {config!r}: {name}", known)
+    joined = sweep.combine(typed, filed)
+    out = check_out(joined.get("out"), resume=joined.get("resume") is True)
+    before = _earlier(out / RESULTS) if out and joined.get("resume") and (out / RESULTS).exists() else {}
+    earlier = sweep.parse(before, lambda name: f"{name} in the header of {out}", known)
+
+    def complete(device_type: str) -> dict[str, Any]:
+        return sweep.combine(typed, filed, earlier, sweep.defaults(device_type))
+
+    asked = joined.get("device", earlier.get("device"))
+    if asked is not None:
+        sweep.sweep_of(complete(asked.split(":")[0])).cells()
+    from flashbench import environment
+
+    target = environment.target(asked)
+    values = complete(target.type)
+    texts = sweep.combine(line, file, before, {**sweep.DEFAULTS[target.type], **CONDITIONS})
+    return Request(
+        values={"cache": CONDITIONS["cache"], "seed": int(CONDITIONS["seed"]), **values},
+        texts={name: texts[name] for name in (*sweep.AXES, *CONDITIONS, "time_budget") if name in texts},
+        target=target,
+        cells=sweep.sweep_of(values).cells(),
+        out=out,
+    )
+
+
+CONDITIONS = {"cache": "cold", "seed": "0"}
+"""Defaults of what all rows of a file share."""
+
+
+def _earlier(path: Path) -> dict[str, str | bool]:
+    """The options that an earlier run's header holds, as they were typed."""
+    from flashbench import runfile, sweep
+
+    found = runfile.load(path).header["options"]
+    return {name: found[name] for name in (*sweep.AXES, *CONDITIONS) if isinstance(found.get(name), str)}
+
+
+def check_out(out: Path | None, *, resume: bool) -> Path | None:
+    """Refuse a folder that cannot take results, before anything is measured. Raises UsageError."""
+    import os
+
+    from flashbench import units
+
+    if out is None:
+        if resume:
+            raise UsageError(
+                "--resume needs --out DIR; accepted: the folder of the run to complete", hint=_latest_hint()
+            )
+        return None
+    label = f"--out {units.quoted(out, 400)}"
+    try:
+        if (out / RESULTS).exists() and not resume:
+            raise UsageError(
+                f"{label}: holds {RESULTS} already; accepted: a folder without results",
+                hint="pass --resume to complete it, or name another folder",
+            )
+        parent = next(path for path in (out, *out.absolute().parents) if path.exists())
+    except OSError as error:
+        raise UsageError(f"{label}: {error.strerror or error}; accepted: a folder") from None
+    if not parent.is_dir():
+        raise UsageError(f"{label}: {str(parent)!r} is no folder; accepted: a folder that can be written")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{label}: {str(parent)!r} is read-only; accepted: a folder that can be written")
+    return out
+
+
+def _latest_hint() -> str:
+    runs = sorted(Path(OUT).glob(f"*/{RESULTS}"), key=lambda path: path.stat().st_mtime)
+    return f"the latest here is --out {runs[-1].parent}" if runs else ""

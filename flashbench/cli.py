@@ -1,0 +1,136 @@
+"""``flashbench``: the commands put together, and the one place where errors become exit codes.
+
+Exit codes: 0 done, 2 bad input, 3 unavailable on this machine, 4 a file that is not what it
+should be, 5 a wrong or failed result, 130 interrupted, 141 the reader of stdout went away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from flashbench._cli.check import check
+from flashbench._cli.doctor import doctor
+from flashbench._cli.io_model import io_model
+from flashbench._cli.list import list_
+from flashbench._cli.report import report
+from flashbench._cli.run import run
+from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UsageError
+
+EXIT_BROKEN_PIPE = 141
+
+app = typer.Typer(
+    name="flashbench",
+    help="Measure attention on this machine and set it beside a model of its memory traffic.",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run)
+app.command("io-model")(io_model)
+app.command("check")(check)
+app.command("report")(report)
+app.command("list")(list_)
+app.command("doctor")(doctor)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from flashbench import __version__
+
+        typer.echo(f"flashbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def top(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.")
+    ] = False,
+) -> None:
+    """Measure attention on this machine and set it beside a model of its memory traffic."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit. Deliberate errors are one ``error:`` line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except FlashbenchError as problem:
+        if debug:
+            raise
+        from flashbench import console
+
+        console.error(problem)
+        code = problem.exit_code
+    except BrokenPipeError:
+        _drop_stdout()
+        code = EXIT_BROKEN_PIPE
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """The exit code of the command line; a usage error that Typer raised becomes one of ours."""
+    try:
+        code = app(args=arguments, prog_name="flashbench", standalone_mode=False)
+    except typer.Abort:
+        return EXIT_INTERRUPTED
+    except SystemExit as stop:  # Typer turns a closed pipe into exit code 1
+        if stop.code == 1:
+            raise BrokenPipeError from None
+        raise
+    except Exception as problem:
+        if not hasattr(problem, "format_message"):
+            raise
+        raise _usage_error(problem, arguments) from None
+    return code if isinstance(code, int) else 0
+
+
+def _usage_error(problem: Any, arguments: Sequence[str]) -> UsageError:
+    """Typer's multi-line box as one line, with the nearest name or the help to read as a hint."""
+    context = getattr(problem, "ctx", None)
+    path = context.command_path if context else _command_path(arguments)
+    text = " ".join(str(problem.format_message()).split()).rstrip(".")
+    wanted, known = "", list[str]()
+    if getattr(problem, "possibilities", None) is not None or text.startswith("No such option"):
+        wanted = problem.option_name
+        known = [name for row in context.command.params for name in row.opts] if context else []
+        text = f"{wanted} is not an option of '{path}'"
+    elif context and text.startswith("No such command"):
+        wanted, known = text.split("'")[1], context.command.list_commands(context)
+        text = f"{wanted!r} is not a command; accepted: {', '.join(known)}"
+    hint = f"'{path} --help' lists what is accepted"
+    close = difflib.get_close_matches(wanted, [name for name in known if len(name) > 2], n=1, cutoff=0.5)
+    if close:
+        hint = f"did you mean {close[0]}? {hint}"
+    return UsageError(text[0].lower() + text[1:], hint=hint)
+
+
+def _command_path(arguments: Sequence[str]) -> str:
+    named = [name for name in arguments[:1] if not name.startswith("-")]
+    return " ".join(["flashbench", *named])
+
+
+def _drop_stdout() -> None:
+    """Point stdout nowhere, so that Python's own flush at exit stays quiet."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
