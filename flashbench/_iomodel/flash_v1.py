@@ -133,7 +133,7 @@ def sram_tiles(problem: Problem, _: str, elements: int) -> Tiles:
     Source: FlashAttention (arXiv:2205.14135), Algorithm 1, line 1.
     """
     d, dv = problem.head_dim, problem.head_dim_v
-    block_k = -(-elements // (2 * (d + dv)))
+    block_k = max(1, -(-elements // (2 * (d + dv))))
     block_q = min(block_k, max(d, dv))
     return Tiles(min(block_q, problem.seqlen_q), min(block_k, problem.seqlen_k))
 
