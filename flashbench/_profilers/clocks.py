@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 log = logging.getLogger("flashbench")
@@ -49,7 +49,7 @@ class Clocks:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             query = getattr(self._nvml, name, None)
             if query is not None:
-                value = optional(lambda query=query: query(self._handle))
+                value = optional(partial(query, self._handle))
                 return None if value is None else int(value)
         return None
 
@@ -120,7 +120,7 @@ def find_handle(library: Any, properties: Any) -> Any:
         name = str(uuid)
         full = name if name.startswith(("GPU-", "MIG-")) else f"GPU-{name}"
         for key in (full, full.encode()):
-            handle = optional(lambda key=key: library.nvmlDeviceGetHandleByUUID(key))
+            handle = optional(partial(library.nvmlDeviceGetHandleByUUID, key))
             if handle is not None:
                 return handle
     bus = getattr(properties, "pci_bus_id", None)

@@ -29,7 +29,7 @@ def backward_call(
     o = call()
 
     def backward() -> Gradients:
-        return torch.autograd.grad(o, inputs, dout, retain_graph=True)
+        return tuple(torch.autograd.grad(o, inputs, dout, retain_graph=True))
 
     return backward, o
 
@@ -40,6 +40,6 @@ def forward_backward_call(
     """Forward with grad, then backward, which frees the graph."""
 
     def forward_backward() -> Gradients:
-        return torch.autograd.grad(call(), inputs, dout)
+        return tuple(torch.autograd.grad(call(), inputs, dout))
 
     return forward_backward

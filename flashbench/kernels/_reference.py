@@ -224,7 +224,7 @@ class Reference:
         return columns[None, :] > rows[:, None] + shift
 
     def _gather(self, heads: slice, rows: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """q, dout (heads, group * rows, width), k, v (heads, seqlen_k, width), the rows, those without keys."""
+        """q, dout (heads, group * rows, width), k, v (heads, seqlen_k, width), rows, those without keys."""
         q = self._q[heads].index_select(2, rows).to(dtype).flatten(1, 2)
         dout = self._dout[heads].index_select(2, rows).to(dtype).flatten(1, 2)
         every = rows.repeat(self.problem.group)

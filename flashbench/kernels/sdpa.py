@@ -164,7 +164,7 @@ def _ran(call: Callable[[], object]) -> str | None:
 
     seen: list[str] = []
 
-    class Listen(TorchDispatchMode):
+    class Listen(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(
             self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
         ) -> Any:
