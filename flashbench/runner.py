@@ -29,8 +29,8 @@ INTERPRETED = "Triton's interpreter: correct, not timed"
 NOT_TIMED = "checked only; timing was not asked for"
 
 OnRecord = Callable[[Record], None]
-OnProgress = Callable[[str], None]
-"""What starts now: a cell's key, or the compilation before the first."""
+OnProgress = Callable[[int, int, Cell], None]
+"""(cells done, cells in all, the cell that starts now)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +56,13 @@ def run_cells(
     target: Target,
     options: RunOptions,
     on_record: OnRecord,
-    on_progress: OnProgress = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> None:
     """Measure the cells in the order given; on_record gets each one's record before the next starts."""
     run = _Run(target, options)
-    run.precompile(cells, on_progress)
-    for cell in cells:
-        on_progress(cell.key)
+    run.precompile(cells)
+    for index, cell in enumerate(cells):
+        on_progress(index, len(cells), cell)
         on_record(run.record(cell))
 
 
@@ -92,14 +92,13 @@ class _Run:
         self._facts = environment.row_fields(options.environment or environment.collect(target))
         self._clocks = profilers.open_clocks(target.device) if options.time else None
 
-    def precompile(self, cells: Sequence[Cell], on_progress: OnProgress) -> None:
+    def precompile(self, cells: Sequence[Cell]) -> None:
         """Let each implementation compile in parallel what its cells need; on a GPU only."""
         if self.target.type != "cuda":
             return
         for name in dict.fromkeys(cell.implementation for cell in cells):
             implementation = kernels.get(name)
             own = [cell for cell in cells if cell.implementation == name]
-            on_progress(f"compiling {name}")
             try:
                 own = [cell for cell in own if not plan.refuses(implementation, cell, self.target)]
                 implementation.precompile(own, self.target)
@@ -273,7 +272,7 @@ class _ReferenceFailed(Exception):
 
 
 def impossible(cell: Cell, target: Target, seconds: float) -> bool:
-    """True if the nominal FLOPs in that time would pass the device's dense peak, or the time is not above 0."""
+    """True if the nominal FLOPs in that time would pass the device's dense peak, or the time is 0."""
     if seconds <= 0:
         return True
     device = devices.match(target.name) if target.type == "cuda" else None
