@@ -1,0 +1,214 @@
+"""Every number of the joined table, one row each: what it is, its unit, how it follows.
+
+A metric sees a ``Row``: the record, the model's estimate of its implementation, the device and
+the naive time of the same problem and pass. It returns None where it cannot be known; never 0.
+To add one, add a row to ``METRICS``: table, JSON, CSV, console and report follow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flashbench import iomodel
+from flashbench.devices import Device
+from flashbench.iomodel import Estimate
+from flashbench.record import Record
+
+Number = int | float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One record beside what it is compared with.
+
+    estimate: the implementation's own model (None if it names none). compulsory_bytes: each tensor
+    once, the same for all implementations of a cell. naive_time_s: median of ``naive`` on the same
+    problem, pass and cache policy in the same run (None if naive was not timed).
+    """
+
+    record: Record
+    estimate: Estimate | None
+    compulsory_bytes: int
+    device: Device | None
+    naive_time_s: float | None
+
+    @property
+    def time_s(self) -> float | None:
+        """Median seconds, None where nothing was timed."""
+        samples = self.record.samples
+        return samples.median_s if samples else None
+
+    @property
+    def flops(self) -> int:
+        """Nominal FLOPs of the cell."""
+        return iomodel.flops(self.record.cell.problem, self.record.cell.pass_)
+
+    @property
+    def peak_flops_per_s(self) -> float | None:
+        """Dense peak of the cell's dtype on the device, None where unknown."""
+        return self.device.peak_flops_per_s.get(self.record.cell.problem.dtype) if self.device else None
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """HBM bandwidth of the device, None where unknown."""
+        return self.device.hbm_bytes_per_s if self.device else None
+
+    @property
+    def roof_flops_per_s(self) -> float | None:
+        """min(peak, compulsory intensity x bandwidth): the roofline at this cell."""
+        if self.peak_flops_per_s is None or self.bytes_per_s is None:
+            return None
+        return min(self.peak_flops_per_s, self.flops / self.compulsory_bytes * self.bytes_per_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A column of the table. better: ``higher``, ``lower`` or ``""``; whole: an integer (bytes, counts)."""
+
+    name: str
+    unit: str
+    better: str
+    help: str
+    compute: Callable[[Row], Number]
+    whole: bool = False
+
+
+def _over(numerator: float | None, denominator: float | None) -> float | None:
+    """numerator / denominator; None where either is missing or the denominator is 0."""
+    return numerator / denominator if numerator is not None and denominator else None
+
+
+def _rate(row: Row) -> float | None:
+    return _over(row.flops, row.time_s)
+
+
+def _memory(name: str) -> Callable[[Row], Number]:
+    def compute(row: Row) -> Number:
+        value: int | None = getattr(row.record.memory, name) if row.record.memory else None
+        return value
+
+    return compute
+
+
+def _requested(row: Row) -> int | None:
+    return row.estimate.requested.total_bytes if row.estimate else None
+
+
+def _error_ratio(row: Row) -> float | None:
+    accuracy = row.record.accuracy
+    if accuracy is None or not accuracy.max_abs_error:
+        return None
+    ratios = []
+    for name, error in accuracy.max_abs_error.items():
+        budget = accuracy.budget[name]
+        ratios.append(error / budget if budget else (0.0 if error == 0 else math.inf))
+    return max(ratios) if all(map(math.isfinite, ratios)) else None
+
+
+METRICS = (
+    Metric(name="time_s", unit="s", better="lower", help="median of the samples", compute=lambda r: r.time_s),
+    Metric(
+        name="time_min_s", unit="s", better="lower", help="fastest sample",
+        compute=lambda r: min(r.record.samples.samples_s) if r.record.samples else None,
+    ),
+    Metric(
+        name="spread", unit="fraction", better="lower", help="interquartile range over the median",
+        compute=lambda r: r.record.samples.spread if r.record.samples else None,
+    ),
+    Metric(
+        name="num_samples", unit="samples", better="", help="how many samples were taken", whole=True,
+        compute=lambda r: len(r.record.samples.samples_s) if r.record.samples else None,
+    ),
+    Metric(
+        name="flops", unit="FLOP", better="", whole=True,
+        help="nominal: 2 x visible pairs x (d+dv) forward, 2 x pairs x (3d+2dv) backward; one count per cell",
+        compute=lambda r: r.flops,
+    ),
+    Metric(
+        name="done_flops", unit="FLOP", better="", whole=True,
+        help="FLOPs that the implementation really does (masked parts, recomputation), by its model",
+        compute=lambda r: r.estimate.done_flops if r.estimate else None,
+    ),
+    Metric(
+        name="flops_per_s", unit="FLOP/s", better="higher", help="nominal FLOPs over the median time",
+        compute=_rate,
+    ),
+    Metric(
+        name="flops_half", unit="FLOP", better="", whole=True,
+        help="the papers' count: causal is half of the full square",
+        compute=lambda r: iomodel.flops_half_convention(r.record.cell.problem, r.record.cell.pass_),
+    ),
+    Metric(
+        name="peak_flops_per_s", unit="FLOP/s", better="", help="the dtype's dense peak on the device",
+        compute=lambda r: r.peak_flops_per_s,
+    ),
+    Metric(
+        name="hbm_bytes_per_s", unit="B/s", better="", help="the device's memory bandwidth",
+        compute=lambda r: r.bytes_per_s,
+    ),
+    Metric(
+        name="peak_fraction", unit="fraction", better="higher", help="FLOP/s over the dtype's dense peak",
+        compute=lambda r: _over(_rate(r), r.peak_flops_per_s),
+    ),
+    Metric(
+        name="requested_bytes", unit="B", better="lower", whole=True,
+        help="bytes asked of L2, by the implementation's model (reads, writes, atomics)", compute=_requested,
+    ),
+    Metric(
+        name="compulsory_bytes", unit="B", better="", whole=True, help="each input and output once",
+        compute=lambda r: r.compulsory_bytes,
+    ),
+    Metric(
+        name="intensity_requested", unit="FLOP/B", better="higher", help="nominal FLOPs per requested byte",
+        compute=lambda r: _over(r.flops, _requested(r)),
+    ),
+    Metric(
+        name="intensity_compulsory", unit="FLOP/B", better="", help="nominal FLOPs per compulsory byte",
+        compute=lambda r: _over(r.flops, r.compulsory_bytes),
+    ),
+    Metric(
+        name="roof_fraction", unit="fraction", better="higher",
+        help="FLOP/s over the roofline min(peak, compulsory intensity x bandwidth)",
+        compute=lambda r: _over(_rate(r), r.roof_flops_per_s),
+    ),
+    Metric(
+        name="bandwidth_fraction", unit="fraction", better="higher",
+        help="compulsory bytes per second over the HBM bandwidth: the least that was moved",
+        compute=lambda r: _over(_over(r.compulsory_bytes, r.time_s), r.bytes_per_s),
+    ),
+    Metric(
+        name="inputs_bytes", unit="B", better="", help="bytes of the inputs", whole=True,
+        compute=_memory("inputs_bytes"),
+    ),
+    Metric(
+        name="outputs_bytes", unit="B", better="", help="bytes of the outputs", whole=True,
+        compute=_memory("outputs_bytes"),
+    ),
+    Metric(
+        name="peak_extra_bytes", unit="B", better="lower", whole=True,
+        help="most allocated during the call minus allocated before it (outputs and scratch)",
+        compute=_memory("peak_extra_bytes"),
+    ),
+    Metric(
+        name="reserved_bytes", unit="B", better="", whole=True,
+        help="what the allocator held from the driver at the peak", compute=_memory("reserved_bytes"),
+    ),
+    Metric(
+        name="predicted_extra_bytes", unit="B", better="", whole=True,
+        help="peak_extra_bytes by the implementation's model",
+        compute=lambda r: r.estimate.extra_bytes if r.estimate else None,
+    ),
+    Metric(
+        name="speedup_over_naive", unit="x", better="higher",
+        help="naive's median time over this one: same problem, pass, cache policy and run",
+        compute=lambda r: _over(r.naive_time_s, r.time_s),
+    ),
+    Metric(
+        name="max_error_ratio", unit="fraction", better="lower",
+        help="largest error against the fp64 reference over its budget; up to 1 is correct",
+        compute=_error_ratio,
+    ),
+)  # fmt: skip
+"""Every metric, in the order of the table's columns."""

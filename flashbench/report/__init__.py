@@ -1,0 +1,22 @@
+"""The HTML report: one self-contained file, from the joined table alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+def build(table: DataFrame, headers: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page as text: opens offline from disk, asks nothing of any network.
+
+    table: table.build's frame; headers: table.headers' run headers by run name.
+    """
+    from flashbench.report import page
+    from flashbench.report.data import Results
+    from flashbench.report.sections import SECTIONS
+
+    results = Results(table=table, headers=headers)
+    return page.document(results, SECTIONS, [page.section(row, results) for row in SECTIONS])

@@ -1,0 +1,197 @@
+"""What each section of the report shows, as data frames: no figure, no HTML, no formatting.
+
+A section's data function takes ``Results`` and returns a frame. Frames for figures share columns:
+the filters (``FILTERS``), ``run``, ``implementation``, ``series`` (its legend entry), ``seqlen``
+(keys), ``value``, ``status``, ``reason``. Cells that were not timed keep their row with no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from flashbench import table as tables
+from flashbench.units import format_length
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """The joined table (table.build) and each run's header by run name (table.headers)."""
+
+    table: DataFrame
+    headers: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """One choice of the control bar: a column of every figure's data, its title, its values' names."""
+
+    key: str
+    title: str
+    label: Callable[[Any], str]
+    names: Mapping[str, str]
+
+
+def _dims(row: Any) -> str:
+    same = row.head_dim == row.head_dim_v
+    return f"{row.head_dim}" if same else f"{row.head_dim}/{row.head_dim_v}"
+
+
+def _kv(row: Any) -> str:
+    group = row.num_heads // row.num_kv_heads
+    return "MHA" if group == 1 else "MQA" if row.num_kv_heads == 1 else f"GQA {group}:1"
+
+
+PASS_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
+
+FILTERS = (
+    Filter(key="pass", title="Pass", label=lambda row: str(row.pass_), names=PASS_NAMES),
+    Filter(key="dtype", title="Dtype", label=lambda row: str(row.dtype), names={}),
+    Filter(key="dims", title="Head dim", label=_dims, names={}),
+    Filter(
+        key="mask", title="Mask", names={"full": "non-causal"},
+        label=lambda row: "causal" if row.causal else "full",
+    ),
+    Filter(
+        key="queries", title="Queries", names={"same": "as keys"},
+        label=lambda row: "same" if row.seqlen_q == row.seqlen_k else format_length(row.seqlen_q),
+    ),
+    Filter(key="kv", title="K/V heads", label=_kv, names={}),
+)  # fmt: skip
+"""The dimensions that tell panels apart, in the order of the control bar."""
+
+KEYS = [row.key for row in FILTERS]
+POINT = [*KEYS, "run", "implementation", "series", "seqlen"]
+
+
+def labelled(table: DataFrame) -> DataFrame:
+    """The table with the filters' columns, ``series`` and ``seqlen`` added; rows and order unchanged."""
+    frame = table.copy()
+    rows = list(table.rename(columns={"pass": "pass_"}).itertuples(index=False))
+    for row in FILTERS:
+        frame[row.key] = [row.label(item) for item in rows]
+    frame["seqlen"] = table["seqlen_k"]
+    if "implementation" in table:  # not in tables.models
+        several = table["run"].nunique() > 1
+        frame["series"] = table["implementation"] + (" · " + table["run"] if several else "")
+    return frame
+
+
+def points(metric: str, extra: tuple[str, ...] = ()) -> Callable[[Results], DataFrame]:
+    """The data function of a figure that plots one metric over the length.
+
+    Only cells that were timed have a value. Empty where no cell has one.
+    """
+
+    def data(results: Results) -> DataFrame:
+        frame = labelled(results.table)
+        frame["value"] = _timed(frame, metric)
+        if not frame["value"].notna().any():
+            return frame.iloc[:0]
+        return frame[[*POINT, "value", "status", "reason", "flags", *HOVER, *extra]]
+
+    return data
+
+
+HOVER = [
+    "batch", "num_heads", "num_kv_heads", "time_s", "spread", "flops_per_s", "peak_fraction",
+    "speedup_over_naive", "peak_extra_bytes", "backend", "config",
+]  # fmt: skip
+
+
+def _timed(frame: DataFrame, metric: str) -> Series:
+    return frame[metric].astype("float64").where(frame["status"] == "ok")
+
+
+def memory(results: Results) -> DataFrame:
+    """Measured peak_extra_bytes as ``value`` beside ``predicted``; empty where neither is known."""
+    frame = labelled(results.table)
+    frame["value"] = _timed(frame, "peak_extra_bytes")
+    frame["predicted"] = frame["predicted_extra_bytes"].astype("float64")
+    if not frame[["value", "predicted"]].notna().any(axis=None):
+        return frame.iloc[:0]
+    return frame[[*POINT, "value", "predicted", "status", "reason", "flags", *HOVER]]
+
+
+def traffic(results: Results) -> DataFrame:
+    """Requested bytes of each algorithm (``value``) and compulsory bytes, over the length."""
+    import pandas as pd
+
+    if results.table.empty:
+        return pd.DataFrame(columns=[*KEYS, "model", "seqlen", "value", "compulsory", "tiles"])
+    frame = labelled(tables.models(results.table))
+    # batch and heads follow from the length; two runs that differ in them are two problems
+    frame = frame.drop_duplicates([*KEYS, "model", "seqlen"])
+    frame["value"] = frame["requested_bytes"].astype("float64")
+    frame["compulsory"] = frame["compulsory_bytes"].astype("float64")
+    return frame[[*KEYS, "model", "seqlen", "value", "compulsory", "tiles"]]
+
+
+def roofline(results: Results) -> DataFrame:
+    """FLOP/s (``value``) over compulsory intensity, with the device's peak and bandwidth.
+
+    Empty where no timed cell ran on a device whose roofs are known.
+    """
+    frame = labelled(results.table)
+    frame["value"] = _timed(frame, "flops_per_s")
+    roofs = ["intensity_compulsory", "device", "peak_flops_per_s", "hbm_bytes_per_s", "roof_fraction"]
+    frame = frame[frame[["value", *roofs]].notna().all(axis=1)]
+    return frame[[*POINT, "value", *roofs, "status", "reason", "flags", *HOVER]]
+
+
+def causal_ratio(results: Results) -> DataFrame:
+    """Causal time over full time (``value``) of the same implementation and shape; no ``mask`` column."""
+    frame = labelled(results.table)
+    frame["value"] = _timed(frame, "time_s")
+    keys = [key for key in POINT if key != "mask"] + ["batch", "num_heads"]
+    frame = frame[frame["value"].notna()]
+    both = frame[frame["causal"]].merge(
+        frame.loc[~frame["causal"], [*keys, "value"]], on=keys, suffixes=("", "_full")
+    )
+    both["value"] = both["value"] / both["value_full"]
+    return both[[*keys, "value", "status", "reason", "flags"]]
+
+
+def environment(results: Results) -> DataFrame:
+    """(run, item, value) of each header: when, the argv, then the environment with dotted names."""
+    import pandas as pd
+
+    rows: list[tuple[str, str, Any]] = []
+    for run, header in results.headers.items():
+        rows.append((run, "created_at", header.get("created_at")))
+        rows.append((run, "argv", header.get("argv")))
+        rows += [(run, *item) for item in _flatten(header.get("environment") or {})]
+    frame = pd.DataFrame(rows, columns=["run", "item", "value"], dtype=object)
+    return frame[[value is not None and value != "" for value in frame["value"]]]
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found += _flatten(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found
+
+
+def untimed(results: Results) -> DataFrame:
+    """Why cells were not timed: (run, implementation, status, reason, passes, seqlens, cells), most first."""
+    frame = labelled(results.table)
+    frame = frame[frame["status"] != "ok"]
+    groups = frame.groupby(["run", "implementation", "status", "reason"], sort=False, dropna=False)
+    grouped = groups.agg(
+        passes=("pass", lambda column: list(dict.fromkeys(column))),
+        seqlens=("seqlen", lambda column: sorted(set(column))),
+        cells=("seqlen", "size"),
+    ).reset_index()
+    return grouped.sort_values("cells", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def cells(results: Results) -> DataFrame:
+    """The whole table, a row per cell, in the order of the files."""
+    return results.table

@@ -1,0 +1,216 @@
+"""Section data to HTML, and the page around it. Everything that comes from a file is escaped."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from flashbench.report import words
+from flashbench.report.data import FILTERS, KEYS, Results, labelled
+from flashbench.report.figures import DARK, LIGHT
+from flashbench.report.html import row_of, status, table
+from flashbench.units import format_length
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from plotly.graph_objects import Figure
+
+    from flashbench.report.sections import Section
+
+CLAIMS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "timed": ("cells timed", lambda row: f"{row['value']:.0f} of {row['of']:.0f}"),
+    "flops_per_s": ("highest rate", lambda row: words.rate(row["value"])),
+    "speedup_over_naive": ("largest speed-up over naive", lambda row: words.times(row["value"])),
+    "memory_saving": ("less extra memory than naive", lambda row: words.times(row["value"])),
+}
+"""How each claim of summary.headline reads: its caption, its value."""
+
+
+def document(results: Results, sections: Sequence[Section], bodies: Sequence[str]) -> str:
+    """The whole page: template, style, script and plotly.js, each once."""
+    from plotly.offline import get_plotlyjs
+
+    folder = files("flashbench.report")
+
+    def text(name: str) -> str:
+        return folder.joinpath(name).read_text(encoding="utf-8")
+
+    devices = sorted({str(name) for name in results.table["device"].dropna()})
+    return Template(text("page.html")).substitute(
+        title=escape("Attention on " + (", ".join(devices) or "an unnamed device")),
+        palette=_palette(), style=text("style.css"), commands=_commands(results),
+        contents="".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in sections),
+        controls=_controls(results.table), sections="\n".join(bodies),
+        plotly=get_plotlyjs(), script=text("page.js"),
+    )  # fmt: skip
+
+
+def section(row: Section, results: Results) -> str:
+    """One section: heading, what it shows, its body or why there is none."""
+    frame = row.data(results)
+    empty = "The results hold no cell." if results.table.empty else row.empty
+    body = f'<p class="empty">{escape(empty)}</p>' if frame.empty else row.page(row, frame)
+    about = f'<p class="about">{escape(row.about)}</p>' if row.about and not frame.empty else ""
+    return f'<section id="{row.key}"><h2>{escape(row.title)}</h2>{about}{body}</section>'
+
+
+def plot(row: Section, frame: DataFrame) -> str:
+    """A figure, its text alternative and its numbers as a table."""
+    assert row.figure is not None, row.key
+    label = escape(f"{row.title}. {row.about} The same numbers stand in the table below.", quote=True)
+    return (
+        f'<figure><figcaption class="selection"></figcaption>'
+        f'<div class="plot" id="plot-{row.key}" role="img" aria-label="{label}"></div>'
+        f'<script type="application/json" class="plot-data" data-for="plot-{row.key}">'
+        f"{_script_json(row.figure(frame))}</script>"
+        f"<details><summary>Numbers</summary>{_numbers(row, frame)}</details></figure>"
+    )
+
+
+def headline(_: Section, frame: DataFrame) -> str:
+    """The big numbers as cards."""
+    cards = []
+    for item in frame.to_dict("records"):
+        caption, value = CLAIMS[item["claim"]]
+        rest = item["rest"] if isinstance(item["rest"], dict) else {}
+        detail = ", ".join(f"{count} {escape(name)}" for name, count in rest.items())
+        if words.known(item["implementation"]):
+            name, length = escape(str(item["implementation"])), format_length(int(item["seqlen"]))
+            detail = f"{name} at {length}, {words.panel(item)}"
+        cards.append(
+            f'<div class="card"><strong>{value(item)}</strong><span>{caption}</span>'
+            f"<small>{detail}</small></div>"
+        )
+    return f'<div class="cards">{"".join(cards)}</div>'
+
+
+def regimes(_: Section, frame: DataFrame) -> str:
+    """A sentence per combination of the filters."""
+    several = frame["run"].nunique() > 1
+    items = []
+    for item in frame.to_dict("records"):
+        peak = words.of_peak(item["peak_fraction"])
+        where = words.panel(item) + (f", {escape(str(item['run']))}" if several else "")
+        text = (
+            f"<b>{where}</b>: <em>{escape(item['fastest'])}</em> is fastest at {item['lengths_won']} of"
+            f" {item['lengths']} lengths and reaches {words.rate(item['flops_per_s'])}{peak} at"
+            f" {format_length(item['best_seqlen'])}; it runs at "
+        )
+        speeds = []
+        if item["next_best"] != "naive":
+            lead, at = words.times(item["lead"]), format_length(item["lead_seqlen"])
+            speeds.append(f"{lead} the speed of {escape(item['next_best'])} at {at}")
+        if words.known(item["speedup_high"]):
+            low, high = words.times(item["speedup_low"]), words.times(item["speedup_high"])
+            speeds.append(f"{low if low == high else f'{low} to {high}'} the speed of naive")
+        text += " and at ".join(speeds)
+        items.append(f"<li>{text}.</li>")
+    return f'<ul class="regimes">{"".join(items)}</ul>'
+
+
+def untimed(_: Section, frame: DataFrame) -> str:
+    """One row per reason."""
+    several = frame["run"].nunique() > 1
+    rows = [
+        [
+            *([escape(str(item["run"]))] if several else []),
+            escape(item["implementation"]), status(item["status"]),
+            ", ".join(words.filter_label("pass", name) for name in item["passes"]),
+            words.lengths(item["seqlens"]), str(item["cells"]), escape(str(item["reason"])),
+        ]
+        for item in frame.to_dict("records")
+    ]  # fmt: skip
+    head = ["implementation", "status", "passes", "lengths", "cells", "reason"]
+    return table([*(["run"] if several else []), *head], map(row_of, rows))
+
+
+def environment(_: Section, frame: DataFrame) -> str:
+    """Each run's header as a list of terms."""
+    parts = []
+    for run, items in frame.groupby("run", sort=False):
+        terms = "".join(
+            f"<dt>{escape(str(item['item']))}</dt><dd>{_plain(item['item'], item['value'])}</dd>"
+            for item in items.to_dict("records")
+        )
+        parts.append(f"<h3>{escape(str(run))}</h3><dl>{terms}</dl>")
+    return "".join(parts)
+
+
+def _plain(item: str, value: Any) -> str:
+    if item == "argv" and isinstance(value, list | tuple):
+        return f"<code>{escape(shlex.join(map(str, value)))}</code>"
+    if isinstance(value, list | tuple):
+        return escape(", ".join(map(str, value)))
+    return escape(str(value))
+
+
+def _palette() -> str:
+    def block(selector: str, colours: Sequence[str]) -> str:
+        return selector + "{" + "".join(f"--s{slot}:{colour};" for slot, colour in enumerate(colours)) + "}"
+
+    dark = block(":root:not(.light)", DARK)
+    return f"{block(':root', LIGHT)}@media screen and (prefers-color-scheme:dark){{{dark}}}"
+
+
+def _commands(results: Results) -> str:
+    lines = []
+    for run, header in results.headers.items():
+        argv = header.get("argv")
+        command = shlex.join(map(str, argv)) if isinstance(argv, list | tuple) else "command not recorded"
+        date = escape(str(header.get("created_at") or ""))
+        lines.append(f"<p><b>{escape(run)}</b> <time>{date}</time><code>{escape(command)}</code></p>")
+    return "".join(lines)
+
+
+def _controls(cells: DataFrame) -> str:
+    """A group of radio buttons per filter that has a choice; the rest as hidden fields."""
+    if cells.empty:
+        return ""
+    frame = labelled(cells)
+    best = frame.assign(timed=frame["status"] == "ok").groupby(KEYS, sort=False)["timed"].sum().idxmax()
+    parts = []
+    for row, chosen in zip(FILTERS, best, strict=True):
+        values = list(dict.fromkeys(frame[row.key]))
+        if len(values) == 1:
+            parts.append(f'<input type="hidden" name="{row.key}" value="{escape(values[0], quote=True)}">')
+            continue
+        buttons = "".join(
+            f'<label><input type="radio" name="{row.key}" value="{escape(value, quote=True)}"'
+            f"{' checked' if value == chosen else ''}>"
+            f"<span>{words.filter_label(row.key, value)}</span></label>"
+            for value in values
+        )
+        parts.append(f"<fieldset><legend>{escape(row.title)}</legend>{buttons}</fieldset>")
+    return "".join(parts)
+
+
+def _script_json(figure: Figure) -> str:
+    """The figure as JSON that cannot end its script element."""
+    return str(figure.to_json()).replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def _numbers(row: Section, frame: DataFrame) -> str:
+    """A figure's data as a table: a row per selection and series, a column per length."""
+    keys = [key for key in KEYS if key in frame]
+    name = "series" if "series" in frame else "model"
+    lengths = sorted(set(frame["seqlen"]))
+    lines = []
+    for group, rows in frame.groupby([*keys, name], sort=False):
+        where = dict(zip(keys, group[:-1], strict=True))
+        by_length = {item["seqlen"]: _number(row, item) for item in rows.to_dict("records")}
+        cells = [escape(str(group[-1])), words.panel(where), *(by_length.get(n, "") for n in lengths)]
+        lines.append(row_of(cells, where=where))
+    return table([name, "selection", *map(format_length, lengths)], lines)
+
+
+def _number(row: Section, item: Mapping[str, Any]) -> str:
+    if item.get("status", "ok") != "ok":
+        return status(item["status"], str(item["reason"]))
+    measured = row.value(item["value"]) if words.known(item["value"]) else "–"
+    if words.known(item.get("predicted")):
+        return f"{measured} <small>(model {row.value(item['predicted'])})</small>"
+    return measured

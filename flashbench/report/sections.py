@@ -1,0 +1,115 @@
+"""The sections of the report, in order. To add one: a row here, and the functions that it names.
+
+A section is data (data.py, summary.py) → figure (figures.py, for plots) → page (page.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flashbench.report import cells, data, figures, page, summary, words
+from flashbench.report.data import Results
+from flashbench.report.figures import Axis
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from plotly.graph_objects import Figure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One section: what it shows, how, and what it says when there is nothing to show.
+
+    data: Results to a frame; figure: that frame to a figure (None for text and tables);
+    page: (section, frame) to the HTML of its body; value: how a figure's value reads in its table.
+    """
+
+    key: str
+    title: str
+    about: str
+    data: Callable[[Results], DataFrame]
+    page: Callable[[Section, DataFrame], str]
+    empty: str
+    figure: Callable[[DataFrame], Figure] | None = None
+    value: Callable[[float], str] = str
+
+
+SECTIONS = (
+    Section(
+        key="summary", title="At a glance", about="", data=summary.headline, page=page.headline,
+        empty="The results hold no cell.",
+    ),
+    Section(
+        key="fastest", title="Who is fastest",
+        about="Per selection, over the lengths at which at least two implementations were timed."
+        " Cells flagged suspect do not count.",
+        data=summary.regimes, page=page.regimes,
+        empty="No length has two timed implementations to compare.",
+    ),
+    Section(
+        key="latency", title="Latency", about="Median time of one call, both axes logarithmic.",
+        data=data.points("time_s"), value=words.seconds, page=page.plot,
+        figure=figures.line_figure(Axis(title="time per call", tick=words.seconds_tick), words.time_note),
+        empty="No cell was timed.",
+    ),
+    Section(
+        key="throughput", title="Throughput",
+        about="Nominal FLOPs of the visible pairs over the median time: one count for all implementations,"
+        " so ratios here are ratios of time.",
+        data=data.points("flops_per_s"), value=words.rate, page=page.plot,
+        figure=figures.line_figure(Axis(title="FLOP/s", kind="linear", rate=True), words.rate_note),
+        empty="No cell was timed.",
+    ),
+    Section(
+        key="speedup", title="Speed-up over naive",
+        about="naive's median time over each implementation's, for the same problem in the same run."
+        " Where naive could not run there is nothing to divide.",
+        data=data.points("speedup_over_naive"), value=words.times, page=page.plot,
+        figure=figures.line_figure(
+            Axis(title="times faster than naive", tick="{:g}×".format), words.speedup_note
+        ),
+        empty="No cell has a naive time to compare with.",
+    ),
+    Section(
+        key="memory", title="Memory, measured and predicted",
+        about="Most allocated during the call minus what was allocated before it: outputs and scratch, not"
+        " the inputs. Lines with markers are measured, dotted ones follow from the model.",
+        data=data.memory, value=words.bytes_text, page=page.plot, figure=figures.memory_figure,
+        empty="Memory was not measured, and no implementation names a model.",
+    ),
+    Section(
+        key="traffic", title="Bytes by algorithm",
+        about="What each algorithm asks of the level behind on-chip memory, from closed forms; the dotted"
+        " line reads every input and writes every output once. Caches serve part of it, so DRAM moves less.",
+        data=data.traffic, value=words.bytes_text, page=page.plot, figure=figures.traffic_figure,
+        empty="There is no problem to model.",
+    ),
+    Section(
+        key="roofline", title="Roofline",
+        about="Achieved FLOP/s under the roof that the card's bandwidth and dense peak set.",
+        data=data.roofline, value=words.rate, page=page.plot, figure=figures.roofline_figure,
+        empty="No timed cell ran on a device whose peak and bandwidth are known.",
+    ),
+    Section(
+        key="causal", title="Causal over full",
+        about="Time with the causal mask over time without it. The mask hides half of the pairs, so a kernel"
+        " that skips hidden tiles comes near 0.5; 1 means that nothing is skipped.",
+        data=data.causal_ratio, value="{:.2f}".format, page=page.plot,
+        figure=figures.line_figure(Axis(title="causal time / full time", kind="linear"), words.ratio_note),
+        empty="No implementation was timed both with and without the causal mask.",
+    ),
+    Section(
+        key="untimed", title="What was not timed, and why", about="", data=data.untimed, page=page.untimed,
+        empty="Every cell was timed.",
+    ),
+    Section(
+        key="cells", title="All cells", about="Every row of the run. Click a heading to sort.",
+        data=data.cells, page=cells.cells, empty="The results hold no cell.",
+    ),
+    Section(
+        key="environment", title="Environment and command", about="", data=data.environment,
+        page=page.environment, empty="The files carry no header.",
+    ),
+)  # fmt: skip

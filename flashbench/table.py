@@ -1,0 +1,199 @@
+"""The one join of measured and modelled: run files in, a data frame with a row per record out.
+
+Values are SI base units and whole bytes, the unit is in the column's name, missing is NA (None in
+``rows``, empty in CSV) and never 0. Formatting belongs to whoever shows the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashbench import devices, iomodel
+from flashbench.errors import FlashbenchError
+from flashbench.iomodel import Estimate
+from flashbench.metrics import METRICS, Row
+from flashbench.problem import Problem
+from flashbench.record import Record
+from flashbench.runfile import RunFile
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PROBLEM_COLUMNS = tuple(Problem.__dataclass_fields__)
+"""batch, num_heads, num_kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v, dtype, causal."""
+
+IDENTITY_COLUMNS = (
+    "run", "implementation", "pass", *PROBLEM_COLUMNS, "status", "reason", "flags", "backend",
+    "config", "cache", "method", "device",
+)  # fmt: skip
+COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
+"""Every column, in order."""
+
+_NAIVE = "naive"
+
+
+def run_names(paths: Sequence[Path | str]) -> list[str]:
+    """A short name per run file, all different: the stem, or the folder where the stem says nothing.
+
+    ``reports/h100-sxm/results.jsonl`` is "h100-sxm"; names that would collide get "#2", "#3", ….
+    """
+    names: list[str] = []
+    for path in map(Path, paths):
+        folder = path.resolve().parent.name
+        base = folder if path.stem in {"results", "run", "-"} and folder else path.stem
+        name, count = base, 1
+        while name in names:
+            count += 1
+            name = f"{base}#{count}"
+        names.append(name)
+    return names
+
+
+def headers(files: Sequence[RunFile]) -> dict[str, Mapping[str, Any]]:
+    """The header of each file by the run name that its rows carry."""
+    return {name: file.header for name, file in zip(run_names([f.path for f in files]), files, strict=True)}
+
+
+def build(files: Sequence[RunFile]) -> DataFrame:
+    """One row per record with the columns ``COLUMNS``; several files are told apart by ``run``.
+
+    Whole metrics are nullable integers, the others floats with NaN for missing.
+    """
+    join = _Join()
+    named = zip(run_names([file.path for file in files]), files, strict=True)
+    return _frame([row for name, file in named for row in join.rows(name, file.records)])
+
+
+def models(table: DataFrame) -> DataFrame:
+    """What each algorithm would move: one row per problem and pass of the table and model.
+
+    Columns: model, pass, the problem's, then requested_bytes, compulsory_bytes, extra_bytes and
+    tiles as text. Tiles are the model's defaults.
+    """
+    import pandas as pd
+
+    asked = table[["pass", *PROBLEM_COLUMNS]].drop_duplicates()
+    rows = []
+    for cell in asked.to_dict("records"):
+        problem = Problem(**{name: cell[name] for name in PROBLEM_COLUMNS})
+        for model in (row for row in iomodel.MODELS if row.shown):
+            estimate = _estimate(model.name, problem, cell["pass"])
+            if estimate is None:
+                continue
+            rows.append({
+                "model": model.name, "pass": cell["pass"], **asdict(problem),
+                "requested_bytes": estimate.requested.total_bytes,
+                "compulsory_bytes": estimate.compulsory.total_bytes,
+                "extra_bytes": estimate.extra_bytes, "tiles": _pairs(estimate.tiles),
+            })  # fmt: skip
+    numbers = ["requested_bytes", "compulsory_bytes", "extra_bytes"]
+    return pd.DataFrame(rows, columns=["model", "pass", *PROBLEM_COLUMNS, *numbers, "tiles"])
+
+
+def rows(table: DataFrame) -> list[dict[str, Any]]:
+    """The table as JSON-able dicts: Python ints, floats, bools and text, None where missing."""
+    import pandas as pd
+
+    return [
+        {name: None if pd.isna(value) else value for name, value in row.items()}
+        for row in table.astype(object).to_dict("records")
+    ]
+
+
+def to_csv(table: DataFrame) -> str:
+    """The table as CSV: units in the column names only, empty where missing."""
+    return str(table.to_csv(index=False, lineterminator="\n"))
+
+
+class _Join:
+    """Looks up what rows share once: devices, estimates, naive times."""
+
+    def __init__(self) -> None:
+        self._estimates: dict[tuple[Any, ...], Estimate | None] = {}
+
+    def rows(self, run: str, records: Sequence[Record]) -> list[dict[str, Any]]:
+        naive = {
+            _same_work(record): record.samples.median_s
+            for record in records
+            if record.cell.implementation == _NAIVE and record.samples
+        }
+        return [self._row(run, record, naive.get(_same_work(record))) for record in records]
+
+    def _row(self, run: str, record: Record, naive_time_s: float | None) -> dict[str, Any]:
+        cell, samples = record.cell, record.samples
+        device = _device(record.environment)
+        config = dict(record.config)
+        model = config.pop("io_model", None)
+        row = Row(
+            record=record,
+            estimate=self._estimate(model, cell.problem, cell.pass_, config) if model else None,
+            compulsory_bytes=iomodel.compulsory(cell.problem, cell.pass_).total_bytes,
+            device=device,
+            naive_time_s=naive_time_s,
+        )
+        return {
+            "run": run, "implementation": cell.implementation, "pass": cell.pass_,
+            **asdict(cell.problem),
+            "status": record.status, "reason": record.reason, "flags": " ".join(record.flags) or None,
+            "backend": record.backend,
+            "config": _pairs(config) or None,
+            "cache": samples.cache if samples else None, "method": samples.method if samples else None,
+            "device": record.environment.get("device_name"),
+            **{metric.name: metric.compute(row) for metric in METRICS},
+        }  # fmt: skip
+
+    def _estimate(
+        self, model: str, problem: Problem, pass_: str, tiles: Mapping[str, Any]
+    ) -> Estimate | None:
+        key = (model, problem, pass_, repr(sorted(tiles.items())))
+        if key not in self._estimates:
+            self._estimates[key] = _estimate(model, problem, pass_, tiles=tiles or None)
+        return self._estimates[key]
+
+
+def _estimate(model: str, problem: Problem, pass_: str, **options: Any) -> Estimate | None:
+    """The model's estimate, None where this version does not know the model or cannot size its tiles."""
+    try:
+        return iomodel.estimate(model, problem, pass_, **options)
+    except FlashbenchError:
+        return None
+
+
+def _pairs(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _same_work(record: Record) -> tuple[Any, ...]:
+    samples = record.samples
+    return record.cell.problem, record.cell.pass_, samples.cache if samples else None
+
+
+def _device(environment: Mapping[str, Any]) -> devices.Device | None:
+    """The card that the row ran on; what the driver reports of its size wins over the data sheet."""
+    name = environment.get("device_name")
+    if not isinstance(name, str) or not name:
+        return None
+    return devices.match(name, sms=environment.get("num_sms"), memory_bytes=environment.get("total_bytes"))
+
+
+def _frame(rows: list[dict[str, Any]]) -> DataFrame:
+    import pandas as pd
+
+    frame = pd.DataFrame(rows, columns=list(COLUMNS), dtype=object)
+    for metric in METRICS:
+        frame[metric.name] = _column(frame[metric.name], metric.whole)
+    for name in PROBLEM_COLUMNS:
+        if name not in {"dtype", "causal"}:
+            frame[name] = frame[name].astype("int64")
+    frame["causal"] = frame["causal"].astype(bool)
+    return frame
+
+
+def _column(values: Any, whole: bool) -> Any:
+    """Nullable integers where they fit 64 bits, floats otherwise (a cell too big to run may not fit)."""
+    if whole and all(value is None or abs(value) < 2**63 for value in values):
+        return values.astype("Int64")
+    return values.astype("float64")
