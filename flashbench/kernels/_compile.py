@@ -1,0 +1,166 @@
+"""Ahead-of-time compilation of the flash kernels, in parallel, into Triton's own cache.
+
+A compiled kernel depends on dtypes, compile-time constants and the divisibility of strides, not on
+data, so meta tensors and the name of an architecture are enough: no GPU is needed, nor touched.
+The workers are spawned, as a forked process must not use CUDA again, and as Triton compiles only
+where it was not imported as an interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import TYPE_CHECKING, Any
+
+from flashbench.kernels import Target
+from flashbench.kernels._flash_configs import KERNELS, Config
+from flashbench.problem import DTYPES, Cell, Problem
+
+if TYPE_CHECKING:
+    from flashbench.kernels._flash_v2 import Launch
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kernel to compile; config takes the place of the table's."""
+
+    kernel: str
+    problem: Problem
+    capability: tuple[int, int]
+    limit: int | None = None
+    config: Config | None = None
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What became of a task: bytes of shared memory, registers per thread, spilling instructions.
+
+    registers and spills are None where the disassembler is missing; error is empty on success.
+    """
+
+    task: Task
+    shared_bytes: int = 0
+    registers: int | None = None
+    spills: int | None = None
+    error: str = ""
+
+
+def precompile(cells: Sequence[Cell], target: Target) -> None:
+    """Compile what the cells will launch on the target, each kernel once, before anything is timed.
+
+    A kernel that does not compile is left to the cell that needs it, which then says why.
+    """
+    if target.capability is None:
+        return
+    tasks: dict[tuple[object, ...], Task] = {}
+    for cell in cells:
+        for kernel in ("fwd",) if cell.pass_ == "fwd" else KERNELS:
+            task = Task(kernel, cell.problem, target.capability, target.smem_per_block_bytes)
+            tasks.setdefault(launch(task).key, task)
+    if len(tasks) > 1:
+        compile_all(tasks.values())
+
+
+def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool = False) -> list[Compiled]:
+    """Compile every task, in spawned processes; with inspect the machine code is read too."""
+    tasks = list(tasks)
+    workers = min(len(tasks), workers or len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(compile_one, task, inspect) for task in tasks]
+        results = []
+        for task, future in zip(tasks, futures, strict=True):
+            try:
+                results.append(future.result())
+            except BrokenProcessPool as error:
+                results.append(Compiled(task, error=f"the compiling process died: {error}"))
+    return results
+
+
+def compile_one(task: Task, inspect: bool = False) -> Compiled:
+    """Compile one task in this process, which must not hold Triton as an interpreter."""
+    os.environ.pop("TRITON_INTERPRET", None)
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    architecture = GPUTarget("cuda", 10 * task.capability[0] + task.capability[1], 32)
+    triton.runtime.driver.set_active(_NoDevice(architecture))
+    try:
+        kernel = launch(task).compile()
+    except Exception as error:  # whatever the compiler raises is the result
+        return Compiled(task, error=f"{type(error).__name__}: {error}")
+    registers, spills = _inspect(kernel.asm["cubin"]) if inspect else (None, None)
+    return Compiled(task, kernel.metadata.shared, registers, spills)
+
+
+def launch(task: Task) -> Launch:
+    """The task's launch, on meta tensors laid out as ``run`` lays out its inputs."""
+    import torch
+
+    from flashbench.kernels import _flash_v2 as flash
+
+    p = task.problem
+    dtype = getattr(torch, DTYPES[p.dtype].torch_name)
+    q, k, v, o = (
+        torch.empty(p.batch, heads, rows, dim, dtype=dtype, device="meta")
+        for heads, rows, dim in (
+            (p.num_heads, p.seqlen_q, p.head_dim),
+            (p.num_kv_heads, p.seqlen_k, p.head_dim),
+            (p.num_kv_heads, p.seqlen_k, p.head_dim_v),
+            (p.num_heads, p.seqlen_q, p.head_dim_v),
+        )
+    )
+    call = flash.Call(
+        causal=p.causal,
+        scale=p.softmax_scale,
+        tf32=p.dtype == "tf32",
+        card=(task.capability, task.limit),
+        configs=() if task.config is None else ((task.kernel, task.config),),
+    )
+    if task.kernel == "fwd":
+        return flash.forward_launch(q, k, v, call)[2]
+    lse = torch.empty(o.shape[:3], dtype=torch.float32, device="meta")
+    _, _, launches = flash.backward_launches(q, k, v, o, lse, o, call)
+    return next(one for one in launches if one.name == task.kernel)
+
+
+class _NoDevice:
+    """As much of a Triton driver as compiling for an architecture needs."""
+
+    def __init__(self, architecture: Any) -> None:
+        self.architecture = architecture
+
+    def get_current_target(self) -> Any:
+        return self.architecture
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def _inspect(cubin: bytes) -> tuple[int | None, int | None]:
+    """(registers per thread, instructions that spill to or fill from local memory) of a cubin."""
+    from triton import knobs
+
+    try:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin)
+            file.flush()
+            usage = _run(knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
+            code = _run(knobs.nvidia.nvdisasm.path, "-c", file.name)
+    except (OSError, RuntimeError, subprocess.CalledProcessError):
+        return None, None
+    registers = re.search(r"REG:(\d+)", usage)
+    return int(registers.group(1)) if registers else None, len(re.findall(r"\b(?:STL|LDL)\b", code))
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

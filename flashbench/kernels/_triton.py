@@ -1,0 +1,105 @@
+"""Triton's two modes: compiled for a GPU, or interpreted on a CPU; and whether either is to be had.
+
+Triton decides once per process, while it is being imported: its own library functions are either
+compiled or interpreted from then on. So the variable is set here, before the first import, and a
+process that already holds Triton in the other mode is told so instead of computing nonsense.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from importlib import metadata
+from types import ModuleType
+
+from flashbench.errors import UnavailableError
+from flashbench.kernels import Target
+
+VARIABLE = "TRITON_INTERPRET"
+OLDEST = (3, 6)
+"""The oldest Triton whose compiler and interpreter the kernels are tested with."""
+
+
+def interpreted(target: Target) -> bool:
+    """True where the kernels run in Triton's interpreter: on a CPU, or where the user asked for it."""
+    if "triton" in sys.modules:
+        return _imported_interpreted()
+    return target.type == "cpu" or _asked()
+
+
+def why_unavailable(target: Target) -> str | None:
+    """Why no Triton kernel can run on the target, one sentence, or None."""
+    if sys.modules.get("triton", ...) is None or importlib.util.find_spec("triton") is None:
+        return "triton is not installed (it exists for Linux only): pip install triton"
+    version = metadata.version("triton") if _has_metadata() else "0"
+    if _numbers(version) < OLDEST:
+        return f"triton {version} is too old; it needs {_text(OLDEST)} or newer: pip install -U triton"
+    if target.type != "cpu" and target.capability is None:
+        return f"no GPU at {target.device}"
+    if "triton" not in sys.modules and target.type == "cpu":
+        os.environ[VARIABLE] = "1"
+    try:
+        importlib.import_module("triton.language")
+    except Exception as error:  # a broken installation raises whatever it likes
+        return f"triton cannot be imported: {type(error).__name__}: {error}"
+    return _why_wrong_mode(target, version)
+
+
+def load(device_type: str) -> ModuleType:
+    """The module of kernels, with Triton in the mode that the device needs.
+
+    Raises UnavailableError where ``why_unavailable`` has a reason.
+    """
+    capability = None if device_type == "cpu" else (0, 0)  # that there is a GPU is known: a tensor is on it
+    reason = why_unavailable(Target(device=device_type, capability=capability))
+    if reason is not None:
+        raise UnavailableError(f"flash: {reason}")
+    return importlib.import_module("flashbench.kernels._flash_v2")
+
+
+def _why_wrong_mode(target: Target, version: str) -> str | None:
+    if not _imported_interpreted():
+        if target.type == "cpu":
+            return (
+                "this process imported triton for a GPU, and compiled kernels cannot take CPU tensors:"
+                f" start a new process with {VARIABLE}=1"
+            )
+        return None
+    if _numbers(version) < (3, 7):
+        numpy = metadata.version("numpy")
+        if _numbers(numpy) >= (2, 4):
+            return (
+                f"triton {version} interprets with numpy < 2.4 only, found {numpy}: pip install 'numpy<2.4'"
+            )
+    if target.type != "cpu" and not _asked():
+        return "this process imported triton as an interpreter, for a CPU: start a new process for the GPU"
+    return None
+
+
+def _imported_interpreted() -> bool:
+    """Whether the Triton of this process interprets; its own functions were made so on import."""
+    language = importlib.import_module("triton.language")
+    return type(language.cdiv).__name__ == "InterpretedFunction"
+
+
+def _asked() -> bool:
+    return os.environ.get(VARIABLE, "").lower() in ("1", "true", "on", "yes", "y")
+
+
+def _has_metadata() -> bool:
+    try:
+        metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
+
+
+def _text(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))

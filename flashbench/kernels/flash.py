@@ -1,0 +1,91 @@
+"""flash: FlashAttention-2 in portable Triton, forward and backward, for any GPU that Triton serves.
+
+On a machine without a GPU the same kernels run in Triton's interpreter: checked, never timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flashbench.kernels import Call, Implementation, Target, _triton
+from flashbench.kernels._flash_configs import KERNELS, MAX_HEAD_DIM, Config, choose, shared_bytes
+from flashbench.problem import Cell, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_KERNELS = {"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq"), "fwd+bwd": KERNELS}
+
+
+def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    """Return the call that computes o; q, k, v as in Problem, any strides.
+
+    Raises UnavailableError where Triton is missing or was imported in the other mode.
+    """
+    module = _triton.load(q.device.type)
+    causal, scale, tf32 = problem.causal, problem.softmax_scale, problem.dtype == "tf32"
+
+    def call() -> Tensor:
+        output: Tensor = module.flash_attention(q, k, v, causal=causal, softmax_scale=scale, tf32=tf32)
+        return output
+
+    return call
+
+
+def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
+    """Why the kernels refuse the problem, one sentence, or None."""
+    widest = max(problem.head_dim, problem.head_dim_v)
+    if widest > MAX_HEAD_DIM:
+        return f"head_dim {widest} is larger than {MAX_HEAD_DIM}"
+    if _triton.interpreted(target):
+        return None
+    if target.capability is not None and target.capability < (8, 0) and problem.dtype in ("bf16", "tf32"):
+        return f"{problem.dtype} needs sm80, this is sm{target.capability[0]}{target.capability[1]}"
+    limit = target.smem_per_block_bytes
+    for kernel, config in _configs(problem, pass_, target).items():
+        need = shared_bytes(kernel, config, problem.dtype_bytes, problem.head_dim, problem.head_dim_v)
+        if limit is not None and need > limit:
+            return f"{kernel} kernel needs {need} B of shared memory per block, limit {limit} B"
+    return None
+
+
+def describe(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
+    """Tile rows, warps and stages of each kernel of the pass: ``fwd_block_q``, ``dkdv_num_warps``, …"""
+    return {
+        f"{kernel}_{field}": getattr(config, field)
+        for kernel, config in _configs(problem, pass_, target).items()
+        for field in ("block_q", "block_k", "num_warps", "num_stages")
+    }
+
+
+def precompile(cells: Sequence[Cell], target: Target) -> None:
+    """Compile in parallel what the cells need, into Triton's cache; nothing in the interpreter."""
+    if _triton.interpreted(target) or _triton.why_unavailable(target) is not None:
+        return
+    from flashbench.kernels import _compile
+
+    _compile.precompile(cells, target)
+
+
+def _configs(problem: Problem, pass_: str, target: Target) -> dict[str, Config]:
+    capability, limit = target.capability, target.smem_per_block_bytes
+    if _triton.interpreted(target):
+        capability = limit = None
+    shape = problem.dtype_bytes, problem.head_dim, problem.head_dim_v
+    return {kernel: choose(kernel, *shape, capability, limit) for kernel in _KERNELS[pass_]}
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        name="flash",
+        summary="FlashAttention-2 in Triton (bundled): Q outer, recomputing backward, no atomics",
+        prepare=prepare,
+        io_model="flash-v2",
+        why_unavailable=_triton.why_unavailable,
+        why_unsupported=why_unsupported,
+        describe=describe,
+        interpreted=_triton.interpreted,
+        precompile=precompile,
+    ),
+)
