@@ -148,12 +148,13 @@ def load(path: Path | str) -> RunFile:
     notes: list[str] = []
     for number, line in enumerate(lines[1:], start=2):
         try:
-            record = record_from_json(_parse_object(path, number, line), f"{path}, line {number}")
+            value = _parse_object(path, number, line)
         except RunFileError:
             if number < len(lines) or torn_tail:
                 raise
             torn_tail = line
             break
+        record = record_from_json(value, f"{path}, line {number}")
         if record.cell.key in records:
             notes.append(f"{path}, line {number}: a second row for {record.cell.key}; the later one counts")
         records[record.cell.key] = record

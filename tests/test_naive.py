@@ -1,0 +1,97 @@
+"""naive is exact attention, op by op in the tensors' dtype; causal is bottom-right; rows without keys are 0."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention import SHAPES, exact, problem, run
+
+from flashbench import kernels
+from flashbench.kernels import Target
+from flashbench.kernels._reference import make_inputs
+
+NAIVE = kernels.get("naive")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", SHAPES)
+def test_output_and_gradients_are_those_of_attention(name: str, causal: bool, poisoned: None) -> None:
+    p = problem(causal=causal, **SHAPES[name])
+    inputs = make_inputs(p, "cpu", seed=1)
+    for mine, theirs in zip(run(NAIVE, p, inputs), exact(p, *inputs), strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=2e-6)
+
+
+def test_causal_is_bottom_right() -> None:
+    p = problem(batch=1, num_heads=1, num_kv_heads=1, seqlen_q=2, seqlen_k=5)
+    q, k, v, _ = make_inputs(p, "cpu", seed=0)
+    o = NAIVE.prepare(p, q, k, v)()
+    changed = v.clone()
+    changed[:, :, 4] += 1  # only the last query sees the last key
+    moved = (NAIVE.prepare(p, q, k, changed)() - o).abs().sum(-1).flatten()
+    assert moved[0] == 0
+    assert moved[1] > 0
+
+
+def test_rows_without_keys_are_zero_and_take_no_gradient() -> None:
+    p = problem(seqlen_q=9, seqlen_k=4)
+    o, dq, dk, dv = run(NAIVE, p, make_inputs(p, "cpu", seed=0))
+    assert not o[:, :, :5].any()
+    assert not dq[:, :, :5].any()
+    assert all(tensor.isfinite().all() for tensor in (o, dq, dk, dv))
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_scores_stay_in_the_tensors_dtype(dtype: str) -> None:
+    # up-casting would be more exact: naive must differ from attention by what its dtype loses
+    p = problem(dtype=dtype, seqlen_q=64, seqlen_k=64, causal=False)
+    inputs = make_inputs(p, "cpu", seed=0)
+    q, k, v = inputs[:3]
+    scores = (q * p.softmax_scale) @ k.transpose(-2, -1)
+    assert scores.dtype == q.dtype
+    assert torch.equal(NAIVE.prepare(p, q, k, v)(), scores.softmax(-1) @ v)
+
+
+def test_autograd_keeps_the_probabilities_and_not_the_scores() -> None:
+    p = problem(seqlen_q=32, seqlen_k=32)
+    q, k, v, _ = (tensor.requires_grad_() for tensor in make_inputs(p, "cpu", seed=0))
+    call = NAIVE.prepare(p, q, k, v)
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_floating_point():
+            kept[tensor.untyped_storage().data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        call()
+    scores = p.batch * p.num_heads * p.seqlen_q * p.seqlen_k
+    assert list(kept.values()).count(scores) == 1
+
+
+def test_the_mask_is_one_byte_per_score_of_one_head() -> None:
+    target = Target()
+    assert NAIVE.prepared_bytes(problem(seqlen_q=100, seqlen_k=300), "fwd", target) == 100 * 300
+    assert NAIVE.prepared_bytes(problem(seqlen_q=300, seqlen_k=100), "fwd", target) == 100 * 100
+    assert NAIVE.prepared_bytes(problem(causal=False), "fwd", target) == 0
+
+
+def test_tf32_needs_a_gpu_and_is_switched_on_for_its_cell_only() -> None:
+    assert NAIVE.why_unsupported(problem(dtype="tf32"), "fwd", Target())
+    assert NAIVE.why_unsupported(problem(dtype="tf32"), "fwd", Target(device="cuda:0")) is None
+    for dtype, allowed in (("tf32", True), ("fp32", False), ("bf16", False)):
+        with NAIVE.context(problem(dtype=dtype)):
+            assert torch.backends.cuda.matmul.allow_tf32 is allowed
+        assert torch.backends.cuda.matmul.allow_tf32 is False
+
+
+@pytest.mark.gpu
+def test_fp32_is_ieee_and_tf32_is_not() -> None:
+    errors = {}
+    for dtype in ("fp32", "tf32"):
+        p = problem(dtype=dtype, seqlen_q=256, seqlen_k=256, head_dim=64, head_dim_v=64)
+        inputs = make_inputs(p, "cuda:0", seed=0)
+        o = run(NAIVE, p, inputs)[0]
+        errors[dtype] = float((o.double() - exact(p, *inputs)[0]).abs().max())
+    assert errors["fp32"] < 1e-5
+    assert 1e-4 < errors["tf32"] < 1e-2
