@@ -214,6 +214,8 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
         "tokens": "16k",
         "hidden": "2048",
         "impls": "naive,sdpa,sdpa-flash,sdpa-cudnn,flash",
+        "cache": "cold",
+        "seed": "0",
     },
     "cpu": {
         "seqlens": "128-512",
@@ -224,15 +226,17 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
         "batch": "1",
         "heads": "2",
         "impls": "naive,sdpa,flash",
+        "cache": "hot",
+        "seed": "0",
     },
 }
 """What an option is where neither the command line nor a config file says, as it would be typed."""
 
 
 def defaults(device_type: str) -> dict[str, Any]:
-    """Parsed default axes for ``cuda`` or ``cpu``."""
+    """Parsed default options for ``cuda`` or ``cpu``."""
     raw = DEFAULTS[device_type]
-    return parse(raw, lambda name: name, raw["impls"].split(","))
+    return parse(raw, lambda name: f"default {name}", raw["impls"].split(","))
 
 
 def parse(raw: Raw, label: Callable[[str], str], implementations: Collection[str]) -> dict[str, Any]:

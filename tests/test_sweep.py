@@ -134,7 +134,8 @@ def test_config_takes_every_option_in_every_spelling(tmp_path: Path) -> None:
     raw = load(
         tmp_path,
         'seqlens = "1k-4k"\nhead-dims = [64, "128"]\nhead_dims_v = 32\ndtypes = ["bf16"]\ncausal = true\n'
-        'tokens = "16k"\nheads = 4\nresume = false\ntime-budget = "5m"\nimpls = "naive,sdpa"\nkv_heads = [1, 2]\n',
+        'tokens = "16k"\nheads = 4\nresume = false\ntime-budget = "5m"\nimpls = "naive,sdpa"\n'
+        "kv_heads = [1, 2]\n",
     )
     options = parsed(raw)
     assert options == {

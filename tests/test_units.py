@@ -30,8 +30,8 @@ def test_axis(text: str, values: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     "text",
     ["", " ", ",", "1,", ",1", "1,,2", "0", "-1", "-", "k", "1-", "-1k", "1k-3k", "1k-1k", "2k-1k", "0-4",
-     "1k-8k+3k", "1k-8k+0", "1k-8k+", "1-2-3", "1+2", "1.5k", "1e3", "0x10", "1_000", "１", "1g", "NaN", "inf",
-     "9" * 5000, "1,1", "1k,1024", "1-4,2", "1-5000+1", "3000000000", "1\n2", "\0", "naïve"],
+     "1k-8k+3k", "1k-8k+0", "1k-8k+", "1-2-3", "1+2", "1.5k", "1e3", "0x10", "1_000", "１", "1g", "NaN",
+     "inf", "9" * 5000, "1,1", "1k,1024", "1-4,2", "1-5000+1", "3000000000", "1\n2", "\0", "naïve"],
 )  # fmt: skip
 def test_bad_axis_names_option_value_and_what_is_accepted(text: str) -> None:
     with pytest.raises(SpecError) as caught:
@@ -132,7 +132,8 @@ def test_bad_names(text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 s"), (7e-10, "0.70 ns"), (4.3e-6, "4.30 us"), (9.996e-6, "10.0 us"), (1.234e-3, "1.23 ms"),
-     (0.9996, "1.00 s"), (12.34, "12.3 s"), (99.7, "1m 40s"), (3599.4, "59m 59s"), (3599.6, "1h 00m"), (5400, "1h 30m")],
+     (0.9996, "1.00 s"), (12.34, "12.3 s"), (99.7, "1m 40s"), (3599.4, "59m 59s"), (3599.6, "1h 00m"),
+     (5400, "1h 30m")],
 )  # fmt: skip
 def test_format_seconds(seconds: float, text: str) -> None:
     assert units.format_seconds(seconds) == text

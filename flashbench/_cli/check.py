@@ -47,6 +47,7 @@ GRIDS: Mapping[str, Mapping[str, str]] = {
 
 TENSORS = ("o", "dq", "dk", "dv")
 CORRECT = ("ok", "checked")
+BAD = ("wrong", "failed")
 
 
 def check(
@@ -75,8 +76,8 @@ def check(
 
     Exits 0 when all that ran is right, 5 if anything is wrong or failed, 3 or 6 if nothing ran.
     """
-    flags = {"json", "csv", "quiet", "verbose"}
-    line = {name: text for name, text in options.given(locals()).items() if name not in flags}
+    given = options.given(locals())
+    line = {name: text for name, text in given.items() if name not in {"json", "csv", "quiet", "verbose"}}
     options.one_format(json, csv)
     options.one_volume(quiet, verbose)
     cells, target, seed_ = resolve(line)
@@ -104,7 +105,9 @@ def resolve(line: dict[str, str | bool]) -> tuple[tuple[Cell, ...], Target, int]
     from flashbench import environment
 
     target = environment.target(asked)
-    return cells(target.type), target, typed.get("seed", 0)
+    found = cells(target.type)
+    options.settle({cell.implementation for cell in found}, target)
+    return found, target, typed.get("seed", 0)
 
 
 def _run(cells: Sequence[Cell], target: Target, seed: int, *, quiet: bool, verbose: bool) -> list[Record]:
@@ -118,12 +121,13 @@ def _run(cells: Sequence[Cell], target: Target, seed: int, *, quiet: bool, verbo
 
         def keep(record: Record) -> None:
             records.append(record)
-            tick(len(records), record.cell.key)
             if verbose:
                 console.note(f"[{len(records)}/{len(cells)}] {record.cell.key}: {record.status}")
 
-        wanted = runner.RunOptions(seed=seed, time=False)
-        runner.run_cells(cells, target, wanted, keep, lambda text: tick(len(records), text))
+        def begin(index: int, _: int, cell: Cell) -> None:
+            tick(index, cell.key)
+
+        runner.run_cells(cells, target, runner.RunOptions(seed=seed, time=False), keep, begin)
     return records
 
 
@@ -135,11 +139,11 @@ def _show(records: Sequence[Record], *, json: bool, csv: bool, quiet: bool) -> N
         console.show_table(_raw_columns(), [_raw_row(record) for record in records], json=json, csv=csv)
     else:
         console.show_table(_summary_columns(), worst(records), title="worst error by dtype and tensor")
-        bad = [_raw_row(record) for record in records if record.status in {"wrong", "failed"}]
+        bad = [_raw_row(record) for record in records if record.status in BAD]
         if bad:
             console.show_table(_failure_columns(), bad, title="wrong or failed")
     if not quiet:
-        for text in outcome(records):
+        for text in outcome(records, told=BAD):
             console.note(text)
 
 
@@ -147,7 +151,7 @@ def verdict(records: Sequence[Record]) -> None:
     """Raise GateError where anything is wrong; leave with 3 or 6 where nothing was checked."""
     from flashbench import console
 
-    bad = [record for record in records if record.status in {"wrong", "failed"}]
+    bad = [record for record in records if record.status in BAD]
     if bad:
         raise GateError(f"{len(bad)} of {len(records)} cells are wrong or failed")
     if any(record.status in CORRECT for record in records):
@@ -191,8 +195,9 @@ def worst(records: Sequence[Record]) -> list[dict[str, Any]]:
         assert accuracy is not None
         rows.append({
             "implementation": implementation, "dtype": dtype, "tensor": tensor, "cells": len(group),
-            "max_error_ratio": ratio(at, tensor), "max_abs_error": accuracy.max_abs_error[tensor],
-            "budget": accuracy.budget[tensor], "at": f"{at.cell.pass_} {at.cell.problem.key}",
+            "max_error_ratio": f"{ratio(at, tensor):.3g}",
+            "max_abs_error": f"{accuracy.max_abs_error[tensor]:.2e}",
+            "budget": f"{accuracy.budget[tensor]:.2e}", "at": f"{at.cell.pass_} {at.cell.problem.key}",
         })  # fmt: skip
     return rows
 
@@ -231,9 +236,9 @@ def _summary_columns() -> list[Column]:
         Column(name="dtype", header="dtype"),
         Column(name="tensor", header="tensor"),
         Column(name="cells", header="cells", justify="right"),
-        Column(name="max_error_ratio", header="error/budget", format="{:.2f}".format, justify="right"),
-        Column(name="max_abs_error", header="max |error|", format="{:.2e}".format, justify="right"),
-        Column(name="budget", header="budget", format="{:.2e}".format, justify="right"),
+        Column(name="max_error_ratio", header="error/budget", justify="right"),
+        Column(name="max_abs_error", header="max |error|", justify="right"),
+        Column(name="budget", header="budget", justify="right"),
         Column(name="at", header="at"),
     ]
 

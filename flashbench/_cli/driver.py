@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,13 +32,12 @@ class Driver:
     why_none: str = ""
 
 
-def look(nvml: Any = None) -> Driver:
-    """Ask NVML. Never raises: whatever fails is a reason or a None."""
+def look(library: Any = None) -> Driver:
+    """Ask NVML (``library`` stands in for pynvml). Never raises: what fails is a reason or a None."""
     from flashbench._profilers.clocks import optional, text
 
     try:
-        if nvml is None:
-            import pynvml as nvml
+        nvml = library if library is not None else importlib.import_module("pynvml")
         nvml.nvmlInit()
     except ImportError as error:
         return Driver(why_none=f"nvidia-ml-py cannot be imported ({error})")

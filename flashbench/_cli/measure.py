@@ -41,7 +41,7 @@ def measure(request: Request) -> None:
         console.note(f"{len(missing)} cells on {request.target.name}; results go to {results}")
     try:
         with writer:
-            _run(request, missing, writer)
+            _run(request, missing, writer, about)
     except KeyboardInterrupt:
         done = len(runfile.load(results).records)
         console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
@@ -79,17 +79,23 @@ def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Write
             for text in resumed.notes:
                 console.note(text)
         return resumed.writer, resumed.missing
-    head = runfile.header(argv=sys.argv, options=dict(request.texts), environment=about, cells=request.cells)
+    head = runfile.header(
+        argv=["flashbench", *sys.argv[1:]],
+        options=dict(request.texts),
+        environment=about,
+        cells=request.cells,
+    )
     return runfile.create(results, head), request.cells
 
 
-def _run(request: Request, cells: Sequence[Cell], writer: Writer) -> None:
+def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[str, Any]) -> None:
     from flashbench import console, runner, units
 
     options = runner.RunOptions(
         cache=request.values["cache"],
         seed=request.values["seed"],
         time_budget_s=request.values.get("time_budget"),
+        environment=about,
     )
     done = 0
     with console.progress(len(cells), quiet=request.flag("quiet") or request.flag("verbose")) as tick:
@@ -98,22 +104,27 @@ def _run(request: Request, cells: Sequence[Cell], writer: Writer) -> None:
             nonlocal done
             writer.append(record)
             done += 1
-            tick(done, record.cell.key)
             if request.flag("verbose"):
                 time = units.format_seconds(record.samples.median_s) if record.samples else record.reason
                 console.note(f"[{done}/{len(cells)}] {record.cell.key}: {record.status}, {time}")
 
-        runner.run_cells(cells, request.target, options, keep, lambda text: tick(done, text))
+        def begin(index: int, _: int, cell: Cell) -> None:
+            tick(index, cell.key)
+
+        runner.run_cells(cells, request.target, options, keep, begin)
 
 
-def outcome(records: Sequence[Record]) -> list[str]:
-    """What became of the cells, one line each: counts, then reasons of those that did not run."""
+def outcome(records: Sequence[Record], told: Sequence[str] = ()) -> list[str]:
+    """What became of the cells, one line each: counts, then reasons of those that did not run.
+
+    told: statuses whose reasons were shown already.
+    """
     counts = Counter(record.status for record in records)
     lines = [f"{len(records)} cells: " + ", ".join(f"{count} {status}" for status, count in counts.items())]
     reasons = Counter(
         (record.cell.implementation, record.status, record.reason or "")
         for record in records
-        if record.status not in {"ok", "checked"}
+        if record.status not in {"ok", "checked", *told}
     )
     shown = list(reasons.items())[:MAX_REASONS]
     lines += [f"{name}: {count} {status}: {reason}" for (name, status, reason), count in shown]
@@ -121,7 +132,9 @@ def outcome(records: Sequence[Record]) -> list[str]:
         lines.append(f"{len(reasons) - MAX_REASONS} more reasons stand in the report")
     flags = Counter(flag for record in records for flag in record.flags)
     lines += [f"flag {flag}: {count} cells" for flag, count in flags.items()]
-    if counts["checked"]:
+    if counts["ok"] and records[0].device_type == "cpu":
+        lines.append("these are times of a CPU; they say nothing about a GPU")
+    if any(record.reason and "interpreter" in record.reason for record in records):
         lines.append(
             f"{counts['checked']} cells ran in Triton's interpreter for correctness only;"
             " interpreted time is never performance"
@@ -180,7 +193,7 @@ def summary(cells: Sequence[dict[str, Any]]) -> tuple[list[Column], list[dict[st
     )
     names = list(dict.fromkeys(cell["implementation"] for cell in cells))
     columns = [Column(name=name, header=name, justify="right") for name in (*varies, *names)]
-    return columns, list(rows.values()), ", ".join(fixed)
+    return columns, list(rows.values()), ", ".join(["nominal FLOP/s", *fixed])
 
 
 def _pair(one: Any, other: Any, text: Any = str) -> str:

@@ -6,12 +6,15 @@ messages are those of ``sweep`` and ``units``, for the command line and config f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flashbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashbench.kernels import Target
 
 _GRID, _OUTPUT = "Grid", "Output"
 
@@ -108,6 +111,18 @@ def on_line(name: str) -> str:
 def given(values: Mapping[str, Any]) -> dict[str, str | bool]:
     """The options that stand on the line."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def settle(names: Iterable[str], target: Target) -> None:
+    """Let each implementation look at the target before anything else runs.
+
+    Triton compiles or interprets for the life of the process, as decided when it is first imported,
+    and torch imports it by itself: the kernel that cares must come first.
+    """
+    from flashbench import kernels
+
+    for name in names:
+        kernels.get(name).why_unavailable(target)
 
 
 def one_format(json: bool, csv: bool) -> None:

@@ -41,7 +41,9 @@ def run(
     device: options.Device = None,
     cache: Annotated[
         str | None,
-        typer.Option(help="L2 before each sample: cold (flushed, the default) or hot.", metavar="CHOICE"),
+        typer.Option(
+            help="L2 before each sample: cold (flushed; default on a GPU) or hot.", metavar="CHOICE"
+        ),
     ] = None,
     seed: options.Seed = None,
     config: Annotated[
@@ -140,28 +142,33 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     before = _earlier(out / RESULTS) if out and joined.get("resume") and (out / RESULTS).exists() else {}
     earlier = sweep.parse(before, lambda name: f"{name} in the header of {out}", known)
 
-    def complete(device_type: str) -> dict[str, Any]:
-        return sweep.combine(typed, filed, earlier, sweep.defaults(device_type))
+    def complete(device_type: str) -> tuple[dict[str, Any], tuple[Cell, ...]]:
+        values = sweep.combine(typed, filed, earlier, sweep.defaults(device_type))
+        if device_type == "cpu" and values["cache"] == "cold":
+            raise UsageError("--cache 'cold': the caches of a CPU are not flushed; accepted on a CPU: hot")
+        return values, sweep.sweep_of(values).cells()
 
-    asked = joined.get("device", earlier.get("device"))
+    asked = joined.get("device")
     if asked is not None:
-        sweep.sweep_of(complete(asked.split(":")[0])).cells()
+        complete(asked.split(":")[0])
     from flashbench import environment
 
     target = environment.target(asked)
-    values = complete(target.type)
-    texts = sweep.combine(line, file, before, {**sweep.DEFAULTS[target.type], **CONDITIONS})
+    values, cells = complete(target.type)
+    options.settle(values["impls"], target)
+    texts = sweep.combine(line, file, before, sweep.DEFAULTS[target.type])
+    kept = (*sweep.AXES, *CONDITIONS, "time_budget")
     return Request(
-        values={"cache": CONDITIONS["cache"], "seed": int(CONDITIONS["seed"]), **values},
-        texts={name: texts[name] for name in (*sweep.AXES, *CONDITIONS, "time_budget") if name in texts},
+        values=values,
+        texts={name: texts[name] for name in kept if name in texts},
         target=target,
-        cells=sweep.sweep_of(values).cells(),
+        cells=cells,
         out=out,
     )
 
 
-CONDITIONS = {"cache": "cold", "seed": "0"}
-"""Defaults of what all rows of a file share."""
+CONDITIONS = ("cache", "seed")
+"""Options that all rows of a file share."""
 
 
 def _earlier(path: Path) -> dict[str, str | bool]:
