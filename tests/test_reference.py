@@ -1,0 +1,203 @@
+"""The oracle is fp64 attention on the rows it compares; right implementations pass, wrong ones do not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from attention import SHAPES, exact, problem, run
+
+from flashbench import kernels
+from flashbench.kernels import _reference
+from flashbench.kernels._reference import SAMPLED_ROWS, Reference, make_inputs, rounding, sample_rows
+
+NAMES = ("o", "dq", "dk", "dv")
+
+
+def references(reference: Reference) -> list[torch.Tensor]:
+    p = reference.problem
+    dk, dv = reference._key_side
+    heads = (p.num_heads, p.num_heads, p.num_kv_heads, p.num_kv_heads)
+    found = (reference._forward.ref, reference._query_side.ref, dk.ref, dv.ref)
+    return [
+        ref.reshape(p.batch, n, -1, ref.shape[-1]) for ref, n in zip(found, heads, strict=True)
+    ]  # (batch, heads, compared rows, width)
+
+
+@pytest.mark.parametrize("elements", [2**23, 64])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_is_attention_in_fp64_however_small_its_chunks(
+    shape: str, causal: bool, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(_reference.WORKSPACE_BYTES, "cpu", 8 * elements)
+    p = problem(causal=causal, **SHAPES[shape])
+    inputs = make_inputs(p, "cpu", seed=3)
+    reference = Reference(p, *inputs)
+    reference.prepare(gradients=True)
+    for mine, theirs in zip(references(reference), exact(p, *inputs), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-13, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_kv_heads": 2}, {"seqlen_q": 150}, {"seqlen_k": 150}, {"causal": False}], ids=str
+)
+def test_sampled_rows_are_those_of_the_whole(changes: dict) -> None:
+    p = problem(**{"seqlen_q": 200, "seqlen_k": 200, **changes})
+    inputs = make_inputs(p, "cpu", seed=4)
+    reference = Reference(p, *inputs, all_rows=False)
+    reference.prepare(gradients=True)
+    assert len(reference.query_rows) == len(reference.key_rows) == SAMPLED_ROWS
+    rows = (reference.query_rows, reference.query_rows, reference.key_rows, reference.key_rows)
+    for mine, theirs, at in zip(references(reference), exact(p, *inputs), rows, strict=True):
+        assert torch.allclose(mine, theirs.index_select(2, at), atol=1e-13, rtol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 200.0])
+def test_scores_of_any_size_keep_fp64s_precision(scale: float) -> None:
+    # 30: exp(S) would overflow fp32; 200: it would overflow fp64 without the maximum
+    p = problem(seqlen_q=33, seqlen_k=33)
+    q, k, v, dout = make_inputs(p, "cpu", seed=5)
+    inputs = (q * scale, k * scale, v, dout)
+    reference = Reference(p, *inputs)
+    reference.prepare(gradients=True)
+    for mine, theirs in zip(references(reference), exact(p, *inputs), strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-12 * scale, rtol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_the_budget_is_twice_naives_error_and_twice_the_rounding(dtype: str, all_rows: bool) -> None:
+    p = problem(dtype=dtype, seqlen_q=130, seqlen_k=140, num_kv_heads=2)
+    inputs = make_inputs(p, "cpu", seed=6)
+    reference = Reference(p, *inputs, all_rows=all_rows)
+    naive = run(kernels.get("naive"), p, inputs)
+    accuracy = reference.compare(naive[0], naive[1:])
+    for name, ref in zip(NAMES, references(reference), strict=True):
+        wanted = 2 * accuracy.max_abs_error[name] + 2 * rounding(ref, inputs[0].dtype)
+        # naive in chunks of rows may add in another order than naive in one piece
+        assert accuracy.budget[name] == pytest.approx(wanted, rel=0.25)
+    assert accuracy.ok
+
+
+def test_the_rounding_term_is_of_the_dtype() -> None:
+    ref = torch.linspace(-2, 2, 1001, dtype=torch.float64)
+    half, single = rounding(ref, torch.bfloat16), rounding(ref, torch.float32)
+    assert 2**-9 < half < 2**-6
+    assert 2**-25 < single < 2**-21
+
+
+def test_an_overflow_of_naive_falls_back_to_rounded_fp32() -> None:
+    p = problem(dtype="fp16", causal=False)
+    q, k, v, dout = make_inputs(p, "cpu", seed=7)
+    inputs = (q * 300, k * 300, v, dout)  # scores up to 1e6: infinite in fp16
+    naive = run(kernels.get("naive"), p, inputs)
+    assert not naive[0].isfinite().all()
+    reference = Reference(p, *inputs)
+    reference.prepare(gradients=True)
+    assert math.isfinite(reference._forward.budget)
+    assert reference._forward.budget < 0.1
+    fp32 = run(kernels.get("naive"), problem(causal=False), tuple(t.float() for t in inputs))
+    assert reference.compare(fp32[0].half()).ok
+
+
+def wrong(p, o, dq, dk, dv, how: str) -> tuple:
+    if how == "rescale":
+        return o * 1.02, dq, dk, dv
+    if how == "dq scale":
+        return o, dq * 1.02, dk, dv
+    if how == "dk of one head":
+        dk = dk.clone()
+        dk[-1, -1] *= 1.02
+        return o, dq, dk, dv
+    if how == "dv lost a row":
+        dv = dv.clone()
+        dv[:, :, -1] = 0
+        return o, dq, dk, dv
+    o = o.clone()
+    o[:, :, -1] = o[:, :, -2]
+    return o, dq, dk, dv
+
+
+@pytest.mark.parametrize("all_rows", [True, False])
+@pytest.mark.parametrize("how", ["rescale", "dq scale", "dk of one head", "dv lost a row", "o repeats a row"])
+def test_small_mistakes_are_caught(how: str, all_rows: bool) -> None:
+    p = problem(seqlen_q=200, seqlen_k=200, head_dim=32, head_dim_v=32)
+    inputs = make_inputs(p, "cpu", seed=8)
+    reference = Reference(p, *inputs, all_rows=all_rows)
+    right = run(kernels.get("sdpa"), p, inputs)
+    assert reference.compare(right[0], right[1:]).ok
+    o, *gradients = wrong(p, *right, how)
+    assert not reference.compare(o, gradients).ok
+
+
+def test_a_top_left_mask_is_caught() -> None:
+    p = problem(seqlen_q=20, seqlen_k=30)
+    q, k, v, dout = make_inputs(p, "cpu", seed=9)
+    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    assert not Reference(p, q, k, v, dout).compare(o).ok
+
+
+def test_a_nan_in_a_row_that_is_not_compared_is_caught() -> None:
+    p = problem(seqlen_q=600, seqlen_k=600, batch=1, num_heads=1, num_kv_heads=1)
+    inputs = make_inputs(p, "cpu", seed=10)
+    reference = Reference(p, *inputs, all_rows=False)
+    o = run(kernels.get("naive"), p, inputs)[0]
+    assert reference.compare(o).ok
+    unseen = next(row for row in range(600) if row not in reference.query_rows.tolist())
+    o[0, 0, unseen, 3] = float("nan")
+    accuracy = reference.compare(o)
+    assert not accuracy.ok
+    assert math.isnan(accuracy.max_abs_error["o"])
+
+
+def test_another_shape_or_dtype_is_an_error_that_says_so() -> None:
+    p = problem()
+    inputs = make_inputs(p, "cpu", seed=0)
+    reference = Reference(p, *inputs)
+    with pytest.raises(ValueError, match="o is"):
+        reference.compare(torch.zeros(2, 4, 16, 9))
+    with pytest.raises(ValueError, match=r"float64.*is wanted"):
+        reference.compare(torch.zeros(2, 4, 16, 8, dtype=torch.float64))
+
+
+def test_inputs_depend_on_the_seed_only() -> None:
+    p = problem(num_kv_heads=2, head_dim_v=12, dtype="bf16")
+    one, same, other = (make_inputs(p, "cpu", seed=seed) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert [tuple(t.shape) for t in one] == [(2, 4, 16, 8), (2, 2, 16, 8), (2, 2, 16, 12), (2, 4, 16, 12)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64, 95, 96, 97, 1021, 65536])
+def test_sampled_rows_hold_the_ends_and_tile_edges(rows: int) -> None:
+    sample = sample_rows(rows, seed=0)
+    assert sample == sorted(set(sample))
+    assert {0, rows - 1} <= set(sample)
+    assert set(sample) <= set(range(rows))
+    assert len(sample) == min(rows, SAMPLED_ROWS) or rows < 2 * SAMPLED_ROWS
+    if rows > 256:
+        assert {63, 64, 127, 128, rows - 64, rows - 65, rows - 128, rows - 129} <= set(sample)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", [False, True])
+def test_64k_is_checked_in_bounded_memory_and_seconds(causal: bool) -> None:
+    import time
+
+    p = problem(
+        batch=1, num_heads=32, num_kv_heads=32, seqlen_q=65536, seqlen_k=65536, head_dim=64, head_dim_v=64,
+        dtype="bf16", causal=causal,
+    )  # fmt: skip
+    inputs = make_inputs(p, "cuda:0", seed=0)
+    Reference(problem(dtype="bf16"), *make_inputs(problem(dtype="bf16"), "cuda:0", 0)).prepare(gradients=True)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before, start = torch.cuda.memory_allocated(), time.perf_counter()
+    Reference(p, *inputs).prepare(gradients=True)
+    torch.cuda.synchronize()
+    took, peak = time.perf_counter() - start, torch.cuda.max_memory_allocated() - before
+    print(f"reference of {p.key}: {took:.2f} s, {peak / 1e9:.2f} GB")
+    assert peak < 3 * 2**30
+    assert took < 8
