@@ -113,9 +113,9 @@ def estimate(
 ) -> Estimate:
     """What the model predicts for one pass over one problem.
 
-    Tiles are, kernel by kernel: those given (``block_q``, ``block_k``; for a kernel of the backward
-    its own ``dkdv_block_q``, ``dq_block_q``, ``bwd_block_q``, …, where given; other keys are
-    ignored), else those that sram_bytes of fast memory allow, else those of the published code on
+    Tiles are, kernel by kernel: those given (``fwd_block_q``, ``dkdv_block_k``, …, as a kernel's
+    configuration names them; ``block_q`` and ``block_k`` stand for every kernel that has no own;
+    other keys are ignored), else those that sram_bytes of fast memory allow, else those of the published code on
     the device. A paper's algorithm without published tiles takes 192 KiB, or the device's SRAM.
 
     Raises UnknownName for an unknown model or pass, SpecError for a size below 1 or a problem that
@@ -151,7 +151,7 @@ def estimate(
         saved_bytes=parts[0].saved_bytes,
         extra_bytes=_extra_bytes(parts),
         tiles={
-            _key(kernel, name): getattr(tile, name)
+            f"{kernel}_{name}": getattr(tile, name)
             for kernel, tile in chosen.items()
             for name in ("block_q", "block_k")
         },
@@ -177,11 +177,6 @@ def _fits(row: Model, problem: Problem, chosen: Mapping[str, Tiles], sram: int |
         return None
     footprint = row.footprint
     return all(footprint(problem, kernel, tile) <= sram for kernel, tile in chosen.items())
-
-
-def _key(kernel: str, name: str) -> str:
-    """The forward's tile is plain ``block_q``; other kernels put their name before it."""
-    return name if kernel == "fwd" else f"{kernel}_{name}"
 
 
 def _choose(
@@ -215,7 +210,7 @@ def _choose(
 
 
 def _given(given: Mapping[str, int], kernel: str, name: str, default: int) -> int:
-    value = given.get(_key(kernel, name), given.get(name, default))
+    value = given.get(f"{kernel}_{name}", given.get(name, default))
     if value < 1:
         raise SpecError(f"{name} {value} is out of range; it must be 1 or more")
     return value

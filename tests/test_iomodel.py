@@ -368,12 +368,12 @@ A_PROBLEM = Problem(batch=1, num_heads=2, num_kv_heads=2, seqlen_q=4096, seqlen_
 
 def test_tiles_come_from_memory_in_elements() -> None:
     v1 = estimate("flash-v1", A_PROBLEM, "fwd", sram_bytes=192 * 1024)
-    assert (v1.sram_elements, v1.tiles) == (98_304, {"block_q": 128, "block_k": 192})
+    assert (v1.sram_elements, v1.tiles) == (98_304, {"fwd_block_q": 128, "fwd_block_k": 192})
     assert (v1.tile_source, v1.tiles_fit) == ("sram", True)
     v2 = estimate("flash-v2", A_PROBLEM, "fwd", sram_bytes=192 * 1024)
-    assert (v2.tiles["block_q"], v2.tiles_fit) == (384, True)
+    assert (v2.tiles["fwd_block_q"], v2.tiles_fit) == (384, True)
     wide = estimate("flash-v2", replace(A_PROBLEM, dtype="fp32"), "fwd", sram_bytes=192 * 1024)
-    assert (wide.sram_elements, wide.tiles["block_q"]) == (49_152, 192)
+    assert (wide.sram_elements, wide.tiles["fwd_block_q"]) == (49_152, 192)
 
 
 def test_a_tile_that_does_not_fit_is_marked() -> None:
@@ -420,5 +420,5 @@ def test_unknown_names_and_sizes_are_refused() -> None:
 
 def test_other_keys_of_a_configuration_are_ignored() -> None:
     tiles = {"block_q": 64, "block_k": 32, "num_warps": 4, "num_stages": 3}
-    assert estimate("flash-v2", A_PROBLEM, "fwd", tiles=tiles).tiles == {"block_q": 64, "block_k": 32}
+    assert estimate("flash-v2", A_PROBLEM, "fwd", tiles=tiles).tiles == {"fwd_block_q": 64, "fwd_block_k": 32}
     assert estimate("standard", A_PROBLEM, "fwd", tiles=tiles).tile_source == ""

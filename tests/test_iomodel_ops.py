@@ -138,3 +138,16 @@ def test_standard_is_what_naive_runs(changes: dict[str, Any], pass_: str) -> Non
     read, write, peak = observe(calls("naive", p)[pass_])
     assert (row.requested.read_bytes, row.requested.write_bytes) == (read, write)
     assert row.extra_bytes == peak
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
+def test_every_implementations_own_tiles_reach_its_model(pass_: str) -> None:
+    p, target = problem(dtype="bf16"), kernels.Target(device="cuda:0", capability=(9, 0))
+    modelled = [row for row in kernels.registry().values() if row.io_model is not None]
+    assert {row.name for row in modelled} >= {"naive", "flash"}
+    for row in modelled:
+        config = row.describe(p, pass_, target)
+        tiles = estimate(str(row.io_model), p, pass_, tiles=config).tiles
+        if any("block" in name for name in config):
+            assert tiles == {name: config[name] for name in tiles}
+            assert tiles

@@ -244,15 +244,14 @@ def _columns() -> list[Column]:
 
 def _tile_text(row: Estimate) -> str | None:
     """ "384x1 (sram)", or kernel by kernel "dkdv 1x192, dq 256x1 (sram, does not fit)"."""
-    if not row.tiles:
+    kernels = [key.removesuffix("_block_q") for key in row.tiles if key.endswith("_block_q")]
+    sizes = [f"{row.tiles[name + '_block_q']}x{row.tiles[name + '_block_k']}" for name in kernels]
+    if not sizes:
         return None
-    prefixes = [key.removesuffix("block_q") for key in row.tiles if key.endswith("block_q")]
-    kernels = [
-        f"{prefix.rstrip('_')} {row.tiles[prefix + 'block_q']}x{row.tiles[prefix + 'block_k']}".strip()
-        for prefix in prefixes
-    ]
+    if len(sizes) > 1:
+        sizes = [f"{name} {size}" for name, size in zip(kernels, sizes, strict=True)]
     marks = row.tile_source + (", does not fit" if row.tiles_fit is False else "")
-    return f"{', '.join(kernels)} ({marks})"
+    return f"{', '.join(sizes)} ({marks})"
 
 
 _CONTEXT = ("seqlen_q", "head_dim", "dtype", "causal", "num_heads", "num_kv_heads", "pass")

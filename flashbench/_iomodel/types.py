@@ -145,8 +145,8 @@ class Estimate:
     flops: nominal matrix FLOPs (2·pairs·(d+dv) forward, 2·pairs·(3d+2dv) backward, over visible
     pairs). done_flops, exps: matrix FLOPs and score exponentials really executed, on whole tiles
     and with recomputation. saved_bytes: what the forward keeps for the backward beyond q, k, v.
-    extra_bytes: predicted peak_extra_bytes of the pass. tiles: block_q, block_k of the forward
-    kernel and, with a prefix (``dq_block_q``), of the others. tile_source: ``sram`` (derived from
+    extra_bytes: predicted peak_extra_bytes of the pass. tiles: block_q and block_k of each kernel,
+    with its name before (``fwd_block_q``, ``dkdv_block_k``). tile_source: ``sram`` (derived from
     M), ``shipped`` (published code), ``given``, or empty without tiles. tiles_fit: whether they
     fit fast memory, None where no size was given. sram_elements: M, in elements of the dtype.
     steps: the same traffic kernel by kernel.
