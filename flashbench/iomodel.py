@@ -115,8 +115,9 @@ def estimate(
 
     Tiles are, kernel by kernel: those given (``fwd_block_q``, ``dkdv_block_k``, …, as a kernel's
     configuration names them; ``block_q`` and ``block_k`` stand for every kernel that has no own;
-    other keys are ignored), else those that sram_bytes of fast memory allow, else those of the published code on
-    the device. A paper's algorithm without published tiles takes 192 KiB, or the device's SRAM.
+    other keys are ignored), else those that sram_bytes of fast memory allow, else those of the
+    published code on the device. A paper's algorithm without published tiles takes the device's
+    memory per SM, or 192 KiB.
 
     Raises UnknownName for an unknown model or pass, SpecError for a size below 1 or a problem that
     the model does not cover.

@@ -146,14 +146,17 @@ def test_bad_input_is_one_line_and_exit_code_2(io_model: Any, arguments: tuple[s
 
 
 def test_it_takes_under_half_a_second() -> None:
+    """In processor time, which other work on the machine does not stretch; it waits for nothing."""
+
     def seconds() -> float:
-        start = time.perf_counter()
+        before = os.times()
         command = [sys.executable, "-m", "flashbench", "io-model", "--sram", "192KB"]
         done = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": ""})
         assert done.returncode == 0, done.stderr
-        return time.perf_counter() - start
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
 
-    assert min(seconds() for _ in range(5)) < 0.5  # the least disturbed of five
+    assert min(seconds() for _ in range(5)) < 0.5
 
 
 def test_a_large_table_stays_fast(io_model: Any) -> None:
