@@ -20,6 +20,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -121,9 +122,9 @@ def create(path: Path | str, head: Mapping[str, Any]) -> Writer:
     Raises UsageError where the path exists, is a folder or cannot be written.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(f"{path} is a folder; a results file is wanted")
-    if path.exists():
+    if os.path.exists(path):
         raise UsageError(
             f"{path} exists and is not overwritten", hint="pass --resume to complete it, or another --out"
         )
@@ -318,7 +319,7 @@ def _environment_notes(before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 
 def _read(path: Path) -> bytes:
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UsageError(f"{path} is a folder; a results file is wanted")
     try:
         return path.read_bytes()
@@ -339,7 +340,8 @@ def _replace(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
             os.fsync(file.fileno())
         os.replace(scratch, path)
     except OSError as error:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink()
         raise _unwritable(path, error) from None
 
 

@@ -89,7 +89,8 @@ class _Run:
         self._started = time.monotonic()
         self._problem: _Problem | None = None
         self._lost: str | None = None
-        self._facts = environment.row_fields(options.environment or environment.collect(target))
+        facts = environment.collect(target) if options.environment is None else options.environment
+        self._facts = environment.row_fields(facts)
         self._clocks = profilers.open_clocks(target.device) if options.time else None
 
     def precompile(self, cells: Sequence[Cell]) -> None:

@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.empty and its relatives return NaN (the largest integer): a result that was never written shows."""
+    """torch.empty and its relatives return NaN (the largest integer): a result never written shows."""
     import torch
 
     def poison(make):

@@ -1,4 +1,4 @@
-"""What the machine is, told apart: CPU-only torch, no driver, a hidden GPU; a device is there or says why not."""
+"""CPU-only torch, no driver and a hidden GPU are told apart; a device is there or says why not."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from flashbench import environment
 from flashbench.environment import Probe, gpu_status
 from flashbench.errors import SpecError, UnavailableError
 
-FINE = Probe(
-    torch_version="2.11.0", torch_cuda="13.0", devices=1, visible=None, driver="580.95", nvml_gpus=1
-)
+FINE = Probe(torch_version="2.11.0", torch_cuda="13.0", devices=1, visible=None, driver="580.95", nvml_gpus=1)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +71,7 @@ def test_collect_is_json_and_names_what_a_row_needs() -> None:
     assert set(environment.row_fields(facts)) == set(environment.ROW_FIELDS)
 
 
-def test_the_source_hash_follows_the_kernels_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_source_hash_follows_the_kernels_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kernels").mkdir()
     kernel = tmp_path / "kernels" / "one.py"
     kernel.write_text("BLOCK = 64\n")

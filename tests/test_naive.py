@@ -1,4 +1,4 @@
-"""naive is exact attention, op by op in the tensors' dtype; causal is bottom-right; rows without keys are 0."""
+"""naive is attention op by op in the tensors' dtype; causal is bottom-right; rows without keys are 0."""
 
 from __future__ import annotations
 
