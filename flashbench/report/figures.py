@@ -210,7 +210,7 @@ def _figure(data: DataFrame, axis: Axis, values: Iterable[float]) -> Figure:
     )  # fmt: skip
     ticks = length_ticks(data["seqlen"])
     fig.update_xaxes(
-        type="log", title={"text": "sequence length (keys)", "standoff": 8}, zeroline=False,
+        type="log", title={"text": "sequence length (keys)", "standoff": 8}, zeroline=False, automargin=True,
         tickmode="array", tickvals=ticks, ticktext=[format_length(tick) for tick in ticks],
     )  # fmt: skip
     fig.update_yaxes(
