@@ -86,8 +86,17 @@ def test_the_version_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
 )
 @pytest.mark.parametrize(
     "environment",
-    [{"PYTHONIOENCODING": "cp1252"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"TERM": "dumb"}],
-    ids=["cp1252", "C", "dumb"],
+    [
+        {"PYTHONIOENCODING": "cp1252"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0"},
+        {"TERM": "dumb"},
+        {
+            "PYTHONIOENCODING": "ascii",
+            "COLUMNS": "20",
+            "TERMINAL_WIDTH": "20",
+        },  # help is cut with an ellipsis
+    ],
+    ids=["cp1252", "C", "dumb", "narrow ascii"],
 )
 def test_output_survives_any_encoding(argv: list[str], environment: dict[str, str]) -> None:
     env = {**os.environ, **environment}
