@@ -15,6 +15,7 @@ import synthetic
 
 from flashbench import report, table
 from flashbench.report import data, figures, summary, words
+from flashbench.report import page as page_module
 from flashbench.report.data import KEYS, Results
 from flashbench.report.sections import SECTIONS
 
@@ -415,6 +416,16 @@ def test_hostile_text_stays_text() -> None:
     for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', rest, re.DOTALL):
         for trace in json.loads(text)["data"]:
             assert "<b>" not in json.dumps([trace.get("name"), trace.get("text"), trace.get("customdata")])
+
+
+def test_figure_json_cannot_end_its_script_whatever_the_figure_library_writes() -> None:
+    class Figure:
+        def to_json(self) -> str:
+            return json.dumps({"name": HOSTILE})
+
+    text = page_module._script_json(Figure())
+    assert "<" not in text
+    assert json.loads(text) == {"name": HOSTILE}
 
 
 def test_an_empty_file_makes_a_page_that_says_so() -> None:

@@ -158,9 +158,14 @@ def test_a_resized_window_redraws_the_figures(browser: Browser, page: Path) -> N
     browser.wait("document.querySelector('#plot-latency .main-svg').getBoundingClientRect().width < 400")
 
 
-def test_cells_sort_by_value_with_empty_ones_last(browser: Browser, page: Path) -> None:
+@pytest.mark.parametrize(("heading", "empty"), [("time", 16), ("keys", 0)])
+def test_cells_sort_by_value_with_empty_ones_last(
+    browser: Browser, page: Path, heading: str, empty: int
+) -> None:
     browser.open(page)
-    column = "[...document.querySelectorAll('#cells-table th')].findIndex(th => th.textContent === 'time')"
+    column = (
+        f"[...document.querySelectorAll('#cells-table th')].findIndex(th => th.textContent === '{heading}')"
+    )
     at = browser.run(column)
     order = (
         f"[...document.querySelectorAll('#cells-table tbody tr')].map(row => row.cells[{at}].dataset.value)"
@@ -175,7 +180,7 @@ def test_cells_sort_by_value_with_empty_ones_last(browser: Browser, page: Path) 
         values = browser.run(order)
         known = [value for value in values if value is not None]
         assert known == sorted(known, reverse=direction == "descending")
-        assert values[len(known) :] == [None] * 16
+        assert values[len(known) :] == [None] * empty
 
 
 def test_search_finds_cells_by_their_words(browser: Browser, page: Path) -> None:

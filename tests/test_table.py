@@ -64,6 +64,13 @@ def test_an_unknown_model_leaves_its_columns_empty(config: dict[str, str]) -> No
     assert row["compulsory_bytes"] > 0
 
 
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
+def test_compulsory_bytes_are_those_of_the_pass_for_every_implementation(pass_: str) -> None:
+    frame = built(synthetic.record("naive", pass_=pass_), synthetic.record("flash", pass_=pass_))
+    expected = iomodel.compulsory(synthetic.problem(), pass_).total_bytes
+    assert list(frame["compulsory_bytes"]) == [expected, expected]
+
+
 def test_an_unknown_device_has_no_peak_and_no_percentages() -> None:
     row = table.rows(built(synthetic.record(environment={"device_name": "NVIDIA Foo 9999"})))[0]
     assert row["device"] == "NVIDIA Foo 9999"
