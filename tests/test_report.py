@@ -172,6 +172,16 @@ def test_a_suspect_cell_makes_no_claim() -> None:
     assert "sdpa" not in set(summary.regimes(doubted)["fastest"])
 
 
+def test_flags_are_counted_beside_the_statuses() -> None:
+    records = [
+        synthetic.record("flash", n, flags=flags)
+        for n, flags in ((1024, ("drift",)), (2048, ("drift", "throttled")))
+    ]
+    records.append(synthetic.record("naive", 1024, status="oom", reason="no room"))
+    found = summary.headline(results(synthetic.run_file(records))).set_index("claim")
+    assert found.loc["timed", "rest"] == {"oom": 1, "flagged drift": 2, "flagged throttled": 1}
+
+
 def test_regimes_say_who_wins_where_and_by_how_much() -> None:
     records = [synthetic.record(name, n) for n in (1024, 2048, 65536) for name in ("sdpa", "flash")]
     records += [synthetic.record("naive", n) for n in (1024, 2048)]
@@ -231,12 +241,13 @@ def test_checked_cells_are_marked_otherwise_than_failed_ones() -> None:
     assert "flash: checked, not timed" in lane[0].text
 
 
-def test_flagged_points_have_open_markers() -> None:
+def test_flagged_points_have_a_ring() -> None:
     records = [synthetic.record("flash", 1024), synthetic.record("flash", 2048, flags=("throttled",))]
     frame = data.points("time_s")(results(synthetic.run_file(records)))
-    trace = NAMES["latency"].figure(frame).data[0]
-    assert [symbol.endswith("-open") for symbol in trace.marker.symbol] == [False, True]
-    assert "throttled" in trace.customdata[1]
+    line, ring = NAMES["latency"].figure(frame).data
+    assert "throttled" in line.customdata[1]
+    assert (list(ring.x), list(ring.y)) == ([2048], [line.y[1]])
+    assert ring.legendgroup == line.legendgroup
 
 
 def test_length_axis_is_labelled_at_the_measured_lengths(full: Results) -> None:
@@ -432,6 +443,12 @@ def test_an_empty_file_makes_a_page_that_says_so() -> None:
     rest = without_library(page_of(synthetic.run_file([])))
     assert rest.count("The results hold no cell.") == len(SECTIONS) - 1  # all but the environment
     assert 'class="plot"' not in rest
+
+
+@pytest.mark.parametrize(("device_type", "said"), [("cpu", True), ("cuda", False)])
+def test_a_page_of_cpu_times_says_so_at_the_top(device_type: str, said: bool) -> None:
+    rest = page_of(synthetic.run_file([synthetic.record()], environment={"device_type": device_type}))
+    assert ("Times of a CPU say nothing about a GPU." in rest) == said
 
 
 def test_sections_without_data_say_why() -> None:
