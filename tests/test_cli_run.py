@@ -24,7 +24,7 @@ from flashbench.record import Record, Samples
 
 TINY = [
     "--device", "cpu", "--seqlens", "8,16", "--head-dims", "8", "--dtypes", "fp32", "--impls", "naive,sdpa",
-    "--causal", "no", "--passes", "fwd,bwd",
+    "--causal", "no", "--passes", "fwd,bwd", "--heads", "2",
 ]  # fmt: skip
 RESULTS = Path("out/results.jsonl")
 
