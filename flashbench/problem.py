@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flashbench.errors import SpecError, UnknownName
@@ -84,7 +85,7 @@ class Problem:
     @property
     def softmax_scale(self) -> float:
         """1/sqrt(head_dim)."""
-        return self.head_dim**-0.5
+        return 1 / math.sqrt(self.head_dim)
 
     @property
     def visible_pairs(self) -> int:

@@ -130,8 +130,7 @@ class _Join:
         self, run: str, record: Record, environment: Mapping[str, Any], naive_time_s: float | None
     ) -> dict[str, Any]:
         cell, samples = record.cell, record.samples
-        config = dict(record.config)
-        model = config.pop("io_model", None)
+        model, config = record.io_model, record.config
         row = Row(
             record=record,
             estimate=self._estimate(model, cell.problem, cell.pass_, config) if model else None,

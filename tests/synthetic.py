@@ -49,7 +49,7 @@ def record(implementation: str = "flash", seqlen: int = 1024, pass_: str = "fwd"
     model = "standard" if implementation == "naive" else "flash-v2"
     values: dict[str, Any] = {
         "status": "ok",
-        "config": {"io_model": model},
+        "io_model": model,
         "environment": {"device_name": H100},
     }
     if own.get("status", "ok") == "ok":

@@ -453,7 +453,7 @@ def test_a_page_of_cpu_times_says_so_at_the_top(device_type: str, said: bool) ->
 
 def test_sections_without_data_say_why() -> None:
     """A CPU run: the interpreter's cells are checked, memory and roofs are unknown."""
-    records = [synthetic.record("flash", n, status="checked", reason="interpreter", config={},
+    records = [synthetic.record("flash", n, status="checked", reason="interpreter", io_model=None,
                                 environment={"device_name": "Some CPU"}) for n in (64, 128)]  # fmt: skip
     rest = without_library(page_of(synthetic.run_file(records, environment={"device_name": "Some CPU"})))
     for key in ("fastest", "latency", "throughput", "speedup", "memory", "roofline", "causal"):

@@ -45,20 +45,20 @@ def test_the_predicted_memory_follows_the_implementations_own_model() -> None:
 
 def test_the_records_tiles_decide_its_requested_bytes() -> None:
     def requested(**tiles: int) -> int:
-        record = synthetic.record("flash", 4096, config={"io_model": "flash-v2", **tiles})
+        record = synthetic.record("flash", 4096, io_model="flash-v2", config=tiles)
         return int(built(record)["requested_bytes"].iloc[0])
 
     assert requested(block_q=64, block_k=64) > 1.5 * requested(block_q=128, block_k=64)
 
 
-def test_the_configuration_reads_without_the_name_of_the_model() -> None:
-    frame = built(synthetic.record(config={"io_model": "flash-v2", "block_q": 128, "num_warps": 8}))
+def test_the_configuration_reads_as_pairs() -> None:
+    frame = built(synthetic.record(config={"block_q": 128, "num_warps": 8}))
     assert frame["config"].iloc[0] == "block_q=128 num_warps=8"
 
 
-@pytest.mark.parametrize("config", [{}, {"io_model": "a-model-of-tomorrow"}])
-def test_an_unknown_model_leaves_its_columns_empty(config: dict[str, str]) -> None:
-    row = table.rows(built(synthetic.record(config=config)))[0]
+@pytest.mark.parametrize("model", [None, "a-model-of-tomorrow"])
+def test_an_unknown_model_leaves_its_columns_empty(model: str | None) -> None:
+    row = table.rows(built(synthetic.record(io_model=model)))[0]
     assert row["requested_bytes"] is None
     assert row["predicted_extra_bytes"] is None
     assert row["compulsory_bytes"] > 0
