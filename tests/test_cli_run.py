@@ -122,13 +122,13 @@ def test_verbose_has_a_line_per_cell(
 
 
 @pytest.mark.parametrize("status", ["wrong", "failed"])
-def test_wrong_or_failed_rows_exit_5_and_are_kept(
+def test_wrong_or_failed_rows_are_kept_and_warned_of(
     status: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes(monkeypatch, OK, {"status": status, "reason": "o is off by 1"})
     code, out, err = run([*TINY, "--out", "out"], capsys)
-    assert code == 5
-    assert "error: 4 of 8 cells are wrong or failed, first: sdpa fwd" in err
+    assert code == 0
+    assert "warning: 4 of 8 cells are wrong or failed, first: sdpa fwd" in err
     assert status in out
     assert len(runfile.load(RESULTS).records) == 8
     assert Path("out/report.html").exists()
