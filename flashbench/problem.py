@@ -94,7 +94,7 @@ class Problem:
         if not self.causal:
             per_head = nq * nk
         else:
-            # query i sees clamp(i + 1 + nk - nq, 0, nk) keys: an arithmetic series 1..nk, or its upper part
+            # query i sees clamp(i + 1 + nk - nq, 0, nk) keys: the series 1..nk, or its upper part
             first = max(1, nk - nq + 1)
             per_head = (first + nk) * (nk - first + 1) // 2
         return self.batch * self.num_heads * per_head
@@ -109,7 +109,9 @@ class Problem:
         """Stable text that identifies the problem, as used for resume and in messages."""
         heads = f"h{self.num_heads}" if self.group == 1 else f"h{self.num_heads}/{self.num_kv_heads}"
         rows = f"n{self.seqlen_q}" if self.seqlen_q == self.seqlen_k else f"n{self.seqlen_q}x{self.seqlen_k}"
-        dims = f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
+        dims = (
+            f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
+        )
         mask = "causal" if self.causal else "full"
         return f"b{self.batch} {heads} {rows} {dims} {self.dtype} {mask}"
 

@@ -25,7 +25,8 @@ def tflops(record: dict) -> str:
     from flashbench.problem import Problem
 
     problem = Problem(**record["cell"]["problem"])
-    return f"{flops(problem, record['cell']['pass']) / statistics.median(record['samples']['samples_s']) / 1e12:.0f}"
+    time_s = statistics.median(record["samples"]["samples_s"])
+    return f"{flops(problem, record['cell']['pass']) / time_s / 1e12:.0f}"
 
 
 def render(root: Path) -> str:
@@ -50,7 +51,8 @@ def render(root: Path) -> str:
     for (pass_, seqlen), row in rows.items():
         cells = " | ".join(row.get(name, "") for name in IMPLEMENTATIONS)
         out.append(f"| {pass_} | {seqlen // 1024}k | {cells} |")
-    out += ["", f"(from [{RESULTS}]({RESULTS}); the page beside it is [report.html](reports/h100-sxm/report.html))"]
+    page = RESULTS.replace("results.jsonl", "report.html")
+    out += ["", f"(from [{RESULTS}]({RESULTS}); the page beside it is [report.html]({page}))"]
     out.append("<!-- /figures -->")
     return "\n".join(out)
 
