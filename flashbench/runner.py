@@ -7,6 +7,7 @@ import gc
 import logging
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -61,9 +62,12 @@ def run_cells(
     """Measure the cells in the order given; on_record gets each one's record before the next starts."""
     run = _Run(target, options)
     run.precompile(cells)
-    for index, cell in enumerate(cells):
-        on_progress(index, len(cells), cell)
-        on_record(run.record(cell))
+    with warnings.catch_warnings():
+        # autograd's device thread meets cuBLAS before it has a context; torch sets it and carries on
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA")
+        for index, cell in enumerate(cells):
+            on_progress(index, len(cells), cell)
+            on_record(run.record(cell))
 
 
 class _Problem:
@@ -165,6 +169,7 @@ class _Run:
             state.reference.prepare(gradients=cell.pass_ != "fwd")
         except Exception as error:
             raise _ReferenceFailed(error) from error
+        self._make_room(cell)
         with implementation.context(cell.problem), set_grad_enabled(cell.pass_ != "fwd"):
             return _Measurement(self, implementation, cell, state).run()
 
@@ -179,6 +184,14 @@ class _Run:
             return None
         memory = "device memory" if self.target.type == "cuda" else "memory"
         return f"needs {units.format_bytes(needs)} of {memory}, {units.format_bytes(free)} free"
+
+    def _make_room(self, cell: Cell) -> None:
+        """Give cached scratch back to the driver where its fragments could make a large cell fail."""
+        total = self.target.total_bytes
+        if self.target.type == "cuda" and total and plan.needs_bytes(cell, self.target) > total // 4:
+            import torch
+
+            torch.cuda.empty_cache()
 
     def _state(self, problem: Problem) -> _Problem:
         if self._problem is None or self._problem.problem != problem:
