@@ -6,6 +6,8 @@ import os
 
 # With several test processes on few cores, torch's own threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Parallel test workers are given a terminal width; output off a terminal is tested as users see it.
+os.environ.pop("COLUMNS", None)
 
 import pytest
 
