@@ -10,6 +10,8 @@ from functools import cache
 
 KERNELS = ("fwd", "dkdv", "dq", "delta")
 MAX_HEAD_DIM = 256
+STATISTICS_BYTES = 1024
+
 SECTION_BYTES = 16 * 2**20
 """Of the L2 cache (50 MB on an H100), what the heads in flight may stream; twice that is in use."""
 
@@ -26,58 +28,74 @@ class Config:
 
 @dataclass(frozen=True)
 class Row:
-    """A table row: the configs to try in order for head dims (the larger one) up to max_dim."""
+    """A table row: the configs to try in order for head dims (the larger one) up to max_dim.
+
+    math: ``half`` (fp16 and bf16), ``tf32``, or ``ieee`` (fp32 without tensor cores).
+    """
 
     kernel: str
     family: str
-    dtype_bytes: int
+    math: str
     max_dim: int
     configs: tuple[Config, ...]
 
 
 _C = Config
 TABLE = (
-    # family sm90: H100 SXM, Triton 3.6
-    Row("fwd", "sm90", 2, 64, (_C(128, 64, 4, 3),)),
-    Row("fwd", "sm90", 2, 128, (_C(128, 128, 8, 2),)),
-    Row("fwd", "sm90", 2, 256, (_C(128, 64, 8, 2),)),
-    Row("dkdv", "sm90", 2, 64, (_C(64, 128, 8, 2),)),
-    Row("dkdv", "sm90", 2, 128, (_C(64, 128, 8, 2),)),
-    Row("dkdv", "sm90", 2, 256, (_C(64, 64, 8, 1),)),
-    Row("dq", "sm90", 2, 64, (_C(128, 64, 8, 2),)),
-    Row("dq", "sm90", 2, 128, (_C(128, 64, 8, 2),)),
-    Row("dq", "sm90", 2, 256, (_C(64, 64, 8, 1),)),
+    # tuned on an H100 SXM with Triton 3.6: reports/h100-sxm/tuning
+    Row("fwd", "sm90", "half", 64, (_C(128, 64, 8, 3),)),
+    Row("fwd", "sm90", "half", 128, (_C(128, 128, 8, 3),)),
+    Row("fwd", "sm90", "half", 256, (_C(128, 64, 8, 2),)),
+    Row("dq", "sm90", "half", 64, (_C(128, 64, 8, 3),)),
+    Row("dq", "sm90", "half", 128, (_C(64, 64, 4, 2),)),
+    Row("dq", "sm90", "half", 256, (_C(64, 64, 8, 2),)),
+    Row("dkdv", "sm90", "half", 64, (_C(64, 64, 4, 3),)),
+    Row("dkdv", "sm90", "half", 128, (_C(32, 64, 4, 3),)),
+    Row("dkdv", "sm90", "half", 192, (_C(32, 64, 8, 2),)),
+    Row("dkdv", "sm90", "half", 256, (_C(16, 64, 8, 2),)),
     # any other card: the first that fits its shared memory
-    Row("fwd", "any", 2, 64, (_C(128, 64, 4, 3), _C(64, 64, 4, 2), _C(64, 32, 4, 1))),
-    Row("fwd", "any", 2, 128, (_C(128, 64, 8, 2), _C(64, 32, 4, 2), _C(64, 32, 4, 1))),
-    Row("fwd", "any", 2, 256, (_C(64, 64, 4, 2), _C(64, 32, 4, 2), _C(32, 32, 4, 1))),
-    Row("dkdv", "any", 2, 64, (_C(64, 64, 4, 2), _C(32, 64, 4, 1))),
-    Row("dkdv", "any", 2, 128, (_C(64, 64, 4, 2), _C(32, 64, 4, 1), _C(32, 32, 4, 1))),
-    Row("dkdv", "any", 2, 256, (_C(32, 64, 8, 1), _C(32, 32, 4, 1))),
-    Row("dq", "any", 2, 64, (_C(64, 64, 4, 2), _C(64, 32, 4, 1))),
-    Row("dq", "any", 2, 128, (_C(64, 64, 4, 2), _C(64, 32, 4, 1), _C(32, 32, 4, 1))),
-    Row("dq", "any", 2, 256, (_C(64, 32, 8, 1), _C(32, 32, 4, 1))),
-    Row("fwd", "any", 4, 64, (_C(64, 32, 4, 2), _C(32, 32, 4, 1))),
-    Row("fwd", "any", 4, 128, (_C(64, 32, 8, 1), _C(32, 32, 4, 1))),
-    Row("fwd", "any", 4, 256, (_C(32, 32, 8, 1), _C(16, 16, 4, 1))),
-    Row("dkdv", "any", 4, 64, (_C(32, 32, 4, 1),)),
-    Row("dkdv", "any", 4, 128, (_C(32, 32, 8, 1), _C(16, 16, 4, 1))),
-    Row("dkdv", "any", 4, 256, (_C(16, 16, 8, 1),)),
-    Row("dq", "any", 4, 64, (_C(32, 32, 4, 1),)),
-    Row("dq", "any", 4, 128, (_C(32, 32, 8, 1), _C(16, 16, 4, 1))),
-    Row("dq", "any", 4, 256, (_C(16, 16, 8, 1),)),
+    Row("fwd", "any", "half", 64, (_C(128, 64, 4, 3), _C(64, 64, 4, 2), _C(64, 32, 4, 1))),
+    Row("fwd", "any", "half", 128, (_C(128, 64, 8, 2), _C(64, 32, 4, 2), _C(64, 32, 4, 1))),
+    Row("fwd", "any", "half", 256, (_C(64, 64, 8, 2), _C(64, 32, 4, 1), _C(32, 16, 4, 1))),
+    Row("dq", "any", "half", 64, (_C(64, 64, 4, 2), _C(64, 32, 4, 1))),
+    Row("dq", "any", "half", 128, (_C(64, 64, 4, 2), _C(64, 32, 4, 1), _C(32, 32, 4, 1))),
+    Row("dq", "any", "half", 256, (_C(64, 32, 8, 1), _C(32, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("dkdv", "any", "half", 64, (_C(64, 64, 4, 2), _C(32, 64, 4, 1))),
+    Row("dkdv", "any", "half", 128, (_C(32, 64, 4, 2), _C(32, 64, 4, 1), _C(32, 32, 4, 1))),
+    Row("dkdv", "any", "half", 256, (_C(16, 64, 8, 2), _C(16, 32, 4, 1), _C(16, 16, 4, 1))),
+    Row("delta", "any", "half", 256, (_C(64, 64, 4, 1), _C(32, 32, 4, 1))),
+    Row("fwd", "any", "ieee", 64, (_C(64, 32, 4, 1), _C(32, 32, 4, 1))),
+    Row("fwd", "any", "ieee", 256, (_C(32, 32, 4, 1), _C(16, 16, 4, 1))),
+    Row("dq", "any", "ieee", 128, (_C(32, 32, 4, 1), _C(16, 16, 4, 1))),
+    Row("dq", "any", "ieee", 256, (_C(16, 16, 4, 1),)),
+    Row("dkdv", "any", "ieee", 64, (_C(32, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("dkdv", "any", "ieee", 128, (_C(16, 32, 4, 1), _C(16, 16, 4, 1))),
+    Row("dkdv", "any", "ieee", 256, (_C(16, 16, 4, 1),)),
+    Row("delta", "any", "ieee", 256, (_C(16, 16, 4, 1),)),
+    Row("fwd", "any", "tf32", 128, (_C(64, 32, 4, 1), _C(16, 16, 4, 1))),
+    Row("fwd", "any", "tf32", 256, (_C(64, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("dq", "any", "tf32", 128, (_C(64, 32, 4, 1), _C(16, 16, 4, 1))),
+    Row("dq", "any", "tf32", 256, (_C(64, 16, 8, 1), _C(16, 16, 4, 1))),
+    Row("dkdv", "any", "tf32", 64, (_C(32, 64, 4, 1), _C(16, 16, 4, 1))),
+    Row("dkdv", "any", "tf32", 128, (_C(32, 64, 8, 1), _C(16, 16, 4, 1))),
+    Row("dkdv", "any", "tf32", 256, (_C(16, 64, 8, 1), _C(16, 16, 4, 1))),
+    Row("delta", "any", "tf32", 256, (_C(16, 16, 4, 1),)),
 )
-DELTA = Config(64, 64, 4, 1)
 INTERPRETED = Config(64, 64, 4, 1)
 
 
-def widest(dtype_bytes: int) -> int:
+def math_of(dtype: str) -> str:
+    """The table's word for a dtype name."""
+    return {"fp32": "ieee", "tf32": "tf32"}.get(dtype, "half")
+
+
+def widest(math: str) -> int:
     """How wide a piece of a head dim may be.
 
     fp32 is multiplied without tensor cores, with a whole row of a piece in registers; and the sum of
     a row is the more exact for being a sum of sums.
     """
-    return 32 if dtype_bytes == 4 else MAX_HEAD_DIM
+    return MAX_HEAD_DIM if math == "half" else 32
 
 
 def split(dim: int, widest: int) -> tuple[tuple[int, int], ...]:
@@ -102,7 +120,7 @@ def split(dim: int, widest: int) -> tuple[tuple[int, int], ...]:
 @cache
 def choose(
     kernel: str,
-    dtype_bytes: int,
+    math: str,
     head_dim: int,
     head_dim_v: int,
     capability: tuple[int, int] | None,
@@ -113,41 +131,42 @@ def choose(
     Where no row fits the limit (bytes of shared memory per block) the smallest is returned;
     ``shared_bytes`` then says by how much it is too large.
     """
-    if kernel == "delta":
-        return DELTA
     if capability is None:
         return INTERPRETED
     configs = [
         config
         for family in (f"sm{capability[0]}{capability[1]}", "any")
         for row in TABLE
-        if (row.kernel, row.family, row.dtype_bytes) == (kernel, family, dtype_bytes)
+        if (row.kernel, row.family, row.math) == (kernel, family, math)
         if row.max_dim >= max(head_dim, head_dim_v)
         for config in row.configs
     ]
     for config in configs:
-        if limit is None or shared_bytes(kernel, config, dtype_bytes, head_dim, head_dim_v) <= limit:
+        if limit is None or shared_bytes(kernel, config, math, head_dim, head_dim_v) <= limit:
             return config
-    return min(configs, key=lambda c: shared_bytes(kernel, c, dtype_bytes, head_dim, head_dim_v))
+    return min(configs, key=lambda config: shared_bytes(kernel, config, math, head_dim, head_dim_v))
 
 
-def shared_bytes(kernel: str, config: Config, dtype_bytes: int, head_dim: int, head_dim_v: int) -> int:
+def shared_bytes(kernel: str, config: Config, math: str, head_dim: int, head_dim_v: int) -> int:
     """Shared memory per block that the compiled kernel asks for at most.
 
-    Resident tiles once, streamed tiles once per stage; tested against the compiler's own figure.
+    Resident tiles once, streamed tiles once per stage, row statistics, and room for P where a warp
+    does not hold whole rows of it; tested against the compiler's own figure.
     """
-    width, width_v = (
-        sum(cols for _, cols in split(dim, widest(dtype_bytes))) for dim in (head_dim, head_dim_v)
-    )
-    stages = max(1, config.num_stages)
+    element = 2 if math == "half" else 4
+    width, width_v = (sum(cols for _, cols in split(dim, widest(math))) for dim in (head_dim, head_dim_v))
     q, k = config.block_q, config.block_k
-    if kernel == "fwd":
-        return (q * width + stages * k * (width + width_v)) * dtype_bytes
-    if kernel == "dq":
-        return (q * (width + width_v) + stages * k * (width + width_v)) * dtype_bytes
-    if kernel == "dkdv":
-        return (k * (width + width_v) + stages * q * (width + width_v)) * dtype_bytes
-    return 0
+    both = (width + width_v) * element
+    resident = {
+        "fwd": q * width * element,
+        "dq": q * both,
+        "dkdv": k * both,
+        "delta": 2 * q * width_v * element,
+    }
+    streamed = {"fwd": k * both, "dq": k * both, "dkdv": q * both, "delta": 0}
+    held = math == "half" and 16 * config.num_warps <= (k if kernel == "dkdv" else q)
+    scratch = STATISTICS_BYTES + (0 if held or kernel == "delta" else q * k * element)
+    return resident[kernel] + config.num_stages * streamed[kernel] + scratch
 
 
 def section(streamed_bytes: int, heads: int) -> int:

@@ -71,7 +71,11 @@ class Call:
         for kernel, config in self.configs:
             if kernel == name:
                 return config
-        return choose(name, q.element_size(), q.shape[-1], v.shape[-1], *(self.card or _card(q.device)))
+        return choose(name, self.math(q), q.shape[-1], v.shape[-1], *(self.card or _card(q.device)))
+
+    def math(self, q: Tensor) -> str:
+        """How q's dtype is multiplied, as the table of configurations has it."""
+        return "half" if q.element_size() == 2 else "tf32" if self.tf32 else "ieee"
 
     def options(self, name: str, q: Tensor, v: Tensor, *strided: Tensor) -> tuple[Config, dict[str, Any]]:
         """The configuration, and the launch options and compile-time constants that follow from it."""
@@ -82,10 +86,11 @@ class Call:
             "BLOCK_N": config.block_k,
             "DIM": q.shape[-1],
             "DIM_V": v.shape[-1],
-            "WIDEST": widest(q.element_size()),
+            "WIDEST": widest(self.math(q)),
             "CAUSAL": self.causal,
-            "PRECISION": "tf32" if self.tf32 else "ieee",
+            "PRECISION": "tf32" if self.tf32 and not INTERPRETED else "ieee",  # no CPU has TF32
             "WIDE": any(tallest * x.stride(2) >= 2**31 for x in strided),
+            "EXACT": q.element_size() == 4,
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
             "enable_fp_fusion": True,  # off by default from Triton 3.10 on: an operation more per score
@@ -140,7 +145,8 @@ class _FlashAttention(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, o, lse = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
         refine = q.element_size() == 4 and dlse is None
-        grads, delta, launches = backward_launches(q, k, v, _prepare(o), lse, _prepare(do), ctx.call, refine)
+        inputs = q, k, v, _prepare(o), lse, _prepare(do)
+        grads, delta, launches = backward_launches(*inputs, ctx.call, refine)
         with _on(q.device):
             for launch in launches:
                 launch.run()
@@ -163,55 +169,43 @@ def forward_launch(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor,
         *(batch * heads, heads, group, seqlen_q, k.shape[2], tiles, _section(k, v, batch * heads, call)),
         call.scale,
     )
-    return o, lse, Launch("fwd", kernels.forward, tiles * batch * heads, args, {**options, "FOLD": False})
+    return o, lse, Launch("fwd", kernels.forward, tiles * batch * heads, args, options)
 
 
 def backward_launches(
     q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, call: Call, refine: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, tuple[Launch, ...]]:
-    """((dq, dk, dv), delta, the launches that fill them, in order)."""
+    """((dq, dk, dv), delta, the launches that fill them, in order); refine as in ``backward_dq``."""
     batch, heads, seqlen_q, _ = q.shape
     num_kv_heads, seqlen_k = k.shape[1], k.shape[2]
     group = heads // num_kv_heads if num_kv_heads else 1
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     delta = torch.empty_like(lse)
-    exact = q.element_size() == 4
+    norm = torch.empty_like(lse) if refine else lse
 
     config, options = call.options("delta", q, v, do)
     tiles = cdiv(seqlen_q, config.block_q)
-    names = (
-        "BLOCK_M",
-        "DIM_V",
-        "WIDEST",
-        "CAUSAL",
-        "PRECISION",
-        "WIDE",
-        "num_warps",
-        "num_stages",
-        "enable_fp_fusion",
-    )
     args: tuple[Any, ...] = (o, do, delta, *do.stride()[:3], heads, seqlen_q, seqlen_k, tiles)
-    options = {name: options[name] for name in names}
-    preprocess = Launch("delta", kernels.delta_rows, tiles * batch * heads, args, options)
+    for name in ("BLOCK_N", "DIM", "EXACT"):
+        del options[name]
+    launches = [Launch("delta", kernels.delta_rows, tiles * batch * heads, args, options)]
 
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
+    config, options = call.options("dq", q, v, q, k, v, do)
+    tiles = cdiv(seqlen_q, config.block_q)
+    args = (q, k, v, do, lse, delta, norm, dq, *strides)
+    args += (batch * heads, heads, group, seqlen_q, seqlen_k, tiles, _section(k, v, batch * heads, call))
+    options = {**options, "REFINE": refine}
+    launches += [Launch("dq", kernels.backward_dq, tiles * batch * heads, (*args, call.scale), options)]
+
     config, options = call.options("dkdv", q, v, q, k, v, do)
     tiles = cdiv(seqlen_k, config.block_k)
     kv_heads = batch * num_kv_heads
-    args = (q, k, v, do, lse, delta, dk, dv, *strides)
-    args += (kv_heads, num_kv_heads, seqlen_q, seqlen_k, tiles, _section(q, do, kv_heads, call), call.scale)
-    key_side = Launch(
-        "dkdv", kernels.backward_dkdv, tiles * kv_heads, args, {**options, "GROUP": group, "EXACT": exact}
-    )
-
-    config, options = call.options("dq", q, v, q, k, v, do)
-    tiles = cdiv(seqlen_q, config.block_q)
-    args = (q, k, v, do, lse, delta, dq, *strides, batch * heads, heads, group, seqlen_q, seqlen_k, tiles)
-    args += (_section(k, v, batch * heads, call), call.scale)
-    query_side = Launch(
-        "dq", kernels.backward_dq, tiles * batch * heads, args, {**options, "EXACT": exact, "REFINE": refine}
-    )
-    return (dq, dk, dv), delta, (preprocess, query_side, key_side)
+    args = (q, k, v, do, lse, delta, norm, dk, dv, *strides)
+    args += (kv_heads, num_kv_heads, seqlen_q, seqlen_k, tiles, _section(q, do, kv_heads, call))
+    options = {**options, "REFINE": refine, "GROUP": group}
+    launches += [Launch("dkdv", kernels.backward_dkdv, tiles * kv_heads, (*args, call.scale), options)]
+    return (dq, dk, dv), delta, tuple(launches)
 
 
 def _section(a: Tensor, b: Tensor, heads: int, call: Call) -> int:

@@ -151,23 +151,72 @@ def row_sums(a, b):
 
 
 @triton.jit
+def _operand(x, PRECISION: tl.constexpr):
+    """x as a product reads it; in TF32 rounded to nearest, where the hardware would cut bits off."""
+    if PRECISION == "tf32":
+        bits = (x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)  # a NaN's bits would wrap around
+    return x
+
+
+@triton.jit
+def _sum_of_sums(a, b, acc, PRECISION: tl.constexpr):
+    """acc + a times b, each in fp32 on its own, which rounds less than one long sum.
+
+    A limit on imprecise sums means nothing in fp32, but keeps Triton from adding on to acc.
+    """
+    return acc + tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=1)
+
+
+@triton.jit
 def dot_t(a, b, PRECISION: tl.constexpr):
-    """a times b transposed; in IEEE fp32 each piece is summed apart, which halves the rounding error."""
-    product = tl.dot(a[0], tl.trans(b[0]), input_precision=PRECISION)
+    """a times b transposed."""
+    left, right = _operand(a[0], PRECISION), _operand(b[0], PRECISION)
+    product = tl.dot(left, tl.trans(right), input_precision=PRECISION)
     for i in tl.static_range(1, len(a)):
+        left, right = _operand(a[i], PRECISION), _operand(b[i], PRECISION)
         if PRECISION == "ieee" and a[0].dtype == tl.float32:
-            # a limit on imprecise sums means nothing in fp32, but keeps Triton from chaining the products
-            product += tl.dot(a[i], tl.trans(b[i]), input_precision=PRECISION, max_num_imprecise_acc=1)
+            product = _sum_of_sums(left, tl.trans(right), product, PRECISION)
         else:
-            product = tl.dot(a[i], tl.trans(b[i]), product, input_precision=PRECISION)
+            product = tl.dot(left, tl.trans(right), product, input_precision=PRECISION)
     return product
 
 
 @triton.jit
 def add_dot(acc, p, b, PRECISION: tl.constexpr):
     """acc + p times b; p is rounded to b's dtype."""
-    p = p.to(b[0].dtype)
+    p = _operand(p.to(b[0].dtype), PRECISION)
     total = ()
     for i in tl.static_range(len(b)):
-        total = total + (tl.dot(p, b[i], acc[i], input_precision=PRECISION),)
+        right = _operand(b[i], PRECISION)
+        if PRECISION == "ieee" and right.dtype == tl.float32:
+            total = total + (_sum_of_sums(p, right, acc[i], PRECISION),)
+        else:
+            total = total + (tl.dot(p, right, acc[i], input_precision=PRECISION),)
     return total
+
+
+@triton.jit
+def exp(x):
+    """e to the x in fp32 to one unit in the last place; the hardware's exp2 alone is off by four.
+
+    Source: the polynomial of Cephes' expf. x is held to -87..88, where the result is a normal number.
+    """
+    x = tl.where(x < -87.0, -87.0, x)
+    x = tl.where(x > 88.0, 88.0, x)
+    n = tl.floor(x * 1.44269504088896341 + 0.5)
+    r = (x - n * 0.693359375) + n * 2.12194440e-4
+    y = r * 1.9875691500e-4 + 1.3981999507e-3
+    y = y * r + 8.3334519073e-3
+    y = y * r + 4.1665795894e-2
+    y = y * r + 1.6666665459e-1
+    y = y * r + 5.0000001201e-1
+    y = y * (r * r) + r + 1.0
+    return y * ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def log(x):
+    """The natural logarithm of x >= 1 in fp32, one Newton step after the hardware's."""
+    y = tl.log(x)
+    return y + (x * exp(-y) - 1.0)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashbench.kernels import Call, Implementation, Target, _triton
-from flashbench.kernels._flash_configs import KERNELS, MAX_HEAD_DIM, Config, choose, shared_bytes
+from flashbench.kernels._flash_configs import KERNELS, MAX_HEAD_DIM, Config, choose, math_of, shared_bytes
 from flashbench.problem import Cell, Problem
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
         return f"{problem.dtype} needs sm80, this is sm{target.capability[0]}{target.capability[1]}"
     limit = target.smem_per_block_bytes
     for kernel, config in _configs(problem, pass_, target).items():
-        need = shared_bytes(kernel, config, problem.dtype_bytes, problem.head_dim, problem.head_dim_v)
+        need = shared_bytes(kernel, config, math_of(problem.dtype), problem.head_dim, problem.head_dim_v)
         if limit is not None and need > limit:
             return f"{kernel} kernel needs {need} B of shared memory per block, limit {limit} B"
     return None
@@ -72,7 +72,7 @@ def _configs(problem: Problem, pass_: str, target: Target) -> dict[str, Config]:
     capability, limit = target.capability, target.smem_per_block_bytes
     if _triton.interpreted(target):
         capability = limit = None
-    shape = problem.dtype_bytes, problem.head_dim, problem.head_dim_v
+    shape = math_of(problem.dtype), problem.head_dim, problem.head_dim_v
     return {kernel: choose(kernel, *shape, capability, limit) for kernel in _KERNELS[pass_]}
 
 
