@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from flashbench.devices import Device
     from flashbench.metrics import Metric, Row
 
-SUBJECTS = ("implementations", "devices", "metrics", "models")
+SUBJECTS = ("implementations", "devices", "metrics", "models", "presets")
 
 
 def list_(
     subject: Annotated[
         str | None,
         typer.Argument(
-            help="implementations, devices, metrics or models. Default: all.",
+            help="implementations, devices, metrics, models or presets. Default: all.",
             metavar="[SUBJECT]",
             autocompletion=lambda incomplete: [name for name in SUBJECTS if name.startswith(incomplete)],
         ),
@@ -31,7 +31,7 @@ def list_(
     json: options.Json = False,
     csv: options.Csv = False,
 ) -> None:
-    """List implementations, devices, metrics and models, each with why it is not available here."""
+    """List implementations, devices, metrics, models and presets, each with why it is not available here."""
     from flashbench import console, units
 
     options.one_format(json, csv)
@@ -229,9 +229,36 @@ def _models() -> _Table:
     return _Table(columns, rows)
 
 
+def _presets() -> _Table:
+    from flashbench.console import Column
+    from flashbench.presets import PRESETS
+
+    rows = [
+        {
+            "name": row.name, "available": True, "why_not": None, "attention": row.kind, "layers": row.layers,
+            "num_heads": row.num_heads, "num_kv_heads": row.num_kv_heads, "head_dim": row.head_dim,
+            "head_dim_v": row.head_dim_v, "window": row.window,
+            "windowed_layers": row.windowed_layers or None, "source": row.source,
+            "uncertain": row.uncertain or None,
+        }
+        for row in PRESETS
+    ]  # fmt: skip
+    numbers = {"layers": "layers", "num_heads": "heads", "num_kv_heads": "kv heads", "head_dim": "d",
+               "head_dim_v": "dv", "window": "window", "windowed_layers": "windowed layers"}  # fmt: skip
+    columns = [
+        Column(name="name", header="preset"),
+        Column(name="attention", header="kind"),
+        *(Column(name=name, header=header, justify="right") for name, header in numbers.items()),
+        Column(name="source", header="source"),
+        Column(name="uncertain", header="uncertain"),
+    ]
+    return _Table(columns, rows)
+
+
 _TABLES: dict[str, Callable[[], _Table]] = {
     "implementations": _implementations,
     "devices": _devices,
     "metrics": _metrics,
     "models": _models,
+    "presets": _presets,
 }
