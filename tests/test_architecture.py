@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     {"errors", "units"},
-    {"problem", "devices", "presets"},
+    {"problem", "devices", "presets", "ceilings"},
     {"sweep", "iomodel", "_iomodel", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
@@ -25,7 +25,7 @@ LAYERS = [
     {"cli", "_cli", "__main__"},
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
-TORCH_FREE = {"errors", "units", "problem", "devices", "presets", "sweep", "iomodel", "_iomodel", "kvcache", "record",
+TORCH_FREE = {"errors", "units", "problem", "devices", "presets", "ceilings", "sweep", "iomodel", "_iomodel", "kvcache", "record",
               "runfile", "metrics", "table", "whatif", "console", "report"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}
 LINES_PER_MODULE = 400
