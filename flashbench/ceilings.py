@@ -84,7 +84,7 @@ def stored(device_name: str, uuid: str | None = None) -> Ceilings | None:
 
 
 def save(document: Mapping[str, Any], path: Path) -> None:
-    """Write the document whole or not at all. Raises OSError; ValueError for a document that does not parse."""
+    """Write the document whole or not at all. Raises OSError, and RunFileError for what load would refuse."""
     parse(document, "the calibration")
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
 from flashbench._cli.doctor import doctor
 from flashbench._cli.io_model import io_model
@@ -35,6 +36,7 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("io-model")(io_model)
 app.command("kv-cache")(kv_cache)
+app.command("calibrate")(calibrate)
 app.command("check")(check)
 app.command("report")(report)
 app.command("list")(list_)

@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     {"errors", "units"},
-    {"problem", "devices", "presets", "ceilings"},
+    {"problem", "devices", "devicefile", "presets", "ceilings"},
     {"sweep", "iomodel", "_iomodel", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
