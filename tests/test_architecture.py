@@ -25,8 +25,9 @@ LAYERS = [
     {"cli", "_cli", "__main__"},
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
-TORCH_FREE = {"errors", "units", "problem", "devices", "presets", "ceilings", "sweep", "iomodel", "_iomodel", "kvcache", "record",
-              "runfile", "metrics", "table", "whatif", "console", "report"}  # fmt: skip
+TORCH_FREE = {"errors", "units", "problem", "devices", "devicefile", "presets", "ceilings", "sweep",
+              "iomodel", "_iomodel", "kvcache", "record", "runfile", "metrics", "table", "whatif",
+              "console", "report"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}
 LINES_PER_MODULE = 400
 LINES_PER_FUNCTION = 60
