@@ -302,7 +302,7 @@ SRAM = st.sampled_from([1, 40, 600, 10**4, 10**6])
 def test_reads_are_never_below_compulsory(p: Problem, sram_bytes: int) -> None:
     for row in every_estimate(p, sram_bytes=sram_bytes):
         assert row.requested.read_bytes >= row.compulsory.read_bytes, row
-        if row.model != "standard":  # its backward has P already and computes four products of the five
+        if not row.model.startswith("standard"):  # its backward has P already and computes four products of the five
             assert row.done_flops >= row.flops
 
 
@@ -312,7 +312,7 @@ def test_causal_never_moves_more_than_full_in_flash(p: Problem, sram_bytes: int)
     for row in every_estimate(p, sram_bytes=sram_bytes):
         full = estimate(row.model, replace(p, causal=False), row.pass_, sram_bytes=sram_bytes)
         assert row.flops <= full.flops
-        if row.model == "standard":
+        if row.model.startswith("standard"):
             continue  # it masks what it has computed
         assert row.requested.read_bytes <= full.requested.read_bytes
         assert row.requested.write_bytes <= full.requested.write_bytes
