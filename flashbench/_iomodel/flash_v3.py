@@ -107,9 +107,9 @@ def reducing_backward(problem: Problem, tile: Tiles, variant: Variant, *, cta_pa
 
 
 def is_local(problem: Problem) -> bool:
-    """Whether the kernels take their path for windows: a left limit, or a right one that is not causal."""
+    """Whether the kernels take their path for windows; without a left limit, right 0 is causal."""
     left, right = problem.window
-    return left != UNLIMITED or (right != UNLIMITED and not problem.causal)
+    return left != UNLIMITED or (right > 0 and not problem.causal)
 
 
 def shipped_tiles(problem: Problem, kernel: str, _: Device | None) -> Tiles:
@@ -118,7 +118,7 @@ def shipped_tiles(problem: Problem, kernel: str, _: Device | None) -> Tiles:
     Source: flash-attention 3, tile_size.h (forward) and flash_bwd_launch_template.h (backward).
     """
     d, dv, local = problem.head_dim, problem.head_dim_v, is_local(problem)
-    masked = problem.causal or local
+    masked = problem.masked
     if kernel == "bwd":
         return _shipped_backward(max(d, dv), masked)
     if problem.dtype_bytes == 1:
