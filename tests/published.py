@@ -25,12 +25,12 @@ FA3 = "FlashAttention-3, arXiv:2407.08608, figures 5 and 6 (setup: section 4.1)"
 class Series:
     """One published row: batch·seqlen = 16k tokens, num_heads·head_dim = 2048, fp16.
 
-    group: which set of constants it is held against. model: the model that counts its traffic.
+    family: which set of constants it is held against. model: the model that counts its traffic.
     tiles: those of the code at the time of publication where they differ from today's.
     device: id of the card. tflops: one per SEQLENS.
     """
 
-    group: str
+    family: str
     model: str
     device: str
     pass_: str
@@ -44,7 +44,7 @@ class Series:
     def name(self) -> str:
         """Stable text for one row."""
         mask = "causal" if self.causal else "full"
-        return f"{self.group} {self.device} {self.pass_} d{self.head_dim} {mask}"
+        return f"{self.family} {self.device} {self.pass_} d{self.head_dim} {mask}"
 
     def cells(self) -> Iterator[tuple[Problem, float]]:
         """(problem, seconds) of every published number."""
@@ -77,7 +77,7 @@ def _tiles(forward: tuple[int, int] | None = None, backward: tuple[int, int] | N
 
 
 def _rows(
-    group: str,
+    family: str,
     model: str,
     place: tuple[str, str, str],
     table: str,
@@ -90,7 +90,7 @@ def _rows(
         head_dim, mask, *numbers = line.split()
         causal = mask == "causal"
         rows.append(Series(
-            group=group, model=model, device=device, pass_=pass_, head_dim=int(head_dim), causal=causal,
+            family=family, model=model, device=device, pass_=pass_, head_dim=int(head_dim), causal=causal,
             tflops=tuple(None if number == "OOM" else float(number) for number in numbers), source=source,
             tiles=(tiles or {}).get((int(head_dim), causal), {}),
         ))  # fmt: skip
@@ -146,20 +146,20 @@ SERIES: tuple[Series, ...] = (
         64 causal 152 291 342 363 376 363
         128 full 323 372 389 389 392 395
         128 causal 146 273 323 353 369 378"""),
-    *_rows("standard", "standard", ("h100-sxm", "fwd", FA3), """
+    *_rows("eager", "standard", ("h100-sxm", "fwd", FA3), """
         64 full 52 63 67 72 73 OOM
         64 causal 16 18 18 18 18 OOM
         128 full 74 100 119 133 139 OOM
         128 causal 26 31 34 35 35 OOM"""),
-    *_rows("standard", "standard", ("h100-sxm", "bwd", FA3), """
+    *_rows("eager", "standard", ("h100-sxm", "bwd", FA3), """
         64 full 68 76 88 92 95 OOM
         128 full 104 131 159 174 181 OOM"""),
-    *_rows("standard", "standard", ("a100-sxm-80gb", "fwd+bwd", FA2), """
+    *_rows("eager", "standard", ("a100-sxm-80gb", "fwd+bwd", FA2), """
         64 full 36 40 43 45 46 OOM
         128 full 53 67 76 79 86 OOM
         64 causal 15 16 17 18 18 OOM
         128 causal 23 28 32 32 34 OOM"""),
-    *_rows("standard", "standard", ("h100-sxm", "fwd+bwd", FA2), """
+    *_rows("eager", "standard", ("h100-sxm", "fwd+bwd", FA2), """
         64 full 62 72 81 86 87 OOM
         128 full 93 120 145 160 167 OOM
         64 causal 26 29 31 32 32 OOM
