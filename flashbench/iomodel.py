@@ -56,11 +56,17 @@ def estimate(
     configuration names them; ``block_q`` and ``block_k`` stand for every kernel that has no own;
     other keys are ignored), else those that sram_bytes of fast memory allow, else those of the
     published code on the device. A paper's algorithm without published tiles takes the device's
-    memory per SM, or 192 KiB.
+    memory per SM, or 192 KiB. An alternative (``linformer:rank=128``; _iomodel/alternatives.py) takes
+    neither tiles nor a variant.
 
     Raises UnknownName for an unknown model or pass, SpecError for a size below 1, a problem that
     the model does not cover or an option of the variant that the algorithm does not have.
     """
+    if model not in _BY_NAME:
+        from flashbench._iomodel import alternatives
+
+        if alternatives.is_one(model):
+            return alternatives.estimate(model, problem, pass_)
     row = find(model)
     check(row, problem, pass_, variant)
     if sram_bytes is not None and sram_bytes < 1:

@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"errors", "units"},
     {"problem", "devices", "devicefile", "presets", "ceilings"},
-    {"sweep", "iomodel", "_iomodel", "kvcache", "record"},
+    {"sweep", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
     {"runner", "_runner", "runfile", "plan", "calibrate", "_calibrate"},

@@ -214,11 +214,13 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
 
 def _models() -> _Table:
     from flashbench.console import Column
+    from flashbench._iomodel import alternatives
     from flashbench.iomodel import MODELS
 
+    others = [alternatives.find(name) for name in alternatives.names()]
     rows = [
         {"name": row.name, "available": True, "why_not": None, "summary": row.summary, "source": row.source}
-        for row in MODELS
+        for row in (*MODELS, *others)
     ]
     columns = [
         Column(name="name", header="model"),
