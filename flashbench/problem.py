@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -131,7 +132,7 @@ class Problem:
     @property
     def softmax_scale(self) -> float:
         """1/sqrt(head_dim)."""
-        return self.head_dim**-0.5
+        return 1 / math.sqrt(self.head_dim)
 
     @property
     def masked(self) -> bool:

@@ -94,6 +94,7 @@ class Accuracy:
 class Record:
     """One row of results.
 
+    io_model: the row of iomodel.MODELS that describes the implementation's traffic, if one does.
     backend: what really ran, where the name leaves it open (``sdpa``: ``flash``, ``cudnn``, …).
     config: the kernel's chosen configuration (block_q, block_k, num_warps, num_stages, …).
     clocks: SM clock (MHz), power (W), temperature (C) and cap reasons before and after the samples.
@@ -107,6 +108,7 @@ class Record:
     samples: Samples | None = None
     memory: Memory | None = None
     accuracy: Accuracy | None = None
+    io_model: str | None = None
     backend: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     clocks: Mapping[str, Any] = field(default_factory=dict)

@@ -230,7 +230,7 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
         "causal": "both",
         "passes": "fwd,bwd",
         "batch": "1",
-        "heads": "2",
+        "heads": "1",
         "impls": "naive,sdpa,flash",
         "cache": "hot",
         "seed": "0",

@@ -66,7 +66,7 @@ def build(files: Sequence[RunFile]) -> DataFrame:
     """
     join = _Join()
     named = zip(run_names([file.path for file in files]), files, strict=True)
-    return _frame([row for name, file in named for row in join.rows(name, file.records)])
+    return _frame([row for name, file in named for row in join.rows(name, file)])
 
 
 def models(table: DataFrame) -> DataFrame:
@@ -116,24 +116,28 @@ class _Join:
     def __init__(self) -> None:
         self._estimates: dict[tuple[Any, ...], Estimate | None] = {}
 
-    def rows(self, run: str, records: Sequence[Record]) -> list[dict[str, Any]]:
+    def rows(self, run: str, file: RunFile) -> list[dict[str, Any]]:
         naive = {
             _same_work(record): record.samples.median_s
-            for record in records
+            for record in file.records
             if record.cell.implementation == _NAIVE and record.samples
         }
-        return [self._row(run, record, naive.get(_same_work(record))) for record in records]
+        machine = file.header.get("environment") or {}
+        return [
+            self._row(run, record, {**machine, **record.environment}, naive.get(_same_work(record)))
+            for record in file.records
+        ]
 
-    def _row(self, run: str, record: Record, naive_time_s: float | None) -> dict[str, Any]:
+    def _row(
+        self, run: str, record: Record, environment: Mapping[str, Any], naive_time_s: float | None
+    ) -> dict[str, Any]:
         cell, samples = record.cell, record.samples
-        device = _device(record.environment)
-        config = dict(record.config)
-        model = config.pop("io_model", None)
+        model, config = record.io_model, record.config
         row = Row(
             record=record,
             estimate=self._estimate(model, cell.problem, cell.pass_, config) if model else None,
             compulsory_bytes=iomodel.compulsory(cell.problem, cell.pass_).total_bytes,
-            device=device,
+            device=_device(environment),
             naive_time_s=naive_time_s,
         )
         return {
@@ -143,7 +147,7 @@ class _Join:
             "backend": record.backend,
             "config": _pairs(config) or None,
             "cache": samples.cache if samples else None, "method": samples.method if samples else None,
-            "device": record.environment.get("device_name"),
+            "device": environment.get("device_name"),
             **{metric.name: metric.compute(row) for metric in METRICS},
         }  # fmt: skip
 

@@ -56,7 +56,9 @@ def imports(path: Path) -> list[tuple[str, int, bool]]:
                 assert child.level == 0, f"{path}:{child.lineno}: relative import"
                 module = child.module or ""
                 if module == "flashbench":
-                    found.extend((f"flashbench.{alias.name}", child.lineno, deferred) for alias in child.names)
+                    found.extend(
+                        (f"flashbench.{alias.name}", child.lineno, deferred) for alias in child.names
+                    )
                 else:
                     found.append((module, child.lineno, deferred))
             visit(child, inner)
@@ -67,7 +69,8 @@ def imports(path: Path) -> list[tuple[str, int, bool]]:
 
 def functions(path: Path) -> list[ast.FunctionDef]:
     """Every function in a file."""
-    return [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)]
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
 def is_kernel(function: ast.FunctionDef) -> bool:
@@ -122,7 +125,9 @@ def test_files_and_functions_stay_small(path: Path) -> None:
         lines = (function.end_lineno or 0) - function.lineno + 1
         if command and function.name in {"run", "check", "io_model", "kv_cache"}:
             continue  # their options are their body
-        assert lines <= (LINES_PER_KERNEL if kernel else LINES_PER_FUNCTION), f"{function.name}: {lines} lines"
+        assert lines <= (LINES_PER_KERNEL if kernel else LINES_PER_FUNCTION), (
+            f"{function.name}: {lines} lines"
+        )
         arguments = function.args.args + function.args.kwonlyargs
         if not kernel and not command:
             assert len(arguments) <= PARAMETERS + 1, f"{function.name}: {len(arguments)} parameters"
@@ -148,7 +153,9 @@ def test_torch_stays_out(arguments: list[str]) -> None:
 
 def test_importing_creates_no_cuda_context() -> None:
     code = "import flashbench, flashbench.cli, torch; assert not torch.cuda.is_initialized()"
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -34,7 +34,11 @@ def test_command_runs(command: str, tmp_path: Path) -> None:
         command = command.replace("results.jsonl", str(sample))
     arguments = shlex.split(command, comments=True)[1:]
     done = subprocess.run(
-        [sys.executable, "-m", "flashbench", *arguments], capture_output=True, text=True, cwd=tmp_path, timeout=300
+        [sys.executable, "-m", "flashbench", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

@@ -126,7 +126,7 @@ def launch(task: Task) -> Launch:
     if task.kernel == "fwd":
         return flash.forward_launch(q, k, v, call)[2]
     lse = torch.empty(o.shape[:3], dtype=torch.float32, device="meta")
-    _, _, launches = flash.backward_launches(q, k, v, o, lse, o, call)
+    _, _, launches = flash.backward_launches(q, k, v, o, lse, o, call, p.dtype_bytes == 4)
     return next(one for one in launches if one.name == task.kernel)
 
 

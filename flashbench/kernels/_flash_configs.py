@@ -35,52 +35,68 @@ class Row:
     configs: tuple[Config, ...]
 
 
-_ = Config
+_C = Config
 TABLE = (
     # family sm90: H100 SXM, Triton 3.6
-    Row("fwd", "sm90", 2, 64, (_(128, 64, 4, 3),)),
-    Row("fwd", "sm90", 2, 128, (_(128, 128, 8, 2),)),
-    Row("fwd", "sm90", 2, 256, (_(128, 64, 8, 2),)),
-    Row("dkdv", "sm90", 2, 64, (_(64, 128, 8, 2),)),
-    Row("dkdv", "sm90", 2, 128, (_(64, 128, 8, 2),)),
-    Row("dkdv", "sm90", 2, 256, (_(64, 64, 8, 1),)),
-    Row("dq", "sm90", 2, 64, (_(128, 64, 8, 2),)),
-    Row("dq", "sm90", 2, 128, (_(128, 64, 8, 2),)),
-    Row("dq", "sm90", 2, 256, (_(64, 64, 8, 1),)),
+    Row("fwd", "sm90", 2, 64, (_C(128, 64, 4, 3),)),
+    Row("fwd", "sm90", 2, 128, (_C(128, 128, 8, 2),)),
+    Row("fwd", "sm90", 2, 256, (_C(128, 64, 8, 2),)),
+    Row("dkdv", "sm90", 2, 64, (_C(64, 128, 8, 2),)),
+    Row("dkdv", "sm90", 2, 128, (_C(64, 128, 8, 2),)),
+    Row("dkdv", "sm90", 2, 256, (_C(64, 64, 8, 1),)),
+    Row("dq", "sm90", 2, 64, (_C(128, 64, 8, 2),)),
+    Row("dq", "sm90", 2, 128, (_C(128, 64, 8, 2),)),
+    Row("dq", "sm90", 2, 256, (_C(64, 64, 8, 1),)),
     # any other card: the first that fits its shared memory
-    Row("fwd", "any", 2, 64, (_(128, 64, 4, 3), _(64, 64, 4, 2), _(64, 32, 4, 1))),
-    Row("fwd", "any", 2, 128, (_(128, 64, 8, 2), _(64, 32, 4, 2), _(64, 32, 4, 1))),
-    Row("fwd", "any", 2, 256, (_(64, 64, 4, 2), _(64, 32, 4, 2), _(32, 32, 4, 1))),
-    Row("dkdv", "any", 2, 64, (_(64, 64, 4, 2), _(32, 64, 4, 1))),
-    Row("dkdv", "any", 2, 128, (_(64, 64, 4, 2), _(32, 64, 4, 1), _(32, 32, 4, 1))),
-    Row("dkdv", "any", 2, 256, (_(32, 64, 8, 1), _(32, 32, 4, 1))),
-    Row("dq", "any", 2, 64, (_(64, 64, 4, 2), _(64, 32, 4, 1))),
-    Row("dq", "any", 2, 128, (_(64, 64, 4, 2), _(64, 32, 4, 1), _(32, 32, 4, 1))),
-    Row("dq", "any", 2, 256, (_(64, 32, 8, 1), _(32, 32, 4, 1))),
-    Row("fwd", "any", 4, 64, (_(64, 32, 4, 2), _(32, 32, 4, 1))),
-    Row("fwd", "any", 4, 128, (_(64, 32, 8, 1), _(32, 32, 4, 1))),
-    Row("fwd", "any", 4, 256, (_(32, 32, 8, 1), _(16, 16, 4, 1))),
-    Row("dkdv", "any", 4, 64, (_(32, 32, 4, 1),)),
-    Row("dkdv", "any", 4, 128, (_(32, 32, 8, 1), _(16, 16, 4, 1))),
-    Row("dkdv", "any", 4, 256, (_(16, 16, 8, 1),)),
-    Row("dq", "any", 4, 64, (_(32, 32, 4, 1),)),
-    Row("dq", "any", 4, 128, (_(32, 32, 8, 1), _(16, 16, 4, 1))),
-    Row("dq", "any", 4, 256, (_(16, 16, 8, 1),)),
+    Row("fwd", "any", 2, 64, (_C(128, 64, 4, 3), _C(64, 64, 4, 2), _C(64, 32, 4, 1))),
+    Row("fwd", "any", 2, 128, (_C(128, 64, 8, 2), _C(64, 32, 4, 2), _C(64, 32, 4, 1))),
+    Row("fwd", "any", 2, 256, (_C(64, 64, 4, 2), _C(64, 32, 4, 2), _C(32, 32, 4, 1))),
+    Row("dkdv", "any", 2, 64, (_C(64, 64, 4, 2), _C(32, 64, 4, 1))),
+    Row("dkdv", "any", 2, 128, (_C(64, 64, 4, 2), _C(32, 64, 4, 1), _C(32, 32, 4, 1))),
+    Row("dkdv", "any", 2, 256, (_C(32, 64, 8, 1), _C(32, 32, 4, 1))),
+    Row("dq", "any", 2, 64, (_C(64, 64, 4, 2), _C(64, 32, 4, 1))),
+    Row("dq", "any", 2, 128, (_C(64, 64, 4, 2), _C(64, 32, 4, 1), _C(32, 32, 4, 1))),
+    Row("dq", "any", 2, 256, (_C(64, 32, 8, 1), _C(32, 32, 4, 1))),
+    Row("fwd", "any", 4, 64, (_C(64, 32, 4, 2), _C(32, 32, 4, 1))),
+    Row("fwd", "any", 4, 128, (_C(64, 32, 8, 1), _C(32, 32, 4, 1))),
+    Row("fwd", "any", 4, 256, (_C(32, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("dkdv", "any", 4, 64, (_C(32, 32, 4, 1),)),
+    Row("dkdv", "any", 4, 128, (_C(32, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("dkdv", "any", 4, 256, (_C(16, 16, 8, 1),)),
+    Row("dq", "any", 4, 64, (_C(32, 32, 4, 1),)),
+    Row("dq", "any", 4, 128, (_C(32, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("dq", "any", 4, 256, (_C(16, 16, 8, 1),)),
 )
 DELTA = Config(64, 64, 4, 1)
 INTERPRETED = Config(64, 64, 4, 1)
 
 
-def split(dim: int) -> tuple[int, int]:
-    """A head dim as one or two powers of two of at least 16: 96 → (64, 32), 128 → (128, 0), 40 → (32, 16).
+def widest(dtype_bytes: int) -> int:
+    """How wide a piece of a head dim may be.
 
-    Tensor-core tiles are powers of two wide; two pieces waste less than padding to the next one.
+    fp32 is multiplied without tensor cores, with a whole row of a piece in registers; and the sum of
+    a row is the more exact for being a sum of sums.
+    """
+    return 32 if dtype_bytes == 4 else MAX_HEAD_DIM
+
+
+def split(dim: int, widest: int) -> tuple[tuple[int, int], ...]:
+    """A head dim as (first column, width) of pieces, each a power of two from 16 to widest.
+
+    96 → 64 + 32, 192 → 128 + 64, 40 → 32 + 16: less waste than padding to the next power of two.
     """
     low = max(16, 1 << (dim.bit_length() - 1))
-    if low >= dim:
-        return low, 0
-    rest = max(16, 1 << (dim - low - 1).bit_length())
-    return (low, rest) if rest < low else (2 * low, 0)
+    rest = max(16, 1 << (dim - low - 1).bit_length()) if low < dim else 0
+    parts = (low, rest) if 0 < rest < low else (low + rest,)
+    pieces = []
+    start = 0
+    for part in parts:
+        for _ in range(0, part, widest):
+            width = min(part, widest)
+            if start < dim:
+                pieces.append((start, width))
+            start += width
+    return tuple(pieces)
 
 
 @cache
@@ -120,8 +136,9 @@ def shared_bytes(kernel: str, config: Config, dtype_bytes: int, head_dim: int, h
 
     Resident tiles once, streamed tiles once per stage; tested against the compiler's own figure.
     """
-    width = sum(split(head_dim))
-    width_v = sum(split(head_dim_v))
+    width, width_v = (
+        sum(cols for _, cols in split(dim, widest(dtype_bytes))) for dim in (head_dim, head_dim_v)
+    )
     stages = max(1, config.num_stages)
     q, k = config.block_q, config.block_k
     if kernel == "fwd":

@@ -34,13 +34,13 @@ def _visible_to(rows, shift, seqlen_k):
 def _forward_tiles(
     acc, total, top, q, K, V, k_n, v_n, start_m, lo, hi, seqlen_q, seqlen_k, scale_log2,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    DIM: tl.constexpr, DIM_V: tl.constexpr,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     FOLD: tl.constexpr,
 ):  # fmt: skip
     """Fold the keys lo..hi into (acc, total, top) = (sum of p·v, sum of p, largest score) of each row."""
     for start_n in range(lo, hi, BLOCK_N):
-        k = tiles.load(tiles.at(K, start_n, k_n), k_n, seqlen_k - start_n, BLOCK_N, DIM, MASKED, WIDE)
+        k = tiles.load(tiles.at(K, start_n, k_n), k_n, seqlen_k - start_n, BLOCK_N, DIM, WIDEST, MASKED, WIDE)
         s = tiles.dot_t(q, k, PRECISION)
         if MASKED:
             cols = start_n + tl.arange(0, BLOCK_N)[None, :]
@@ -61,7 +61,9 @@ def _forward_tiles(
         shrink = tl.exp2((top - base) * scale_log2)
         total = total * shrink + tl.sum(p, 1)
         acc = tiles.times(acc, shrink[:, None])
-        v = tiles.load(tiles.at(V, start_n, v_n), v_n, seqlen_k - start_n, BLOCK_N, DIM_V, MASKED, WIDE)
+        v = tiles.load(
+            tiles.at(V, start_n, v_n), v_n, seqlen_k - start_n, BLOCK_N, DIM_V, WIDEST, MASKED, WIDE
+        )
         acc = tiles.add_dot(acc, p, v, PRECISION)
         top = new_top
     return acc, total, top
@@ -72,7 +74,7 @@ def forward(
     Q, K, V, O, LSE, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    DIM: tl.constexpr, DIM_V: tl.constexpr,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
     """O and LSE of one block of queries (Algorithm 1). Grid: num_tiles times heads (of all batches)."""
@@ -83,8 +85,8 @@ def forward(
     Q = tiles.at(tiles.head_at(Q, batch, q_b, h, q_h), start_m, q_n)
     K = tiles.head_at(K, batch, k_b, h // group, k_h)
     V = tiles.head_at(V, batch, v_b, h // group, v_h)
-    q = tiles.load(Q, q_n, left, BLOCK_M, DIM, True, WIDE)
-    acc = tiles.zeros(BLOCK_M, DIM_V)
+    q = tiles.load(Q, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
+    acc = tiles.zeros(BLOCK_M, DIM_V, WIDEST)
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     if CAUSAL:  # keys that the first row sees, and that the last row sees
@@ -96,11 +98,11 @@ def forward(
     scale_log2 = scale * LOG2E
     acc, total, top = _forward_tiles(
         acc, total, top, q, K, V, k_n, v_n, start_m, 0, full, seqlen_q, seqlen_k, scale_log2,
-        BLOCK_M, BLOCK_N, DIM, DIM_V, CAUSAL, False, PRECISION, WIDE, FOLD,
+        BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, CAUSAL, False, PRECISION, WIDE, FOLD,
     )  # fmt: skip
     acc, total, top = _forward_tiles(
         acc, total, top, q, K, V, k_n, v_n, start_m, full, end, seqlen_q, seqlen_k, scale_log2,
-        BLOCK_M, BLOCK_N, DIM, DIM_V, CAUSAL, True, PRECISION, WIDE, FOLD,
+        BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, CAUSAL, True, PRECISION, WIDE, FOLD,
     )  # fmt: skip
     some = total > 0.0  # false for a row without keys: o = 0, lse = -inf
     acc = tiles.times(acc, tl.where(some, 1.0 / tl.where(some, total, 1.0), 0.0)[:, None])
@@ -108,32 +110,43 @@ def forward(
     row = tiles.at(tl.cast(start_m, tl.int64), head, seqlen_q)
     rows = tl.arange(0, BLOCK_M)
     tl.store(LSE + row + rows, lse, mask=rows < left)
-    tiles.store(O + row * DIM_V, left, acc, BLOCK_M, DIM_V)
+    tiles.store(O + row * DIM_V, left, acc, BLOCK_M, DIM_V, WIDEST)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def delta_rows(
-    O, DO, DELTA, do_b, do_h, do_n, num_heads, seqlen_q, num_tiles,
-    BLOCK_M: tl.constexpr, DIM_V: tl.constexpr, WIDE: tl.constexpr,
+    O, DO, DELTA, do_b, do_h, do_n, num_heads, seqlen_q, seqlen_k, num_tiles,
+    BLOCK_M: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(dO * O) in fp32 (section 3.1 of the paper). Grid: num_tiles times heads."""
+    """delta = rowsum(dO * O) in fp32 (section 3.1 of the paper). Grid: num_tiles times heads.
+
+    A row that sees one key has no gradient, as its p is 1 whatever the score. There O = V, and delta
+    is summed in the order of dP, as a matrix product, so that dP - delta is 0 to the last bit.
+    """
     head, tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
     start_m = tile * BLOCK_M
     left = seqlen_q - start_m
     row = tiles.at(tl.cast(start_m, tl.int64), head, seqlen_q)
     DO = tiles.at(tiles.head_at(DO, head // num_heads, do_b, head % num_heads, do_h), start_m, do_n)
-    o = tiles.load(O + row * DIM_V, DIM_V, left, BLOCK_M, DIM_V, True, False)
-    do = tiles.load(DO, do_n, left, BLOCK_M, DIM_V, True, WIDE)
-    delta = tl.sum(o[0].to(tl.float32) * do[0].to(tl.float32), 1)
-    if len(o) > 1:
-        delta += tl.sum(o[1].to(tl.float32) * do[1].to(tl.float32), 1)
+    o = tiles.load(O + row * DIM_V, DIM_V, left, BLOCK_M, DIM_V, WIDEST, True, False)
+    do = tiles.load(DO, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
+    delta = tiles.row_sums(o, do)
     rows = tl.arange(0, BLOCK_M)
+    if CAUSAL:
+        alone = _visible_to(start_m + rows, seqlen_k - seqlen_q, seqlen_k) == 1
+    else:
+        alone = rows < left * (seqlen_k == 1)
+    if tl.max(alone.to(tl.int32), 0) > 0:
+        same_order = tiles.dot_t(do, o, PRECISION)
+        diagonal = tl.sum(tl.where(rows[:, None] == rows[None, :], same_order, 0.0), 1)
+        delta = tl.where(alone, diagonal, delta)
     tl.store(DELTA + row + rows, delta, mask=rows < left)
 
 
 @triton.jit
 def _load_stats(LSE, DELTA, left, ROWS: tl.constexpr, MASKED: tl.constexpr):
-    """(lse in base 2, delta) of a tile's rows; p is exp2(-inf) = 0 for rows that do not exist."""
+    """(lse, delta) of a tile's rows; p is exp(-inf) = 0 for rows that do not exist."""
     rows = tl.arange(0, ROWS)
     if MASKED:
         lse = tl.load(LSE + rows, mask=rows < left, other=float("inf"))
@@ -141,15 +154,26 @@ def _load_stats(LSE, DELTA, left, ROWS: tl.constexpr, MASKED: tl.constexpr):
     else:
         lse = tl.load(LSE + rows)
         delta = tl.load(DELTA + rows)
-    return lse * LOG2E, delta
+    return lse, delta
+
+
+@triton.jit
+def _probabilities(s, lse, scale, EXACT: tl.constexpr):
+    """exp(scale * s - lse) from a multiply-add and an exp2; EXACT multiplies once more, to round less."""
+    if EXACT:
+        p = tl.exp2((s * scale - lse) * LOG2E)
+    else:
+        p = tl.exp2(s * (scale * LOG2E) - lse * LOG2E)
+    return p
 
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv, k, v, Q, DO, LSE, DELTA, q_n, do_n, start_n, lo, hi, tail, seqlen_q, seqlen_k, scale_log2,
+    dk, dv, k, v, Q, DO, LSE, DELTA, q_n, do_n, start_n, lo, hi, tail, seqlen_q, seqlen_k, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    DIM: tl.constexpr, DIM_V: tl.constexpr,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """Add the query tiles lo..hi to (dk, dv); with MASKED the last of them is number ``tail``.
 
@@ -161,14 +185,14 @@ def _dkdv_tiles(
         else:
             start_m = index * BLOCK_M
         left = seqlen_q - start_m
-        q = tiles.load(tiles.at(Q, start_m, q_n), q_n, left, BLOCK_M, DIM, MASKED, WIDE)
+        q = tiles.load(tiles.at(Q, start_m, q_n), q_n, left, BLOCK_M, DIM, WIDEST, MASKED, WIDE)
         lse, delta = _load_stats(LSE + start_m, DELTA + start_m, left, BLOCK_M, MASKED)
-        p = tl.exp2(tiles.dot_t(k, q, PRECISION) * scale_log2 - lse[None, :])
+        p = _probabilities(tiles.dot_t(k, q, PRECISION), lse[None, :], scale, EXACT)
         if MASKED and CAUSAL:
             cols = start_n + tl.arange(0, BLOCK_N)[:, None]
             rows = start_m + tl.arange(0, BLOCK_M)[None, :]
             p = tl.where(cols <= rows + (seqlen_k - seqlen_q), p, 0.0)
-        do = tiles.load(tiles.at(DO, start_m, do_n), do_n, left, BLOCK_M, DIM_V, MASKED, WIDE)
+        do = tiles.load(tiles.at(DO, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, MASKED, WIDE)
         dv = tiles.add_dot(dv, p, do, PRECISION)
         ds = p * (tiles.dot_t(v, do, PRECISION) - delta[None, :])
         dk = tiles.add_dot(dk, ds, q, PRECISION)
@@ -180,8 +204,8 @@ def backward_dkdv(
     Q, K, V, DO, LSE, DELTA, DK, DV, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n,
     heads, num_heads, seqlen_q, seqlen_k, num_tiles, section, scale, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    DIM: tl.constexpr, DIM_V: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block of keys, summed over the query heads that share it (Algorithm 2).
 
@@ -193,10 +217,10 @@ def backward_dkdv(
     left = seqlen_k - start_n
     K = tiles.at(tiles.head_at(K, batch, k_b, h, k_h), start_n, k_n)
     V = tiles.at(tiles.head_at(V, batch, v_b, h, v_h), start_n, v_n)
-    k = tiles.load(K, k_n, left, BLOCK_N, DIM, True, WIDE)
-    v = tiles.load(V, v_n, left, BLOCK_N, DIM_V, True, WIDE)
-    dk = tiles.zeros(BLOCK_N, DIM)
-    dv = tiles.zeros(BLOCK_N, DIM_V)
+    k = tiles.load(K, k_n, left, BLOCK_N, DIM, WIDEST, True, WIDE)
+    v = tiles.load(V, v_n, left, BLOCK_N, DIM_V, WIDEST, True, WIDE)
+    dk = tiles.zeros(BLOCK_N, DIM, WIDEST)
+    dv = tiles.zeros(BLOCK_N, DIM_V, WIDEST)
     whole = seqlen_q // BLOCK_M
     tail = tl.cdiv(seqlen_q, BLOCK_M) - 1
     if CAUSAL:  # query tiles that see the first key, and those whose every row sees the last one
@@ -209,38 +233,38 @@ def backward_dkdv(
     # masked tiles: first..full, then the ragged last one unless it is among them
     edge = full + tl.where((whole <= tail) & (full <= tail), 1, 0)
     tail = tl.where(edge > full, tail, full - 1)
-    scale_log2 = scale * LOG2E
     for g in range(GROUP):
         Qg = tiles.head_at(Q, batch, q_b, h * GROUP + g, q_h)
         DOg = tiles.head_at(DO, batch, do_b, h * GROUP + g, do_h)
         row = tl.cast(head * GROUP + g, tl.int64) * seqlen_q
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, q_n, do_n, start_n, first, edge, tail,
-            seqlen_q, seqlen_k, scale_log2,
-            BLOCK_M, BLOCK_N, DIM, DIM_V, CAUSAL, True, PRECISION, WIDE,
+            seqlen_q, seqlen_k, scale,
+            BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, CAUSAL, True, PRECISION, WIDE, EXACT,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, q_n, do_n, start_n, full, whole, tail,
-            seqlen_q, seqlen_k, scale_log2,
-            BLOCK_M, BLOCK_N, DIM, DIM_V, CAUSAL, False, PRECISION, WIDE,
+            seqlen_q, seqlen_k, scale,
+            BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, CAUSAL, False, PRECISION, WIDE, EXACT,
         )  # fmt: skip
     row = tiles.at(tl.cast(start_n, tl.int64), head, seqlen_k)
-    tiles.store(DK + row * DIM, left, tiles.times(dk, scale), BLOCK_N, DIM)
-    tiles.store(DV + row * DIM_V, left, dv, BLOCK_N, DIM_V)
+    tiles.store(DK + row * DIM, left, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST)
+    tiles.store(DV + row * DIM_V, left, dv, BLOCK_N, DIM_V, WIDEST)
 
 
 @triton.jit
 def _dq_tiles(
-    dq, q, do, lse, delta, K, V, k_n, v_n, start_m, lo, hi, seqlen_q, seqlen_k, scale_log2,
+    sums, q, do, lse, delta, K, V, k_n, v_n, start_m, lo, hi, seqlen_q, seqlen_k, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    DIM: tl.constexpr, DIM_V: tl.constexpr,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    EXACT: tl.constexpr, REFINE: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys lo..hi to dq."""
+    """Add the keys lo..hi to (dq,), or with REFINE to (dq, sum of p·k, sum of dS)."""
     for start_n in range(lo, hi, BLOCK_N):
         left = seqlen_k - start_n
-        k = tiles.load(tiles.at(K, start_n, k_n), k_n, left, BLOCK_N, DIM, MASKED, WIDE)
-        p = tl.exp2(tiles.dot_t(q, k, PRECISION) * scale_log2 - lse[:, None])
+        k = tiles.load(tiles.at(K, start_n, k_n), k_n, left, BLOCK_N, DIM, WIDEST, MASKED, WIDE)
+        p = _probabilities(tiles.dot_t(q, k, PRECISION), lse[:, None], scale, EXACT)
         if MASKED:
             cols = start_n + tl.arange(0, BLOCK_N)[None, :]
             if CAUSAL:
@@ -248,10 +272,17 @@ def _dq_tiles(
                 p = tl.where(cols <= rows + (seqlen_k - seqlen_q), p, 0.0)
             else:
                 p = tl.where(cols < seqlen_k, p, 0.0)
-        v = tiles.load(tiles.at(V, start_n, v_n), v_n, left, BLOCK_N, DIM_V, MASKED, WIDE)
+        v = tiles.load(tiles.at(V, start_n, v_n), v_n, left, BLOCK_N, DIM_V, WIDEST, MASKED, WIDE)
         ds = p * (tiles.dot_t(do, v, PRECISION) - delta[:, None])
-        dq = tiles.add_dot(dq, ds, k, PRECISION)
-    return dq
+        if REFINE:
+            sums = (
+                tiles.add_dot(sums[0], ds, k, PRECISION),
+                tiles.add_dot(sums[1], p, k, PRECISION),
+                sums[2] + tl.sum(ds, 1),
+            )
+        else:
+            sums = (tiles.add_dot(sums[0], ds, k, PRECISION),)
+    return sums
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -259,10 +290,16 @@ def backward_dq(
     Q, K, V, DO, LSE, DELTA, DQ, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n,
     heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    DIM: tl.constexpr, DIM_V: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    REFINE: tl.constexpr,
 ):  # fmt: skip
-    """dQ of one block of queries, walking the keys as the forward does. Grid: num_tiles times heads."""
+    """dQ of one block of queries, walking the keys as the forward does. Grid: num_tiles times heads.
+
+    A row's dS sums to 0, but to a rounding error where delta came from O and dP from V. REFINE moves
+    delta by that sum, here and in memory for the next kernel, so that the two errors cancel as they do
+    where dS is made from the whole row. In fp32 nothing larger hides them.
+    """
     head, tile = tiles.place(num_tiles, heads, section, CAUSAL)
     batch, h = head // num_heads, head % num_heads
     start_m = tile * BLOCK_M
@@ -272,23 +309,34 @@ def backward_dq(
     K = tiles.head_at(K, batch, k_b, h // group, k_h)
     V = tiles.head_at(V, batch, v_b, h // group, v_h)
     row = tiles.at(tl.cast(start_m, tl.int64), head, seqlen_q)
-    q = tiles.load(Q, q_n, left, BLOCK_M, DIM, True, WIDE)
-    do = tiles.load(DO, do_n, left, BLOCK_M, DIM_V, True, WIDE)
+    q = tiles.load(Q, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
+    do = tiles.load(DO, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
     lse, delta = _load_stats(LSE + row, DELTA + row, left, BLOCK_M, True)
-    dq = tiles.zeros(BLOCK_M, DIM)
+    if REFINE:
+        sums = (
+            tiles.zeros(BLOCK_M, DIM, WIDEST),
+            tiles.zeros(BLOCK_M, DIM, WIDEST),
+            tl.zeros([BLOCK_M], tl.float32),
+        )
+    else:
+        sums = (tiles.zeros(BLOCK_M, DIM, WIDEST),)
     if CAUSAL:
         full = _visible_to(start_m, seqlen_k - seqlen_q, seqlen_k) // BLOCK_N * BLOCK_N
         end = _visible_to(tl.minimum(start_m + BLOCK_M, seqlen_q) - 1, seqlen_k - seqlen_q, seqlen_k)
     else:
         full = seqlen_k // BLOCK_N * BLOCK_N
         end = seqlen_k
-    scale_log2 = scale * LOG2E
-    dq = _dq_tiles(
-        dq, q, do, lse, delta, K, V, k_n, v_n, start_m, 0, full, seqlen_q, seqlen_k, scale_log2,
-        BLOCK_M, BLOCK_N, DIM, DIM_V, CAUSAL, False, PRECISION, WIDE,
+    sums = _dq_tiles(
+        sums, q, do, lse, delta, K, V, k_n, v_n, start_m, 0, full, seqlen_q, seqlen_k, scale,
+        BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, CAUSAL, False, PRECISION, WIDE, EXACT, REFINE,
     )  # fmt: skip
-    dq = _dq_tiles(
-        dq, q, do, lse, delta, K, V, k_n, v_n, start_m, full, end, seqlen_q, seqlen_k, scale_log2,
-        BLOCK_M, BLOCK_N, DIM, DIM_V, CAUSAL, True, PRECISION, WIDE,
+    sums = _dq_tiles(
+        sums, q, do, lse, delta, K, V, k_n, v_n, start_m, full, end, seqlen_q, seqlen_k, scale,
+        BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, CAUSAL, True, PRECISION, WIDE, EXACT, REFINE,
     )  # fmt: skip
-    tiles.store(DQ + row * DIM, left, tiles.times(dq, scale), BLOCK_M, DIM)
+    dq = sums[0]
+    if REFINE:
+        dq = tiles.less(dq, tiles.times(sums[1], sums[2][:, None]))
+        rows = tl.arange(0, BLOCK_M)
+        tl.store(DELTA + row + rows, delta + sums[2], mask=rows < left)
+    tiles.store(DQ + row * DIM, left, tiles.times(dq, scale), BLOCK_M, DIM, WIDEST)

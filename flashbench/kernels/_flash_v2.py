@@ -16,7 +16,7 @@ from triton import cdiv
 from triton.runtime.interpreter import InterpretedFunction
 
 from flashbench.kernels import _flash_kernels as kernels
-from flashbench.kernels._flash_configs import MAX_HEAD_DIM, Config, choose, section
+from flashbench.kernels._flash_configs import MAX_HEAD_DIM, Config, choose, section, widest
 
 INTERPRETED = isinstance(kernels.forward, InterpretedFunction)
 
@@ -82,6 +82,7 @@ class Call:
             "BLOCK_N": config.block_k,
             "DIM": q.shape[-1],
             "DIM_V": v.shape[-1],
+            "WIDEST": widest(q.element_size()),
             "CAUSAL": self.causal,
             "PRECISION": "tf32" if self.tf32 else "ieee",
             "WIDE": any(tallest * x.stride(2) >= 2**31 for x in strided),
@@ -138,7 +139,8 @@ class _FlashAttention(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        grads, delta, launches = backward_launches(q, k, v, _prepare(o), lse, _prepare(do), ctx.call)
+        refine = q.element_size() == 4 and dlse is None
+        grads, delta, launches = backward_launches(q, k, v, _prepare(o), lse, _prepare(do), ctx.call, refine)
         with _on(q.device):
             for launch in launches:
                 launch.run()
@@ -165,7 +167,7 @@ def forward_launch(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor,
 
 
 def backward_launches(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, call: Call
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, call: Call, refine: bool
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, tuple[Launch, ...]]:
     """((dq, dk, dv), delta, the launches that fill them, in order)."""
     batch, heads, seqlen_q, _ = q.shape
@@ -173,11 +175,22 @@ def backward_launches(
     group = heads // num_kv_heads if num_kv_heads else 1
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     delta = torch.empty_like(lse)
+    exact = q.element_size() == 4
 
     config, options = call.options("delta", q, v, do)
     tiles = cdiv(seqlen_q, config.block_q)
-    names = ("BLOCK_M", "DIM_V", "WIDE", "num_warps", "num_stages", "enable_fp_fusion")
-    args: tuple[Any, ...] = (o, do, delta, *do.stride()[:3], heads, seqlen_q, tiles)
+    names = (
+        "BLOCK_M",
+        "DIM_V",
+        "WIDEST",
+        "CAUSAL",
+        "PRECISION",
+        "WIDE",
+        "num_warps",
+        "num_stages",
+        "enable_fp_fusion",
+    )
+    args: tuple[Any, ...] = (o, do, delta, *do.stride()[:3], heads, seqlen_q, seqlen_k, tiles)
     options = {name: options[name] for name in names}
     preprocess = Launch("delta", kernels.delta_rows, tiles * batch * heads, args, options)
 
@@ -187,14 +200,18 @@ def backward_launches(
     kv_heads = batch * num_kv_heads
     args = (q, k, v, do, lse, delta, dk, dv, *strides)
     args += (kv_heads, num_kv_heads, seqlen_q, seqlen_k, tiles, _section(q, do, kv_heads, call), call.scale)
-    key_side = Launch("dkdv", kernels.backward_dkdv, tiles * kv_heads, args, {**options, "GROUP": group})
+    key_side = Launch(
+        "dkdv", kernels.backward_dkdv, tiles * kv_heads, args, {**options, "GROUP": group, "EXACT": exact}
+    )
 
     config, options = call.options("dq", q, v, q, k, v, do)
     tiles = cdiv(seqlen_q, config.block_q)
     args = (q, k, v, do, lse, delta, dq, *strides, batch * heads, heads, group, seqlen_q, seqlen_k, tiles)
     args += (_section(k, v, batch * heads, call), call.scale)
-    query_side = Launch("dq", kernels.backward_dq, tiles * batch * heads, args, options)
-    return (dq, dk, dv), delta, (preprocess, key_side, query_side)
+    query_side = Launch(
+        "dq", kernels.backward_dq, tiles * batch * heads, args, {**options, "EXACT": exact, "REFINE": refine}
+    )
+    return (dq, dk, dv), delta, (preprocess, query_side, key_side)
 
 
 def _section(a: Tensor, b: Tensor, heads: int, call: Call) -> int:

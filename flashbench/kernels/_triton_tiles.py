@@ -1,12 +1,12 @@
 """Tiles for Triton kernels whose head dim is any number: load, store, multiply.
 
-A head dim is one or two column pieces, each a power of two (tensor-core tiles are), so a tile is a
-tuple of one or two blocks. Rows and columns outside the tensor read as 0 and are never written.
-Offsets between tiles are 64-bit, those inside a tile 32-bit unless WIDE.
+A head dim is cut into pieces, each a power of two wide (tensor-core tiles are), so a tile is a tuple
+of blocks side by side. Rows and columns outside the tensor read as 0 and are never written. Offsets
+between tiles are 64-bit, those inside a tile 32-bit unless WIDE.
 """
 
 # Triton reads the bodies below, not Python: no annotations but tl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, SIM108
+# ruff: noqa: ANN001, ANN202, RUF005
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -14,9 +14,27 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashbench.kernels._flash_configs import split
+from flashbench.kernels import _flash_configs
 
-pieces = triton.constexpr_function(split)
+split = triton.constexpr_function(_flash_configs.split)
+
+
+@triton.constexpr_function
+def count(dim, widest):
+    """How many pieces a head dim is cut into."""
+    return len(split(dim, widest))
+
+
+@triton.constexpr_function
+def start(dim, widest, i):
+    """The first column of piece i."""
+    return split(dim, widest)[i][0]
+
+
+@triton.constexpr_function
+def width(dim, widest, i):
+    """The number of columns of piece i."""
+    return split(dim, widest)[i][1]
 
 
 @triton.jit
@@ -53,95 +71,103 @@ def _rows(ROWS: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def _load_piece(base, stride, left, ROWS: tl.constexpr, FROM: tl.constexpr, COLS: tl.constexpr,
-                DIM: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+def _load_piece(
+    base, stride, left, ROWS: tl.constexpr, FROM: tl.constexpr, COLS: tl.constexpr, DIM: tl.constexpr,
+    MASKED: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
     rows = _rows(ROWS, WIDE)[:, None]
     cols = FROM + tl.arange(0, COLS)[None, :]
     at = base + rows * stride + cols
-    if MASKED:
-        if FROM + COLS > DIM:
-            piece = tl.load(at, mask=(rows < left) & (cols < DIM), other=0.0)
-        else:
-            piece = tl.load(at, mask=rows < left, other=0.0)
+    if FROM + COLS > DIM:
+        mask = (rows < left) & (cols < DIM) if MASKED else cols < DIM
+        piece = tl.load(at, mask=mask, other=0.0)
+    elif MASKED:
+        piece = tl.load(at, mask=rows < left, other=0.0)
     else:
-        if FROM + COLS > DIM:
-            piece = tl.load(at, mask=cols < DIM, other=0.0)
-        else:
-            piece = tl.load(at)
+        piece = tl.load(at)
     return piece
 
 
 @triton.jit
 def load(
-    base, stride, left, ROWS: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr, WIDE: tl.constexpr
+    base, stride, left, ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr,
+    MASKED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """A tile of ROWS rows; with MASKED only the first ``left`` are read."""
-    C0: tl.constexpr = pieces(DIM)[0]
-    C1: tl.constexpr = pieces(DIM)[1]
-    if C1 > 0:
-        tile = (
-            _load_piece(base, stride, left, ROWS, 0, C0, DIM, MASKED, WIDE),
-            _load_piece(base, stride, left, ROWS, C0, C1, DIM, MASKED, WIDE),
+    tile = ()
+    for i in tl.static_range(count(DIM, WIDEST)):
+        tile = tile + (
+            _load_piece(
+                base, stride, left, ROWS, start(DIM, WIDEST, i), width(DIM, WIDEST, i), DIM, MASKED, WIDE
+            ),
         )
-    else:
-        tile = (_load_piece(base, stride, left, ROWS, 0, C0, DIM, MASKED, WIDE),)
     return tile
 
 
 @triton.jit
-def store(base, left, tile, ROWS: tl.constexpr, DIM: tl.constexpr):
+def store(base, left, tile, ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr):
     """Write the first ``left`` rows of a tile to a contiguous matrix, in its dtype."""
-    C0: tl.constexpr = pieces(DIM)[0]
-    C1: tl.constexpr = pieces(DIM)[1]
     rows = tl.arange(0, ROWS)[:, None]
-    cols = tl.arange(0, C0)[None, :]
-    tl.store(base + rows * DIM + cols, tile[0].to(base.dtype.element_ty), mask=(rows < left) & (cols < DIM))
-    if C1 > 0:
-        more = C0 + tl.arange(0, C1)[None, :]
-        mask = (rows < left) & (more < DIM)
-        tl.store(base + rows * DIM + more, tile[1].to(base.dtype.element_ty), mask=mask)
+    for i in tl.static_range(len(tile)):
+        cols = start(DIM, WIDEST, i) + tl.arange(0, width(DIM, WIDEST, i))[None, :]
+        piece = tile[i].to(base.dtype.element_ty)
+        tl.store(base + rows * DIM + cols, piece, mask=(rows < left) & (cols < DIM))
 
 
 @triton.jit
-def zeros(ROWS: tl.constexpr, DIM: tl.constexpr):
+def zeros(ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr):
     """A tile of fp32 zeros."""
-    C0: tl.constexpr = pieces(DIM)[0]
-    C1: tl.constexpr = pieces(DIM)[1]
-    if C1 > 0:
-        tile = (tl.zeros([ROWS, C0], tl.float32), tl.zeros([ROWS, C1], tl.float32))
-    else:
-        tile = (tl.zeros([ROWS, C0], tl.float32),)
+    tile = ()
+    for i in tl.static_range(count(DIM, WIDEST)):
+        tile = tile + (tl.zeros([ROWS, width(DIM, WIDEST, i)], tl.float32),)
     return tile
 
 
 @triton.jit
 def times(tile, factor):
-    """Each row of a tile times its factor; factor broadcasts against a piece."""
-    if len(tile) > 1:
-        scaled = (tile[0] * factor, tile[1] * factor)
-    else:
-        scaled = (tile[0] * factor,)
+    """A tile times a factor for each row, (rows, 1), or one for all."""
+    scaled = ()
+    for i in tl.static_range(len(tile)):
+        scaled = scaled + (tile[i] * factor,)
     return scaled
 
 
 @triton.jit
+def less(a, b):
+    """a minus b."""
+    difference = ()
+    for i in tl.static_range(len(a)):
+        difference = difference + (a[i] - b[i],)
+    return difference
+
+
+@triton.jit
+def row_sums(a, b):
+    """The sum over all columns of a times b, for each row, in fp32."""
+    total = tl.sum(a[0].to(tl.float32) * b[0].to(tl.float32), 1)
+    for i in tl.static_range(1, len(a)):
+        total += tl.sum(a[i].to(tl.float32) * b[i].to(tl.float32), 1)
+    return total
+
+
+@triton.jit
 def dot_t(a, b, PRECISION: tl.constexpr):
-    """a times b transposed, over all column pieces."""
+    """a times b transposed; in IEEE fp32 each piece is summed apart, which halves the rounding error."""
     product = tl.dot(a[0], tl.trans(b[0]), input_precision=PRECISION)
-    if len(a) > 1:
-        product = tl.dot(a[1], tl.trans(b[1]), product, input_precision=PRECISION)
+    for i in tl.static_range(1, len(a)):
+        if PRECISION == "ieee" and a[0].dtype == tl.float32:
+            # a limit on imprecise sums means nothing in fp32, but keeps Triton from chaining the products
+            product += tl.dot(a[i], tl.trans(b[i]), input_precision=PRECISION, max_num_imprecise_acc=1)
+        else:
+            product = tl.dot(a[i], tl.trans(b[i]), product, input_precision=PRECISION)
     return product
 
 
 @triton.jit
 def add_dot(acc, p, b, PRECISION: tl.constexpr):
-    """acc + p times b, piece by piece; p is rounded to b's dtype."""
+    """acc + p times b; p is rounded to b's dtype."""
     p = p.to(b[0].dtype)
-    if len(b) > 1:
-        total = (
-            tl.dot(p, b[0], acc[0], input_precision=PRECISION),
-            tl.dot(p, b[1], acc[1], input_precision=PRECISION),
-        )
-    else:
-        total = (tl.dot(p, b[0], acc[0], input_precision=PRECISION),)
+    total = ()
+    for i in tl.static_range(len(b)):
+        total = total + (tl.dot(p, b[i], acc[i], input_precision=PRECISION),)
     return total

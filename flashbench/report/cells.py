@@ -27,7 +27,7 @@ COLUMNS: tuple[Column, ...] = (
     ("implementation", "implementation", _text),
     ("pass", "pass", _text),
     ("dtype", "dtype", _text),
-    ("causal", "mask", lambda value: "causal" if value else "full"),
+    ("causal", "mask", lambda value: "causal" if value else "non-causal"),
     ("seqlen_q", "queries", format_length),
     ("seqlen_k", "keys", format_length),
     ("head_dim", "head dim", str),

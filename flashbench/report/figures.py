@@ -56,7 +56,7 @@ def line_figure(axis: Axis, note: Callable[[Any], str]) -> Callable[[DataFrame],
         fig = _figure(data, replace(axis, title=title), data["value"])
         look = styles(data)
         for where, name, rows in _series(data):
-            fig.add_trace(_line(rows, rows["value"] / scale, name, look[name], where, note))
+            _draw(fig, rows, rows["value"] / scale, look[name], where, note)
         _lane(fig, data)
         return fig
 
@@ -74,7 +74,7 @@ def memory_figure(data: DataFrame) -> Figure:
         style = look[name]
         known = rows["value"].notna().any()
         if known:
-            fig.add_trace(_line(rows, rows["value"], name, style, where, words.memory_note))
+            _draw(fig, rows, rows["value"], style, where, words.memory_note)
         if rows["predicted"].notna().any():
             fig.add_trace(go.Scatter(
                 x=list(rows["seqlen"]), y=_numbers(rows["predicted"]), mode="lines",
@@ -97,7 +97,7 @@ def traffic_figure(data: DataFrame) -> Figure:
     for where, panel in _panels(data):
         for name, style in look.items():
             rows = panel[panel["model"] == name].sort_values("seqlen")
-            fig.add_trace(_line(rows, rows["value"], name, style, where, words.traffic_note))
+            _draw(fig, rows, rows["value"], style, where, words.traffic_note)
         floor = panel.drop_duplicates("seqlen").sort_values("seqlen")
         fig.add_trace(go.Scatter(
             x=list(floor["seqlen"]), y=_numbers(floor["compulsory"]), mode="lines", name="compulsory",
@@ -115,18 +115,9 @@ def roofline_figure(data: DataFrame) -> Figure:
     fig = _figure(
         data, Axis(title="FLOP/s", tick=words.rate_tick), [*data["value"], *data["peak_flops_per_s"]]
     )
+    look = styles(data)
     for where, name, rows in _series(data):
-        fig.add_trace(
-            _line(
-                rows,
-                rows["value"],
-                name,
-                styles(data)[name],
-                where,
-                words.roof_note,
-                x="intensity_compulsory",
-            )
-        )
+        _draw(fig, rows, rows["value"], look[name], where, words.roof_note, x="intensity_compulsory")
     low, high = data["intensity_compulsory"].min() / 2, data["intensity_compulsory"].max() * 2
     for item in data.drop_duplicates(["device", "dtype"]).itertuples(index=False):
         ridge = item.peak_flops_per_s / item.hbm_bytes_per_s
@@ -148,6 +139,7 @@ def roofline_figure(data: DataFrame) -> Figure:
 class Style:
     """How a series looks: colour slot and marker by implementation, dash by run."""
 
+    name: str
     slot: int
     symbol: str
     dash: str
@@ -160,6 +152,7 @@ def styles(data: DataFrame) -> dict[str, Style]:
     runs = list(dict.fromkeys(data["run"]))
     return {
         row.series: Style(
+            name=row.series,
             slot=order.index(row.implementation) % len(LIGHT),
             symbol=SYMBOLS[order.index(row.implementation) % len(SYMBOLS)],
             dash=DASHES[runs.index(row.run) % len(DASHES)],
@@ -210,7 +203,7 @@ def _figure(data: DataFrame, axis: Axis, values: Iterable[float]) -> Figure:
     )  # fmt: skip
     ticks = length_ticks(data["seqlen"])
     fig.update_xaxes(
-        type="log", title={"text": "sequence length (keys)", "standoff": 8}, zeroline=False,
+        type="log", title={"text": "sequence length (keys)", "standoff": 8}, zeroline=False, automargin=True,
         tickmode="array", tickvals=ticks, ticktext=[format_length(tick) for tick in ticks],
     )  # fmt: skip
     fig.update_yaxes(
@@ -235,28 +228,36 @@ def _series(data: DataFrame) -> Iterator[tuple[dict[str, str], str, DataFrame]]:
             yield where, str(name), rows.sort_values("seqlen")
 
 
-def _line(
+def _draw(
+    fig: Figure,
     rows: DataFrame,
     values: Sequence[float],
-    name: str,
     style: Style,
     where: dict[str, str],
     note: Callable[[Any], str],
     x: str = "seqlen",
-) -> Any:
-    """A trace with gaps where there is no value; a flagged point has an open marker."""
+) -> None:
+    """Add a series: a line with gaps where there is no value, and a ring around each flagged point."""
     import plotly.graph_objects as go
 
-    flagged = [bool(isinstance(flags, str) and flags) for flags in rows.get("flags", [""] * len(rows))]
-    symbols = [style.symbol + ("-open" if open_ else "") for open_ in flagged]
-    return go.Scatter(
-        x=list(rows[x]), y=_numbers(values), mode="lines+markers", name=escape(name),
-        legendgroup=escape(name), showlegend=any(value is not None for value in _numbers(values)),
+    numbers, at, name = _numbers(values), list(rows[x]), escape(style.name)
+    fig.add_trace(go.Scatter(
+        x=at, y=numbers, mode="lines+markers", name=name, legendgroup=name,
+        showlegend=any(value is not None for value in numbers),
         line={"dash": style.dash, "width": 2, "color": LIGHT[style.slot]},
-        marker={"symbol": symbols if any(flagged) else style.symbol, "size": 9},
+        marker={"symbol": style.symbol, "size": 9},
         customdata=[note(row) for row in rows.itertuples(index=False)], hovertemplate="%{customdata}",
         meta={"where": where, "slot": style.slot},
-    )  # fmt: skip
+    ))  # fmt: skip
+    flags = rows.get("flags", [None] * len(rows))
+    ringed = [i for i, flag in enumerate(flags) if isinstance(flag, str) and numbers[i] is not None]
+    if ringed:
+        fig.add_trace(go.Scatter(
+            x=[at[i] for i in ringed], y=[numbers[i] for i in ringed], mode="markers",
+            name=name, legendgroup=name, showlegend=False, hoverinfo="skip",
+            marker={"symbol": "circle-open", "size": 17, "line": {"width": 1.5}, "color": LIGHT[style.slot]},
+            meta={"where": where, "slot": style.slot, "ring": True},
+        ))  # fmt: skip
 
 
 def _numbers(values: Iterable[Any]) -> list[float | None]:

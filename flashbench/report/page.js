@@ -23,7 +23,7 @@
     const slot = trace.meta.slot;
     const ink = colour(slot === "ink" ? "soft" : "s" + slot);
     const copy = { ...trace, line: { ...trace.line, color: ink }, marker: { ...trace.marker, color: ink } };
-    if (hidden.has(trace.legendgroup || trace.name)) copy.visible = "legendonly";
+    if (hidden.has(groupOf(trace))) copy.visible = "legendonly";
     if (trace.textfont) copy.textfont = { ...trace.textfont, color: colour("ink") };
     return copy;
   }
@@ -93,10 +93,22 @@
     }
   }
 
+  const groupOf = (trace) => trace.legendgroup || trace.name;
+
   function toggle(event) {
-    const trace = event.data[event.curveNumber];
-    const group = trace.legendgroup || trace.name;
-    hidden.has(group) ? hidden.delete(group) : hidden.add(group);
+    const group = groupOf(event.data[event.curveNumber]);
+    if (!hidden.delete(group)) hidden.add(group);
+    render();
+    return false;
+  }
+
+  // A double click leaves one series alone, or brings all back.
+  function isolate(event) {
+    const group = groupOf(event.data[event.curveNumber]);
+    const others = event.data.map(groupOf).filter((other) => other !== group);
+    const alone = others.every((other) => hidden.has(other));
+    hidden.clear();
+    if (!alone) others.forEach((other) => hidden.add(other));
     render();
     return false;
   }
@@ -133,13 +145,15 @@
   function search(box, table, found) {
     const rows = [...table.tBodies[0].rows].map((row) => {
       const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
-      return { row, words: new Set(text.split(/\s+/)), text };
+      return { row, text, words: new Set(text.split(/\s+/)) };
     });
+    // A word that some cell has as a whole ("causal", "flash", "1k") means that word; others match anywhere.
+    const vocabulary = new Set(rows.flatMap(({ words }) => [...words]));
     box.addEventListener("input", () => {
       const wanted = box.value.toLowerCase().split(/\s+/).filter(Boolean);
       let count = 0;
-      for (const { row, words: all, text } of rows) {
-        row.hidden = !wanted.every((word) => (/^\d+[km]?$/.test(word) ? all.has(word) : text.includes(word)));
+      for (const { row, text, words } of rows) {
+        row.hidden = !wanted.every((word) => (vocabulary.has(word) ? words.has(word) : text.includes(word)));
         count += !row.hidden;
       }
       found.textContent = count + (count === 1 ? " cell" : " cells");
@@ -160,5 +174,8 @@
     window.addEventListener(event, () => { printing = value; document.documentElement.classList.toggle("light", value); render(); });
   }
   render();
-  for (const { node } of plots) node.on("plotly_legendclick", toggle);
+  for (const { node } of plots) {
+    node.on("plotly_legendclick", toggle);
+    node.on("plotly_legenddoubleclick", isolate);
+  }
 })();

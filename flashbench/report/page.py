@@ -30,6 +30,12 @@ CLAIMS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 """How each claim of summary.headline reads: its caption, its value."""
 
 
+CPU_NOTICE = (
+    "Times of a CPU say nothing about a GPU. A kernel that ran in Triton's interpreter was checked for"
+    " correctness and not timed."
+)
+
+
 def document(results: Results, sections: Sequence[Section], bodies: Sequence[str]) -> str:
     """The whole page: template, style, script and plotly.js, each once."""
     from plotly.offline import get_plotlyjs
@@ -163,6 +169,9 @@ def _commands(results: Results) -> str:
         command = shlex.join(map(str, argv)) if isinstance(argv, list | tuple) else "command not recorded"
         date = escape(str(header.get("created_at") or ""))
         lines.append(f"<p><b>{escape(run)}</b> <time>{date}</time><code>{escape(command)}</code></p>")
+    kinds = {(header.get("environment") or {}).get("device_type") for header in results.headers.values()}
+    if "cpu" in kinds:
+        lines.append(f'<p class="notice">{escape(CPU_NOTICE)}</p>')
     return "".join(lines)
 
 

@@ -49,7 +49,9 @@ SECTIONS = (
         empty="No length has two timed implementations to compare.",
     ),
     Section(
-        key="latency", title="Latency", about="Median time of one call, both axes logarithmic.",
+        key="latency", title="Latency",
+        about="Median time of one call, both axes logarithmic. A ring marks a flagged cell; a mark below"
+        " the plot stands for a cell without a time.",
         data=data.points("time_s"), value=words.seconds, page=page.plot,
         figure=figures.line_figure(Axis(title="time per call", tick=words.seconds_tick), words.time_note),
         empty="No cell was timed.",

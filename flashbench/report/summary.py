@@ -22,7 +22,7 @@ def _believed(results: Results) -> DataFrame:
 def headline(results: Results) -> DataFrame:
     """The page's big numbers: one row per claim (claim, value, of, and the cell that holds it).
 
-    claim: ``timed`` (value of ``of`` cells; ``rest``: cells by other status), ``flops_per_s``
+    claim: ``timed`` (value of ``of`` cells; ``rest``: cells by other status and by flag), ``flops_per_s``
     (the highest), ``speedup_over_naive`` (the largest), ``memory_saving`` (naive's peak_extra_bytes
     over the least of the same cell).
     A claim that nothing supports has no row.
@@ -34,6 +34,8 @@ def headline(results: Results) -> DataFrame:
     if len(results.table):
         counts = results.table["status"].value_counts()
         rest = {name: int(count) for name, count in counts.items() if name != "ok"}
+        flags = results.table["flags"].dropna().str.split().explode().value_counts()
+        rest |= {f"flagged {name}": int(count) for name, count in flags.items()}
         timed_cells = int(counts.get("ok", 0))
         rows.append({"claim": "timed", "value": timed_cells, "of": len(results.table), "rest": rest})
     for claim in ("flops_per_s", "speedup_over_naive"):

@@ -1,0 +1,480 @@
+"""The report's data, figures and page: what is shown is what the table holds, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from html.parser import HTMLParser
+from typing import Any
+
+import pandas as pd
+import pytest
+import synthetic
+
+from flashbench import report, table
+from flashbench.report import data, figures, summary, words
+from flashbench.report import page as page_module
+from flashbench.report.data import KEYS, Results
+from flashbench.report.sections import SECTIONS
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<b>"
+NAMES = {section.key: section for section in SECTIONS}
+FIGURES = [section for section in SECTIONS if section.figure is not None]
+
+
+def results(*files: Any) -> Results:
+    return Results(table=table.build(files), headers=table.headers(files))
+
+
+def page_of(*files: Any) -> str:
+    shown = results(*files)
+    return report.build(shown.table, shown.headers)
+
+
+@pytest.fixture(scope="module")
+def full() -> Results:
+    return results(synthetic.run_file(synthetic.sweep()))
+
+
+@pytest.fixture(scope="module")
+def page(full: Results) -> str:
+    return report.build(full.table, full.headers)
+
+
+def without_library(page: str) -> str:
+    """The page less plotly.js, which is full of addresses that it never asks for."""
+    from plotly.offline import get_plotlyjs
+
+    assert page.count(get_plotlyjs()) == 1
+    return page.replace(get_plotlyjs(), "")
+
+
+# ---- data
+
+
+@pytest.mark.parametrize("metric", ["time_s", "flops_per_s", "speedup_over_naive"])
+def test_points_are_the_tables_values_of_timed_cells(full: Results, metric: str) -> None:
+    found = data.points(metric)(full)
+    timed = full.table["status"] == "ok"
+    assert len(found) == len(full.table)
+    assert list(found["value"][timed].dropna()) == list(full.table[metric][timed].dropna())
+    assert found["value"][~timed].isna().all()
+
+
+def test_an_interpreted_cell_is_never_performance() -> None:
+    """Even if a row brought numbers along: only ``ok`` is plotted."""
+    file = synthetic.run_file(
+        [synthetic.record("naive"), synthetic.record("flash", status="checked", reason="interpreter")]
+    )
+    shown = results(file)
+    shown.table.loc[1, ["time_s", "flops_per_s", "speedup_over_naive", "peak_extra_bytes"]] = 1.0
+    for section in (
+        NAMES[key] for key in ("latency", "throughput", "speedup", "memory", "roofline", "causal")
+    ):
+        found = section.data(shown)
+        if "value" in found and len(found):
+            assert found.loc[found["implementation"] == "flash", "value"].isna().all(), section.key
+    assert set(summary.headline(shown)["implementation"].dropna()) <= {"naive"}
+    assert summary.regimes(shown).empty
+
+
+def test_filters_tell_panels_apart() -> None:
+    file = synthetic.run_file([
+        synthetic.record(),
+        synthetic.record(pass_="bwd", causal=True, dtype="fp16", head_dim=192, head_dim_v=128),
+        synthetic.record(seqlen_q=1, num_kv_heads=4),
+        synthetic.record(num_kv_heads=1),
+    ])  # fmt: skip
+    frame = data.labelled(results(file).table)
+    assert frame[KEYS].to_numpy().tolist() == [
+        ["fwd", "bf16", "128", "full", "same", "MHA"],
+        ["bwd", "fp16", "192/128", "causal", "same", "MHA"],
+        ["fwd", "bf16", "128", "full", "1", "GQA 4:1"],
+        ["fwd", "bf16", "128", "full", "same", "MQA"],
+    ]
+
+
+def test_series_carry_the_run_only_where_there_are_several(full: Results) -> None:
+    assert set(data.labelled(full.table)["series"]) == set(synthetic.RATES)
+    files = [synthetic.run_file([synthetic.record()], path=f"{name}.jsonl") for name in "ab"]
+    assert list(data.labelled(results(*files).table)["series"]) == ["flash · a", "flash · b"]
+
+
+def test_traffic_has_every_shown_model_at_every_length(full: Results) -> None:
+    found = data.traffic(full)
+    assert set(found["model"]) >= {"standard", "flash-v1", "flash-v2"}
+    assert set(found["seqlen"]) == set(synthetic.LENGTHS)
+    assert not found.duplicated([*KEYS, "model", "seqlen"]).any()
+    assert (found["value"] >= found["compulsory"]).all()
+
+
+def test_causal_ratio_is_of_the_same_implementation_and_shape(full: Results) -> None:
+    found = data.causal_ratio(full)
+    naive = found[found["implementation"] == "naive"]["value"]
+    flash = found[(found["implementation"] == "flash") & (found["seqlen"] == 65536)]["value"]
+    assert naive.to_list() == pytest.approx([1.0] * len(naive), abs=2e-3)  # the formula skips nothing
+    assert flash.to_list() == pytest.approx([0.5] * len(flash), abs=1e-3)
+    assert "mask" not in found
+
+
+def test_the_roofline_needs_a_known_device() -> None:
+    unknown = synthetic.record(environment={"device_name": "NVIDIA Foo 9999"})
+    assert data.roofline(results(synthetic.run_file([unknown], environment={}))).empty
+    known = data.roofline(results(synthetic.run_file([synthetic.record()])))
+    assert len(known) == 1
+
+
+def test_untimed_groups_by_reason() -> None:
+    records = [synthetic.record("naive", n, status="oom", reason="no room") for n in (4096, 1024)]
+    records += [synthetic.record("naive", 8192, "bwd", status="oom", reason="no room")]
+    records += [synthetic.record("flash", 1024, status="failed", reason="ValueError: x"), synthetic.record()]
+    found = data.untimed(results(synthetic.run_file(records)))
+    assert found[["implementation", "status", "reason", "cells"]].to_numpy().tolist() == [
+        ["naive", "oom", "no room", 3], ["flash", "failed", "ValueError: x", 1],
+    ]  # fmt: skip
+    assert found["seqlens"][0] == [1024, 4096, 8192]
+    assert found["passes"][0] == ["fwd", "bwd"]
+
+
+def test_the_environment_is_flattened_and_empty_values_left_out() -> None:
+    file = synthetic.run_file([], environment={"gpu": {"driver": "570.1", "power": None}, "torch": "2.13"})
+    found = data.environment(results(file))
+    assert dict(zip(found["item"], found["value"], strict=True)) == {
+        "created_at": "2000-01-01T00:00:00+00:00",
+        "argv": ["flashbench", "run", "--seqlens", "1k-64k"],
+        "gpu.driver": "570.1", "torch": "2.13",
+    }  # fmt: skip
+
+
+# ---- summary
+
+
+def test_headline_names_the_best_cells(full: Results) -> None:
+    found = summary.headline(full).set_index("claim")
+    assert found.loc["timed", ["value", "of"]].to_list() == [264, 280]
+    assert found.loc["timed", "rest"] == {"skipped": 16}
+    timed = full.table[full.table["status"] == "ok"]
+    assert found.loc["flops_per_s", "value"] == timed["flops_per_s"].max()
+    assert found.loc["flops_per_s", "implementation"] == "sdpa-cudnn"
+    assert found.loc["speedup_over_naive", "value"] == timed["speedup_over_naive"].max()
+    assert found.loc["memory_saving", "value"] > 100
+
+
+def test_a_suspect_cell_makes_no_claim() -> None:
+    records = [synthetic.record(name, n) for name in ("naive", "flash") for n in (1024, 2048)]
+    honest = summary.headline(results(synthetic.run_file(records))).set_index("claim")
+    records.append(synthetic.record("sdpa", 2048, flags=("suspect",)))
+    doubted = results(synthetic.run_file(records))
+    found = summary.headline(doubted).set_index("claim")
+    assert found.loc["flops_per_s", "value"] == honest.loc["flops_per_s", "value"]
+    assert "sdpa" not in set(summary.regimes(doubted)["fastest"])
+
+
+def test_flags_are_counted_beside_the_statuses() -> None:
+    records = [
+        synthetic.record("flash", n, flags=flags)
+        for n, flags in ((1024, ("drift",)), (2048, ("drift", "throttled")))
+    ]
+    records.append(synthetic.record("naive", 1024, status="oom", reason="no room"))
+    found = summary.headline(results(synthetic.run_file(records))).set_index("claim")
+    assert found.loc["timed", "rest"] == {"oom": 1, "flagged drift": 2, "flagged throttled": 1}
+
+
+def test_regimes_say_who_wins_where_and_by_how_much() -> None:
+    records = [synthetic.record(name, n) for n in (1024, 2048, 65536) for name in ("sdpa", "flash")]
+    records += [synthetic.record("naive", n) for n in (1024, 2048)]
+    shown = results(synthetic.run_file(records))
+    found = summary.regimes(shown)
+    assert len(found) == 1
+    row = found.iloc[0]
+    times = shown.table.pivot_table(index="seqlen_k", columns="implementation", values="time_s")
+    assert (row["fastest"], row["next_best"]) == ("sdpa", "flash")
+    assert (row["lengths_won"], row["lengths"], row["lead_seqlen"]) == (3, 3, 65536)
+    assert row["lead"] == pytest.approx(times.loc[65536, "flash"] / times.loc[65536, "sdpa"])
+    speedups = (times["naive"] / times["sdpa"]).dropna()
+    assert row["speedup_low"] == pytest.approx(speedups.min())
+    assert row["speedup_high"] == pytest.approx(speedups.max())
+
+
+def test_a_length_with_one_timed_implementation_is_no_contest() -> None:
+    records = [synthetic.record("flash", 1024), synthetic.record("sdpa", 2048)]
+    assert summary.regimes(results(synthetic.run_file(records))).empty
+
+
+# ---- figures
+
+
+@pytest.mark.parametrize("section", FIGURES, ids=lambda section: section.key)
+def test_figures_plot_the_values_of_their_data(full: Results, section: Any) -> None:
+    frame = section.data(full)
+    figure = section.figure(frame)
+    drawn = [y for trace in figure.data if trace.yaxis != "y2" for y in (trace.y or ()) if y is not None]
+    factor = 1e12 if section.key == "throughput" else 1.0
+    for value in frame["value"].dropna():
+        assert value / factor in drawn
+    assert 0 not in drawn
+    assert all(math.isfinite(value) for value in drawn)
+
+
+def test_failed_cells_have_a_cross_at_their_length_and_no_value(full: Results) -> None:
+    frame = data.points("time_s")(full)
+    figure = NAMES["latency"].figure(frame)
+    lane = [trace for trace in figure.data if trace.yaxis == "y2"]
+    assert len(lane) == 8  # naive, in each of 2 passes x 2 head dims x 2 masks
+    for trace in lane:
+        assert list(trace.x) == [32768, 65536]
+        assert set(trace.marker.symbol) == {"x"}
+        assert any(text.startswith("naive: needs ") for text in trace.text)
+        assert all("skipped: needs" in text for text in trace.customdata)
+    lines = [trace for trace in figure.data if trace.yaxis != "y2" and trace.name == "naive"]
+    assert all(trace.y[-2:] == (None, None) for trace in lines)
+
+
+def test_checked_cells_are_marked_otherwise_than_failed_ones() -> None:
+    records = [synthetic.record("naive", n) for n in (1024, 2048)]
+    records += [synthetic.record("flash", n, status="checked", reason="interpreter") for n in (1024, 2048)]
+    frame = data.points("time_s")(results(synthetic.run_file(records)))
+    lane = [trace for trace in NAMES["latency"].figure(frame).data if trace.yaxis == "y2"]
+    assert [set(trace.marker.symbol) for trace in lane] == [{"circle-open"}]
+    assert "flash: checked, not timed" in lane[0].text
+
+
+def test_flagged_points_have_a_ring() -> None:
+    records = [synthetic.record("flash", 1024), synthetic.record("flash", 2048, flags=("throttled",))]
+    frame = data.points("time_s")(results(synthetic.run_file(records)))
+    line, ring = NAMES["latency"].figure(frame).data
+    assert "throttled" in line.customdata[1]
+    assert (list(ring.x), list(ring.y)) == ([2048], [line.y[1]])
+    assert ring.legendgroup == line.legendgroup
+
+
+def test_length_axis_is_labelled_at_the_measured_lengths(full: Results) -> None:
+    axis = NAMES["latency"].figure(data.points("time_s")(full)).layout.xaxis
+    assert axis.type == "log"
+    assert list(axis.tickvals) == list(synthetic.LENGTHS)
+    assert list(axis.ticktext) == ["1k", "2k", "4k", "8k", "16k", "32k", "64k"]
+
+
+def test_many_lengths_get_fewer_ticks_but_both_ends() -> None:
+    lengths = range(1024, 65537, 1024)
+    ticks = figures.length_ticks(lengths)
+    assert len(ticks) <= 13
+    assert {1024, 65536} <= set(ticks) <= set(lengths)
+    assert figures.length_ticks([512, 3072]) == [512, 3072]
+
+
+@pytest.mark.parametrize("values", [[4e-6], [4e-6, 3.0], [0.5, 0.9], [1e-6, 1e6], [float("nan"), 2.0]])
+def test_value_ticks_enclose_the_values(values: list[float]) -> None:
+    ticks = figures.value_ticks(values)
+    known = [value for value in values if value == value]
+    assert ticks == sorted(ticks)
+    assert ticks[0] <= min(known)
+    assert ticks[-1] >= max(known)
+    assert len(ticks) <= 20
+
+
+def test_a_series_looks_the_same_in_every_figure(full: Results) -> None:
+    looks = [
+        figures.styles(NAMES[key].data(full))
+        for key in ("latency", "speedup", "memory", "causal", "roofline")
+    ]
+    assert all(look == looks[0] for look in looks)
+    assert len({style.symbol for style in looks[0].values()}) == len(looks[0])
+    assert len({style.slot for style in looks[0].values()}) == len(looks[0])
+    assert (looks[0]["naive"].slot, looks[0]["flash"].slot) == (0, 1)
+
+
+def test_runs_differ_by_dash_not_by_colour() -> None:
+    files = [synthetic.run_file([synthetic.record()], path=f"{name}.jsonl") for name in "ab"]
+    first, second = figures.styles(data.points("time_s")(results(*files))).values()
+    assert (first.slot, first.symbol) == (second.slot, second.symbol)
+    assert first.dash != second.dash
+
+
+def relative_luminance(colour: str) -> float:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize(("palette", "ground"), [(figures.LIGHT, "#ffffff"), (figures.DARK, "#171d26")])
+def test_colours_stand_out_from_the_page(palette: tuple[str, ...], ground: str) -> None:
+    for colour in palette:
+        high, low = sorted((relative_luminance(colour), relative_luminance(ground)), reverse=True)
+        assert (high + 0.05) / (low + 0.05) >= 3, colour
+
+
+# ---- words
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (words.seconds(4.3e-6), "4.30 µs"),
+        (words.seconds_tick(2e-4), "200 µs"),
+        (words.seconds_tick(1e-3), "1 ms"),
+        (words.bytes_tick(5e7), "50 MB"),
+        (words.bytes_tick(1e12), "1 TB"),
+        (words.rate(6.5e14), "650 TFLOP/s"),
+        (words.times(12.64), "12.6×"),
+        (words.times(3), "3×"),
+        (words.times(4321.0), "4321×"),
+        (words.percent(0.62), "62 %"),
+        (words.short_reason("needs 275 GB; the device has 85 GB"), "needs 275 GB"),
+        (
+            words.panel({"pass": "fwd", "dims": "128", "mask": "full", "kv": "MHA"}),
+            "forward, head dim 128, non-causal",
+        ),
+        (words.panel({"pass": "bwd", "queries": "1", "kv": "GQA 4:1"}), "backward, 1 queries, GQA 4:1"),
+    ],
+)
+def test_words(text: str, expected: str) -> None:
+    assert text == expected
+
+
+# ---- page
+
+
+class Outline(HTMLParser):
+    """Every element with its attributes, and the text of the tables' bodies."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+
+def test_the_page_asks_for_nothing_outside(page: str) -> None:
+    rest = without_library(page)
+    assert not re.search(r"https?://|//cdn|@import|url\(", rest)
+    for tag, attributes in Outline(rest).elements:
+        assert tag not in {"img", "iframe", "object", "embed", "base"}
+        for name in ("src", "href", "action", "srcset"):
+            target = attributes.get(name)
+            assert target is None or target.startswith("#") or target == "data:,", (tag, target)
+    policy = next(a["content"] for t, a in Outline(rest).elements if a.get("http-equiv"))
+    assert policy.startswith("default-src 'none'")
+
+
+def test_the_page_stays_under_6_mb(page: str) -> None:
+    assert len(page.encode()) < 6e6
+
+
+def test_every_section_is_there_and_in_the_contents(page: str) -> None:
+    elements = Outline(without_library(page)).elements
+    ids = [attributes["id"] for tag, attributes in elements if tag == "section"]
+    links = [attributes["href"] for tag, attributes in elements if tag == "a"]
+    assert ids == [section.key for section in SECTIONS]
+    assert links == [f"#{key}" for key in ids]
+
+
+def test_every_figure_has_a_text_alternative_and_its_numbers(page: str) -> None:
+    elements = Outline(without_library(page)).elements
+    plots = [attributes for _, attributes in elements if attributes.get("class") == "plot"]
+    assert len(plots) == len(FIGURES)
+    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
+    assert sum(tag == "details" for tag, _ in elements) == len(FIGURES)
+
+
+def test_figures_in_the_page_are_strict_json(page: str) -> None:
+    found = re.findall(
+        r'<script type="application/json"[^>]*>(.*?)</script>', without_library(page), re.DOTALL
+    )
+    assert len(found) == len(FIGURES)
+
+    def refuse(text: str) -> None:
+        raise AssertionError(text)
+
+    for text in found:
+        figure = json.loads(text, parse_constant=refuse)
+        assert all({"where", "slot"} <= set(trace["meta"]) for trace in figure["data"])
+
+
+def test_reasons_and_the_exact_command_are_in_the_page(page: str) -> None:
+    rest = without_library(page)
+    assert "needs 275 GB; the device has 85 GB" in rest
+    assert "<code>flashbench run --seqlens 1k-64k</code>" in rest
+    assert "synthetic: made by tests/synthetic.py, never measured" in rest
+
+
+def test_hostile_text_stays_text() -> None:
+    record = synthetic.record(
+        "naive", 1024, status="failed", reason=HOSTILE, backend=HOSTILE, config={HOSTILE: HOSTILE},
+        environment={"device_name": HOSTILE},
+    )  # fmt: skip
+    timed = synthetic.record("flash", 1024, backend=HOSTILE, environment={"device_name": HOSTILE})
+    files = [
+        synthetic.run_file(
+            [record, timed],
+            path=f"{name}/<i>{HOSTILE.replace('/', '')}.jsonl",
+            argv=["x", HOSTILE],
+            environment={HOSTILE: HOSTILE, "device_name": HOSTILE},
+        )
+        for name in "ab"
+    ]
+    rest = without_library(page_of(*files))
+    elements = Outline(rest).elements
+    assert not [tag for tag, _ in elements if tag in {"img", "i"}]
+    assert not [name for _, attributes in elements for name in attributes if name.startswith("on")]
+    # plot data, plotly.js, our own script: as many scripts as without the attack
+    assert sum(tag == "script" for tag, _ in elements) == rest.count('class="plot-data"') + 2
+    assert "alert(1)" in rest
+    for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', rest, re.DOTALL):
+        for trace in json.loads(text)["data"]:
+            assert "<b>" not in json.dumps([trace.get("name"), trace.get("text"), trace.get("customdata")])
+
+
+def test_figure_json_cannot_end_its_script_whatever_the_figure_library_writes() -> None:
+    class Figure:
+        def to_json(self) -> str:
+            return json.dumps({"name": HOSTILE})
+
+    text = page_module._script_json(Figure())
+    assert "<" not in text
+    assert json.loads(text) == {"name": HOSTILE}
+
+
+def test_an_empty_file_makes_a_page_that_says_so() -> None:
+    rest = without_library(page_of(synthetic.run_file([])))
+    assert rest.count("The results hold no cell.") == len(SECTIONS) - 1  # all but the environment
+    assert 'class="plot"' not in rest
+
+
+@pytest.mark.parametrize(("device_type", "said"), [("cpu", True), ("cuda", False)])
+def test_a_page_of_cpu_times_says_so_at_the_top(device_type: str, said: bool) -> None:
+    rest = page_of(synthetic.run_file([synthetic.record()], environment={"device_type": device_type}))
+    assert ("Times of a CPU say nothing about a GPU." in rest) == said
+
+
+def test_sections_without_data_say_why() -> None:
+    """A CPU run: the interpreter's cells are checked, memory and roofs are unknown."""
+    records = [synthetic.record("flash", n, status="checked", reason="interpreter", io_model=None,
+                                environment={"device_name": "Some CPU"}) for n in (64, 128)]  # fmt: skip
+    rest = without_library(page_of(synthetic.run_file(records, environment={"device_name": "Some CPU"})))
+    for key in ("fastest", "latency", "throughput", "speedup", "memory", "roofline", "causal"):
+        assert NAMES[key].empty in rest, key
+    assert "<strong>0 of 2</strong>" in rest
+    assert "2 checked" in rest
+
+
+def test_a_page_for_300_cells_takes_under_3_seconds() -> None:
+    file = synthetic.run_file(
+        synthetic.sweep(passes=("fwd", "bwd", "fwd+bwd"), lengths=synthetic.LENGTHS[:5])
+    )
+    assert len(file.records) == 300
+    frame = table.build([file])
+    started = time.process_time()
+    report.build(frame, table.headers([file]))
+    assert time.process_time() - started < 3
+
+
+def test_the_data_of_every_section_is_a_frame(full: Results) -> None:
+    for section in SECTIONS:
+        assert isinstance(section.data(full), pd.DataFrame), section.key
+        assert section.empty
+        assert section.title

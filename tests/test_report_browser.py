@@ -1,0 +1,242 @@
+"""The page in a real browser: it draws, filters, sorts and searches, in light, dark, wide and narrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import chromium
+import pytest
+import synthetic
+from chromium import Browser
+
+from flashbench import report, table
+from flashbench.report.sections import SECTIONS
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium.PROGRAM is None, reason="no chromium or google-chrome on PATH"),
+]
+
+FIGURES = [section.key for section in SECTIONS if section.figure is not None]
+
+
+def written(folder: Path, *files: Any) -> Path:
+    path = folder / "report.html"
+    path.write_text(report.build(table.build(files), table.headers(files)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("page"), synthetic.run_file(synthetic.sweep()))
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_wrong(browser: Browser) -> Iterator[None]:
+    """No test leaves a console error, an exception or a request for anything but the file."""
+    browser.events.clear()
+    yield
+    browser.run("0")  # collects what is still on its way
+    assert browser.problems() == []
+    assert all(url.startswith("file:") for url in browser.requests()), browser.requests()
+    assert len(browser.requests()) == 1
+
+
+def traces(browser: Browser, key: str) -> list[dict[str, Any]]:
+    """The lines that a figure shows: name, values and colour."""
+    look = (
+        "({name: t.name, x: t.x, y: t.y, color: t.line?.color ?? t.marker.color,"
+        " lane: t.yaxis === 'y2', visible: t.visible ?? true})"
+    )
+    found = browser.run(f"JSON.stringify(document.getElementById('plot-{key}').data.map(t => {look}))")
+    return json.loads(found)
+
+
+def test_every_figure_is_drawn(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    for key in FIGURES:
+        points = browser.run(f"document.querySelectorAll('#plot-{key} .scatterlayer .points path').length")
+        assert points >= 7, key
+    assert browser.run("document.querySelectorAll('.plot .main-svg').length") >= 2 * len(FIGURES)
+
+
+def test_plots_stay_inside_their_frames(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    for key in FIGURES:
+        outside = browser.run(
+            f"(() => {{ const box = document.getElementById('plot-{key}').getBoundingClientRect();"
+            f" return [...document.querySelectorAll('#plot-{key} text')].filter(text => {{"
+            " const at = text.getBoundingClientRect(); return at.width && (at.left < box.left - 1 ||"
+            " at.right > box.right + 1 || at.bottom > box.bottom + 1); }).map(text => text.textContent); })()"
+        )
+        assert outside == [], key
+
+
+def test_the_filter_acts_on_every_figure_and_table(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    before = traces(browser, "latency")
+    browser.click("input[name=pass][value=bwd] + span")
+    after = traces(browser, "latency")
+    assert [trace["name"] for trace in before] == [trace["name"] for trace in after]
+    assert before[0]["y"] != after[0]["y"]
+    expected = synthetic.record("naive", 1024, "bwd", head_dim=64).samples.median_s
+    assert after[0]["y"][0] == pytest.approx(expected)
+    for key in FIGURES:
+        caption = browser.run(f"document.querySelector('#{key} .selection').textContent")
+        assert caption.startswith("backward, bf16, head dim 64"), key
+        shown = browser.run(
+            f"[...document.querySelectorAll('#{key} tr[data-where]')].filter(row => !row.hidden)"
+            ".map(row => JSON.parse(row.dataset.where).pass)"
+        )
+        assert shown, key
+        assert set(shown) == {"bwd"}, key
+
+
+def test_cells_that_were_not_timed_stand_below_the_plot(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    lane = [trace for trace in traces(browser, "latency") if trace["lane"]]
+    assert [(trace["name"], trace["x"]) for trace in lane] == [("naive", [32768, 65536])]
+    text = browser.run(
+        "[...document.querySelectorAll('#plot-latency .textpoint text')].map(t => t.textContent).join(' ')"
+    )
+    assert "naive: needs 137 GB" in text
+    lines = [trace for trace in traces(browser, "latency") if not trace["lane"] and trace["name"] == "naive"]
+    assert lines[0]["y"][-2:] == [None, None]
+
+
+def test_a_legend_entry_switches_a_series_off_everywhere(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.click("#plot-latency .legend .groups:nth-child(2) .legendtoggle")
+    browser.wait("document.getElementById('plot-throughput').data.some(t => t.visible === 'legendonly')")
+    for key in ("latency", "throughput", "speedup", "memory"):
+        off = {trace["name"] for trace in traces(browser, key) if trace["visible"] == "legendonly"}
+        assert {name.removesuffix(" (model)") for name in off} == {"sdpa"}, key
+
+
+def test_a_double_click_in_the_legend_leaves_one_series_alone(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.click("#plot-latency .legend .groups:nth-child(2) .legendtoggle", times=2)
+    browser.wait("document.getElementById('plot-throughput').data.some(t => t.visible === 'legendonly')")
+    on = {trace["name"] for trace in traces(browser, "speedup") if trace["visible"] is True}
+    assert on == {"sdpa"}
+
+
+def test_dark_and_light_follow_the_system(browser: Browser, page: Path) -> None:
+    browser.open(page, dark=True)
+    ground = "getComputedStyle(document.body).backgroundColor"
+    ink = "getComputedStyle(document.querySelector('#plot-latency .xtick text')).fill"
+    dark = (browser.run(ground), browser.run(ink), traces(browser, "latency")[0]["color"])
+    browser.scheme(dark=False)
+    browser.settle()
+    light = (browser.run(ground), browser.run(ink), traces(browser, "latency")[0]["color"])
+    assert dark == ("rgb(15, 19, 25)", "rgb(230, 234, 240)", "#a3afbf")
+    assert light == ("rgb(246, 247, 249)", "rgb(26, 34, 48)", "#5f6b7a")
+
+
+@pytest.mark.parametrize("width", [320, 400, 768, 1600])
+def test_no_width_needs_horizontal_scrolling(browser: Browser, page: Path, width: int) -> None:
+    browser.open(page, width=width)
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    drawn = browser.run(
+        "[...document.querySelectorAll('.plot .main-svg')].map(svg => svg.getBoundingClientRect().right)"
+    )
+    assert max(drawn) <= width
+
+
+def test_a_resized_window_redraws_the_figures(browser: Browser, page: Path) -> None:
+    browser.open(page, width=1280)
+    browser.resize(400)
+    browser.wait("document.querySelector('#plot-latency .main-svg').getBoundingClientRect().width < 400")
+
+
+@pytest.mark.parametrize(("heading", "empty"), [("time", 16), ("keys", 0)])
+def test_cells_sort_by_value_with_empty_ones_last(
+    browser: Browser, page: Path, heading: str, empty: int
+) -> None:
+    browser.open(page)
+    column = (
+        f"[...document.querySelectorAll('#cells-table th')].findIndex(th => th.textContent === '{heading}')"
+    )
+    at = browser.run(column)
+    order = (
+        f"[...document.querySelectorAll('#cells-table tbody tr')].map(row => row.cells[{at}].dataset.value)"
+        ".map(value => value === undefined ? null : Number(value))"
+    )
+    for direction in ("ascending", "descending"):
+        browser.click(f"#cells-table th:nth-child({at + 1}) button")
+        assert (
+            browser.run(f"document.querySelectorAll('#cells-table th')[{at}].getAttribute('aria-sort')")
+            == direction
+        )
+        values = browser.run(order)
+        known = [value for value in values if value is not None]
+        assert known == sorted(known, reverse=direction == "descending")
+        assert values[len(known) :] == [None] * empty
+
+
+def test_search_finds_cells_by_their_words(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    browser.click("#search")
+    browser.type("flash causal 16k bwd")
+    assert browser.run("document.getElementById('found').textContent") == "2 cells"  # head dim 64 and 128
+    browser.run("document.getElementById('search').value = ''")
+    browser.type("needs 275")
+    assert browser.run("document.getElementById('found').textContent") == "4 cells"
+
+
+def test_the_printed_page_is_light_and_without_controls(browser: Browser, page: Path) -> None:
+    browser.open(page, dark=True)
+    browser.run("window.dispatchEvent(new Event('beforeprint'))")
+    browser.send(
+        "Emulation.setEmulatedMedia",
+        media="print",
+        features=[{"name": "prefers-color-scheme", "value": "dark"}],
+    )
+    browser.settle()
+    assert browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert browser.run("getComputedStyle(document.getElementById('controls')).display") == "none"
+    assert traces(browser, "latency")[0]["color"] == "#5f6b7a"
+    browser.send("Emulation.setEmulatedMedia", media="")
+
+
+def test_overlaid_runs_show_and_a_selection_without_cells_says_so(browser: Browser, tmp_path: Path) -> None:
+    first = synthetic.run_file([synthetic.record("flash", n) for n in (1024, 3072)], path="first.jsonl")
+    second = synthetic.run_file(
+        [synthetic.record("flash", n, causal=True, dtype="fp16") for n in (1024, 3072)], path="second.jsonl"
+    )
+    browser.open(written(tmp_path, first, second))
+    assert [trace["name"] for trace in traces(browser, "latency")] == ["flash · first"]
+    browser.click("input[name=dtype][value=fp16] + span")
+    assert traces(browser, "latency") == []
+    said = browser.run("document.querySelector('#plot-latency .annotation-text').textContent")
+    assert said == "Nothing was measured for this selection."
+    browser.click("input[name=mask][value=causal] + span")
+    assert [trace["name"] for trace in traces(browser, "latency")] == ["flash · second"]
+
+
+def test_an_empty_page_opens_without_errors(browser: Browser, tmp_path: Path) -> None:
+    browser.open(written(tmp_path, synthetic.run_file([])))
+    assert "The results hold no cell." in browser.run("document.body.textContent")
+
+
+def test_hostile_names_run_no_script(browser: Browser, tmp_path: Path) -> None:
+    script = "<script>window.hit=1</script>"
+    attack = f'<img src=x onerror="window.hit=1">{script}</script>{script}'
+    records = [
+        synthetic.record("flash", n, backend=attack, environment={"device_name": attack})
+        for n in (1024, 2048)
+    ]
+    records.append(synthetic.record("naive", 1024, status="failed", reason=attack))
+    browser.open(written(tmp_path, synthetic.run_file(records, argv=[attack], environment={attack: attack})))
+    assert browser.run("typeof window.hit") == "undefined"
+    assert browser.run("document.querySelectorAll('img').length") == 0
+    assert "<img src=x" in browser.run("document.body.textContent")

@@ -1,0 +1,72 @@
+"""Writes the README's figures from the committed results file, so that none is typed by hand.
+
+python tools/readme_figures.py          print the block
+python tools/readme_figures.py --write  put it between the markers in README.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from pathlib import Path
+
+RESULTS = "reports/h100-sxm/results.jsonl"
+MARKERS = re.compile(r"<!-- figures -->.*?<!-- /figures -->", re.DOTALL)
+IMPLEMENTATIONS = ("naive", "sdpa-flash", "sdpa-cudnn", "flash")
+
+
+def tflops(record: dict) -> str:
+    """TFLOP/s of the median sample, or the status of a cell that has none."""
+    if record["status"] != "ok":
+        return record["status"]
+    from flashbench.iomodel import flops
+    from flashbench.problem import Problem
+
+    problem = Problem(**record["cell"]["problem"])
+    time_s = statistics.median(record["samples"]["samples_s"])
+    return f"{flops(problem, record['cell']['pass']) / time_s / 1e12:.0f}"
+
+
+def render(root: Path) -> str:
+    """The block between the markers: a table of TFLOP/s, d=128, causal, forward and backward."""
+    lines = [json.loads(line) for line in (root / RESULTS).read_text(encoding="utf-8").splitlines()]
+    records = [line for line in lines if line.get("type") == "record"]
+    environment = records[0]["environment"]
+    rows = {}
+    for record in records:
+        problem = record["cell"]["problem"]
+        if problem["head_dim"] == 128 and problem["causal"]:
+            key = (record["cell"]["pass"], problem["seqlen_q"])
+            rows.setdefault(key, {})[record["cell"]["implementation"]] = tflops(record)
+    out = [
+        "<!-- figures -->",
+        f"On one {environment['device_name']} (torch {environment['torch']}, Triton {environment['triton']}, "
+        f"driver {environment['driver']}), bf16, head dim 128, causal, TFLOP/s:",
+        "",
+        "| pass | seqlen | " + " | ".join(f"`{name}`" for name in IMPLEMENTATIONS) + " |",
+        "|---|---|" + "---|" * len(IMPLEMENTATIONS),
+    ]
+    for (pass_, seqlen), row in rows.items():
+        cells = " | ".join(row.get(name, "") for name in IMPLEMENTATIONS)
+        out.append(f"| {pass_} | {seqlen // 1024}k | {cells} |")
+    page = RESULTS.replace("results.jsonl", "report.html")
+    out += ["", f"(from [{RESULTS}]({RESULTS}); the page beside it is [report.html]({page}))"]
+    out.append("<!-- /figures -->")
+    return "\n".join(out)
+
+
+def main() -> None:
+    root = Path(__file__).resolve().parent.parent
+    sys.path.insert(0, str(root))
+    block = render(root)
+    if "--write" in sys.argv:
+        readme = root / "README.md"
+        readme.write_text(MARKERS.sub(lambda _: block, readme.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        print(block)
+
+
+if __name__ == "__main__":
+    main()
