@@ -51,16 +51,25 @@ class Dram:
         return self.read.plus(self.write)
 
 
+_Three = tuple[float, float, float]
+"""Least, expected, most."""
+
+
 class Grid(NamedTuple):
     """How a tiled kernel covers the work.
 
     ctas: thread blocks in all. units: heads that share what is streamed. slots: thread blocks that
-    run at once.
+    run at once. filled: rows of the outer side over those of its tiles, below 1 for a ragged last one.
+    loops: a thread block owns a head and passes over the same rows again itself. uneven: scores of the
+    longest thread block over those of a mean one.
     """
 
     ctas: int
     units: int
     slots: int
+    filled: float = 1.0
+    loops: bool = False
+    uneven: float = 1.0
 
 
 def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dram:
@@ -146,13 +155,13 @@ class _Tracker:
         self.dirty_share = (written + sum(size for _, _, size in adds)) / touched if touched else 0.0
         return self.read[1] + self.write[1] - before
 
-    def _write(self, name: str, size: int, found: Hits | None, times: tuple[float, float, float]) -> None:
+    def _write(self, name: str, size: int, found: Hits | None, times: _Three) -> None:
         """Write size bytes: what is still dirty in L2 from before is overwritten there and saved once."""
         self._add(self.write, size, found if name in self.dirty else None, times)
         self.dirty.add(name)
 
     @staticmethod
-    def _add(to: list[float], size: int, found: Hits | None, times: tuple[float, float, float]) -> None:
+    def _add(to: list[float], size: int, found: Hits | None, times: _Three) -> None:
         best, value, worst = found or (0.0, 0.0, 0.0)
         to[0] += size * (1 - best + times[0])
         to[1] += size * (1 - value + times[1])
@@ -162,56 +171,51 @@ class _Tracker:
 class _Again(NamedTuple):
     """How often a kernel fetches again what it streams.
 
-    per_unit: thread blocks of one unit. waves: times that a unit is streamed again because it spreads
-    over waves. in_wave, in_loop: missing then, and per further pass of a thread block of its own.
+    loops: a thread block makes its passes itself; missing: what is not found in L2 per pass. Else
+    waves: further waves over which a unit's passes spread, per pass; missing: what is then not found.
     """
 
-    per_unit: float
-    waves: float
-    in_wave: tuple[float, float, float]
-    in_loop: tuple[float, float, float]
+    loops: bool
+    waves: _Three
+    missing: _Three
 
     @classmethod
     def of(cls, cache: Cache, grid: Grid | None, asked: list[tuple[str, int, int]], touched: float) -> _Again:
         """From the kernel's grid and its (tensor, requested, size) rows."""
         if grid is None:
             return _ONCE
-        ctas, units, slots = grid
+        ctas, units, slots, filled, loops, _ = grid
         per_unit = ctas / units
         streamed = sum(size for _, req, size in asked if req > size)
-        set_ = streamed / units
-        live = min(slots, ctas)
-        own = (touched - streamed) * live / ctas
-        active = min(float(units), max(1.0, slots / per_unit))
-        one = cache.hits(active * set_ + own)
-        two = cache.hits(min(float(units), active + 1) * set_ + own)
-        waves = (-(-ctas // slots) - 1) / units
+        unit_bytes = streamed / units
+        own = (touched - streamed) * min(slots, ctas) / ctas
+        active = min(float(units), max(1.0, slots / (per_unit * filled)))
+        one = cache.hits(active * unit_bytes + own)
+        two = cache.hits(min(float(units), active + 1) * unit_bytes + own)
+        if loops:
+            return cls(True, _ZERO, (1 - one.best, 1 - one.value, 1 - one.worst))
+        if ctas <= slots:
+            return _ONCE
+        value = one.value
         if per_unit > slots:
-            # the first and the last wave of a unit share the cache with its neighbours for half the time
-            edge = cache.hits(min(float(units), 1.5) * set_ + own).value
-            ends = min(waves, 2.0)
-            value = (ends * edge + (waves - ends) * one.value) / waves
-        else:
-            value = one.value
-        return cls(
-            per_unit,
-            waves,
-            (1 - one.best, 1 - value, 1 - two.worst),
-            (1 - one.best, 1 - one.value, 1 - one.worst),
-        )
+            # in its first and last wave a unit shares the cache with a neighbour, for half the time
+            edges = min(1.0, 2 * slots / per_unit)
+            value += edges * (cache.hits(min(float(units), 1.5) * unit_bytes + own).value - value)
+        # how units and waves line up is not known: between one wave less and one more
+        waves = (1 / slots - 1 / ctas, 1 / slots - 0.5 / ctas, 1 / slots)
+        return cls(False, waves, (1 - one.best, 1 - value, 1 - two.worst))
 
-    def times(self, requested: int, size: int) -> tuple[float, float, float]:
-        """How many times over the tensor is fetched again: least, expected, most."""
+    def times(self, requested: int, size: int) -> _Three:
+        """How many times over the tensor is fetched again."""
         if requested <= size or not size:
             return _ZERO
         passes = requested / size
-        share = passes / self.per_unit
-        if share > 1:
-            count, missing = share - 1, self.in_loop
-        else:
-            count, missing = min(self.waves * share, passes - 1), self.in_wave
-        return count * missing[0], count * missing[1], count * missing[2]
+        best, value, worst = self.missing
+        if self.loops:
+            return (passes - 1) * best, (passes - 1) * value, (passes - 1) * worst
+        low, mean, high = (min(passes * wave, passes - 1) for wave in self.waves)
+        return low * best, mean * value, high * worst
 
 
 _ZERO = (0.0, 0.0, 0.0)
-_ONCE = _Again(1.0, 0.0, _ZERO, _ZERO)
+_ONCE = _Again(False, _ZERO, _ZERO)

@@ -38,14 +38,15 @@ RESOURCES = ("tensor cores", "exponentials", "L2", "DRAM", "shared memory")
 class Part(NamedTuple):
     """One kernel: seconds in all, and what each resource alone would take.
 
-    products, softmax, fixed: parts of the SMs' time. waiting: SMs without work (waves, uneven blocks).
-    limiting: the resource that sets the time.
+    products, softmax, fixed: parts of the SMs' time; exps: of the MUFU alone. waiting: SMs without
+    work (waves, uneven blocks). limiting: the resource that sets the time.
     """
 
     name: str
     time_s: float
     products: float
     softmax: float
+    exps: float
     fixed: float
     waiting: float
     l2: float
@@ -165,17 +166,37 @@ def _machine(device: Device, roof: Roofs, dtype: str) -> _Machine:
     )
 
 
+LOOPING = frozenset({"flash-v1", "flash-v1-cuda"})
+"""Models with one thread block per head, which loops over K/V and Q."""
+
+
 def _grid(step: Step, estimate: Estimate, rates: Mapping[str, Rates], sms: int) -> Grid | None:
     kernel = KERNELS.get(step.name)
     if kernel is None or not rates or not step.exps:
         return None
-    p = estimate.problem
-    ctas = step.ctas
-    if not ctas:
-        heads, block = p.batch * p.num_heads, estimate.tiles.get(f"{kernel}_block_q", p.seqlen_q)
-        ctas = heads * -(-p.seqlen_q // block)
-    units = p.batch * (p.num_heads if kernel == "bwd" else p.num_kv_heads)
-    return Grid(ctas, min(units, ctas), sms * rates[_side(step)].resident)
+    p, tiles = estimate.problem, estimate.tiles
+    heads, kv_heads = p.batch * p.num_heads, p.batch * p.num_kv_heads
+    slots = sms * rates[_side(step)].resident
+    if estimate.model in LOOPING:
+        ctas = step.ctas or heads
+        return Grid(ctas, heads, slots, loops=True)
+    packed = kernel == "fwd" and bool(estimate.variant.pack_gqa) and p.group > 1
+    block_q, block_k = tiles[f"{kernel}_block_q"], tiles[f"{kernel}_block_k"]
+    low, high = p.band
+    if kernel in ("fwd", "dq"):
+        rows, block = p.seqlen_q * (p.group if packed else 1), block_q
+        seen = -(-min(p.seqlen_k, high - low + block_q) // block_k)
+    else:
+        rows, block = p.seqlen_k, block_k
+        seen = -(-min(p.seqlen_q, high - low + block_k) // block_q)
+    outer = -(-rows // block)
+    most = (kv_heads if packed else heads) * outer * estimate.variant.thin(seen) * block_q * block_k
+    ctas = step.ctas or heads * outer
+    units = heads if kernel == "bwd" else kv_heads
+    return Grid(
+        ctas, min(units, ctas), slots, rows / (outer * block),
+        uneven=max(1.0, min(most / step.exps, ctas)),
+    )  # fmt: skip
 
 
 def _tiled(
@@ -186,15 +207,15 @@ def _tiled(
     products = step.flops / (rates.mma * machine.flops)
     softmax = rates.softmax * step.exps / machine.exps
     fixed = grid.ctas * rates.fixed_clocks / (machine.clock * machine.sms)
-    busy = products + softmax + fixed
+    exps = rates.mufu * step.exps / machine.exps
+    busy = max(products + softmax, exps) + fixed
     mean = busy * machine.sms / grid.ctas
     whole = -(-grid.ctas // machine.sms)
     span = whole * mean
     if fills:
         span = busy
     elif estimate.problem.masked or estimate.problem.lengths:
-        work = (products + softmax) * machine.sms
-        longest = mean + (_unevenness(step, estimate, grid) - 1) * work / grid.ctas
+        longest = mean + (grid.uneven - 1) * (busy - fixed) * machine.sms / grid.ctas
         tail = TAIL * rates.resident * longest
         span = min(max(busy + tail, longest), whole * longest)
     active = 1.0 if fills else min(1.0, grid.ctas / machine.sms)
@@ -204,25 +225,16 @@ def _tiled(
     memory = bytes_ / (stream * machine.dram)
     slowest = max(span, l2, smem, memory)
     if slowest == span:
-        limiting = "tensor cores" if products >= softmax else "exponentials"
-        limiting = limiting if max(products, softmax) >= fixed else "prologue"
+        scores = max(softmax, busy - fixed - products)
+        limiting = "tensor cores" if products >= scores else "exponentials"
+        limiting = limiting if max(products, scores) >= fixed else "prologue"
     else:
         limiting = "DRAM" if slowest == memory else "L2" if slowest == l2 else "shared memory"
     time_s = LAUNCH_S + slowest
     return Part(
-        step.name, time_s, products, softmax, fixed, span - busy, l2, smem, memory, LAUNCH_S,
+        step.name, time_s, products, softmax, exps, fixed, span - busy, l2, smem, memory, LAUNCH_S,
         limiting if slowest > LAUNCH_S else "launch",
     )  # fmt: skip
-
-
-def _unevenness(step: Step, estimate: Estimate, grid: Grid) -> float:
-    """Scores of a thread block that sees the whole other side, over those of a mean one."""
-    p, kernel = estimate.problem, KERNELS[step.name]
-    block_q = estimate.tiles.get(f"{kernel}_block_q", p.seqlen_q)
-    block_k = estimate.tiles.get(f"{kernel}_block_k", p.seqlen_k)
-    full = -(-p.seqlen_q // block_q) * -(-p.seqlen_k // block_k) * block_q * block_k
-    heads = p.batch * p.num_heads
-    return max(1.0, min(full * heads / step.exps, grid.ctas))
 
 
 def _streamed(step: Step, bytes_: float, machine: _Machine, stream: float, gemm: float) -> Part:
@@ -234,7 +246,7 @@ def _streamed(step: Step, bytes_: float, machine: _Machine, stream: float, gemm:
     slowest = max(products, softmax, l2, memory)
     limiting = {memory: "DRAM", l2: "L2", softmax: "exponentials", products: "tensor cores"}[slowest]
     return Part(
-        step.name, LAUNCH_S + slowest, products, softmax, 0.0, 0.0, l2, 0.0, memory, LAUNCH_S,
+        step.name, LAUNCH_S + slowest, products, softmax, softmax, 0.0, 0.0, l2, 0.0, memory, LAUNCH_S,
         limiting if slowest > LAUNCH_S else "launch",
     )  # fmt: skip
 
@@ -258,7 +270,7 @@ def _shares(
     """Share of each roof that the pass uses, over its whole time."""
     return {
         "tensor cores": estimate.done_flops / (roof.flops * total),
-        "exponentials": estimate.exps / (roof.exps * total),
+        "exponentials": sum(part.exps for part in parts) / total,
         "L2": estimate.requested.total_bytes / (roof.l2 * total),
         "DRAM": dram_bytes / (roof.dram * total),
         "shared memory": sum(part.smem for part in parts) / total,
