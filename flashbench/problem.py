@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from flashbench.errors import SpecError, UnknownName
 
@@ -119,12 +120,12 @@ class Problem:
                 f" {len(self.lengths)} sequences, the longest {longest[0]}x{longest[1]}"
             )
 
-    @property
+    @cached_property
     def group(self) -> int:
         """Query heads per K/V head: 1 is MHA, num_heads is MQA."""
         return self.num_heads // self.num_kv_heads
 
-    @property
+    @cached_property
     def dtype_bytes(self) -> int:
         """Bytes of one element of q, k, v, o."""
         return DTYPES[self.dtype].bytes
@@ -134,12 +135,12 @@ class Problem:
         """1/sqrt(head_dim)."""
         return 1 / math.sqrt(self.head_dim)
 
-    @property
+    @cached_property
     def masked(self) -> bool:
         """Whether a causal mask or a window may hide keys."""
         return self.causal or self.window != (UNLIMITED, UNLIMITED)
 
-    @property
+    @cached_property
     def band(self) -> tuple[int, int]:
         """(lo, hi): query i sees key j if lo <= j - i <= hi; -seqlen_q and seqlen_k hide nothing."""
         nq, nk = self.seqlen_q, self.seqlen_k
@@ -152,7 +153,7 @@ class Problem:
             right = 0
         return low, nk if right == UNLIMITED else min(nk, diagonal + right)
 
-    @property
+    @cached_property
     def visible_pairs(self) -> int:
         """(query, key) pairs that the mask leaves visible, over batch and query heads."""
         if self.lengths:
@@ -165,7 +166,7 @@ class Problem:
             per_head = _clamped_sum(nq, high + 1, nk) - _clamped_sum(nq, low, nk)
         return self.batch * self.num_heads * per_head
 
-    @property
+    @cached_property
     def rows_without_keys(self) -> int:
         """Query rows per head that see no key (causal, bottom-right: the first ones, seqlen_q > seqlen_k)."""
         if not self.masked:
@@ -173,7 +174,7 @@ class Problem:
         low, high = self.band
         return self.seqlen_q - max(0, min(self.seqlen_q - 1, self.seqlen_k - 1 - low) - max(0, -high) + 1)
 
-    @property
+    @cached_property
     def keys_without_queries(self) -> int:
         """Key rows per head that no query sees."""
         if not self.masked:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flashbench._iomodel.types import Step
+from flashbench._iomodel.types import NO_BYTES, Step
 
 
 class Ledger:
@@ -25,20 +25,21 @@ class Ledger:
         name: str,
         read: Mapping[str, int],
         write: Mapping[str, int],
-        *,
         flops: int = 0,
         exps: int = 0,
     ) -> None:
         """An op that allocates what it writes, unless that is alive already, and writes each once."""
-        self.steps.append(Step(name=name, read=read, write=write, flops=flops, exps=exps))
+        self.steps.append(Step(name, read, write, NO_BYTES, flops, exps))
         alive, now = self.alive, self._now
         for tensor, size in write.items():
             if tensor not in alive:
                 alive[tensor] = size
                 now += size
         self._now = now
-        self.peak = max(self.peak, now)
-        self.joined = max(self.joined, now - self._released)
+        if now > self.peak:
+            self.peak = now
+        if now - self._released > self.joined:
+            self.joined = now - self._released
 
     def free(self, *tensors: str) -> None:
         """Tensors that nothing refers to any more; unknown ones were never allocated here."""

@@ -32,12 +32,20 @@ class Sizes(NamedTuple):
     v_heads: int
 
 
+_latest: tuple[Problem | None, Sizes] = (None, Sizes(0, 0, 0, 0, 0, 0, 0))
+"""The last problem and its sizes: the models of one problem ask for them in a row."""
+
+
 def sizes(problem: Problem) -> Sizes:
     """Bytes of every tensor of the problem, in its dtype."""
+    global _latest
+    known, latest = _latest
+    if known is problem:
+        return latest
     p, e = problem, problem.dtype_bytes
     heads, kv_heads = p.batch * p.num_heads, p.batch * p.num_kv_heads
     k, v = p.seqlen_k * p.head_dim * e, p.seqlen_k * p.head_dim_v * e
-    return Sizes(
+    latest = Sizes(
         q=heads * p.seqlen_q * p.head_dim * e,
         k=kv_heads * k,
         v=kv_heads * v,
@@ -46,6 +54,8 @@ def sizes(problem: Problem) -> Sizes:
         k_heads=heads * k,
         v_heads=heads * v,
     )
+    _latest = (problem, latest)
+    return latest
 
 
 def compulsory(problem: Problem, pass_: str, variant: Variant = DEFAULT) -> Traffic:

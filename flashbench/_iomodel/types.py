@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench.problem import Problem
@@ -69,8 +69,11 @@ def merge(*parts: Mapping[str, int]) -> dict[str, int]:
     return total
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+NO_BYTES: Mapping[str, int] = {}
+"""Traffic of no tensor."""
+
+
+class Step(NamedTuple):
     """One kernel or op: the bytes that it requests per tensor, its matrix FLOPs and its exponentials.
 
     ctas: thread blocks that a tiled kernel launches, one per outer tile; 0 where that is not known.
@@ -79,14 +82,13 @@ class Step:
     name: str
     read: Mapping[str, int]
     write: Mapping[str, int]
-    atomic: Mapping[str, int] = field(default_factory=dict)
+    atomic: Mapping[str, int] = NO_BYTES
     flops: int = 0
     exps: int = 0
     ctas: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What one pass of an algorithm does.
 
     saved_bytes: what a forward keeps for the backward beyond the inputs. held_bytes: all that is
@@ -103,8 +105,7 @@ class Work:
     joined_extra_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(NamedTuple):
     """Rows of Q (block_q) and of K/V (block_k) in one tile of one kernel."""
 
     block_q: int

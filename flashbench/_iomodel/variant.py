@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
@@ -112,6 +112,12 @@ class Variant:
         return tuple(
             name for name in self.__dataclass_fields__ if getattr(self, name) != getattr(DEFAULT, name)
         )
+
+    def only(self, names: Sequence[str]) -> Variant:
+        """The same with the other options at their defaults."""
+        if self is DEFAULT or all(name in names for name in self.given):
+            return self
+        return replace(self, **{name: getattr(DEFAULT, name) for name in self.given if name not in names})
 
     def thin(self, count: int) -> int:
         """That share of a count, rounded up."""
