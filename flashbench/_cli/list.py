@@ -38,7 +38,8 @@ def list_(
     if subject is not None:
         units.parse_choice(subject, "SUBJECT", SUBJECTS)
         table = _TABLES[subject]()
-        console.show_table(table.columns, table.rows, json=json, csv=csv, title=subject)
+        columns = table.columns if json or csv else table.shown
+        console.show_table(columns, table.rows, json=json, csv=csv, title=subject)
         return
     if csv:
         raise UsageError(f"--csv prints one table; accepted: 'list SUBJECT --csv' with {', '.join(SUBJECTS)}")
@@ -47,13 +48,19 @@ def list_(
         console.show_json({name: [table.picked(row) for row in table.rows] for name, table in tables.items()})
         return
     for name, table in tables.items():
-        console.show_table(table.columns, table.rows, title=name)
+        console.show_table(table.shown, table.rows, title=name)
 
 
 @dataclass(frozen=True)
 class _Table:
     columns: list[Column]
     rows: list[dict[str, Any]]
+    raw_only: frozenset[str] = frozenset()
+    """Columns of JSON and CSV that a person's table does without."""
+
+    @property
+    def shown(self) -> list[Column]:
+        return [column for column in self.columns if column.name not in self.raw_only]
 
     def picked(self, row: dict[str, Any]) -> dict[str, Any]:
         return {column.name: row[column.name] for column in self.columns}
@@ -213,8 +220,8 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
 
 
 def _models() -> _Table:
-    from flashbench.console import Column
     from flashbench._iomodel import alternatives
+    from flashbench.console import Column
     from flashbench.iomodel import MODELS
 
     others = [alternatives.find(name) for name in alternatives.names()]
@@ -245,16 +252,18 @@ def _presets() -> _Table:
         }
         for row in PRESETS
     ]  # fmt: skip
-    numbers = {"layers": "layers", "num_heads": "heads", "num_kv_heads": "kv heads", "head_dim": "d",
+    numbers = {"layers": "layers", "num_heads": "heads", "num_kv_heads": "kv", "head_dim": "d",
                "head_dim_v": "dv", "window": "window", "windowed_layers": "windowed layers"}  # fmt: skip
     columns = [
         Column(name="name", header="preset"),
+        *_availability(),
         Column(name="attention", header="kind"),
         *(Column(name=name, header=header, justify="right") for name, header in numbers.items()),
         Column(name="source", header="source"),
         Column(name="uncertain", header="uncertain"),
     ]
-    return _Table(columns, rows)
+    hidden = frozenset({"available", "why_not", "windowed_layers", "uncertain"})
+    return _Table(columns, rows, hidden)
 
 
 _TABLES: dict[str, Callable[[], _Table]] = {
