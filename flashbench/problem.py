@@ -98,8 +98,8 @@ class Problem:
         object.__setattr__(self, "window", tuple(self.window))
         if self.window != (UNLIMITED, UNLIMITED) or self.dropout_p or self.alignment != ALIGNMENTS[0]:
             self._check_options()
+        object.__setattr__(self, "lengths", tuple((q, k) for q, k in self.lengths))
         if self.lengths:
-            object.__setattr__(self, "lengths", tuple((q, k) for q, k in self.lengths))
             self._check_lengths()
 
     def _check_options(self) -> None:
