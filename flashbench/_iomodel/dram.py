@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from flashbench._iomodel.l2 import Cache, Hits
@@ -87,6 +88,7 @@ def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dr
     return Dram(read=read, write=Band(low, max(low, value - round(left)), max(high, value)), steps=steps)
 
 
+@lru_cache(maxsize=64)
 def tensor_bytes(problem: Problem) -> dict[str, int]:
     """Bytes of every tensor by its name in a step."""
     total: dict[str, int] = {}

@@ -11,16 +11,14 @@ of the longest one for those that end alone. The constants are those of the impl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from flashbench._iomodel import constants
-from flashbench._iomodel.constants import FAMILIES, LAUNCH_S, Family, Rates
+from flashbench._iomodel.constants import LAUNCH_S
 from flashbench._iomodel.dram import Band, Grid, dram
-from flashbench._iomodel.l2 import Cache
-from flashbench._iomodel.roofline import Roofs, roofs
+from flashbench._iomodel.roofline import Roofs
+from flashbench._iomodel.setting import Setting, setting
 from flashbench._iomodel.types import Estimate, Step
-from flashbench.errors import UnknownName
 
 if TYPE_CHECKING:
     from flashbench.devices import Device
@@ -63,7 +61,8 @@ class Prediction:
     dram: bytes read and written, with dram_read and dram_write apart, each from low to high. time_s:
     seconds. limiting: the resource that sets most of the time. roofs: share of each roof that is
     used. parts: kernel by kernel. family: whose constants. calibrated: False where they come from no
-    published table of that card's generation. note: what was assumed, one line.
+    published table of that card's generation. note: what was assumed, one line. setting: the numbers
+    behind it.
     """
 
     dram: Band
@@ -77,18 +76,7 @@ class Prediction:
     device: str
     calibrated: bool
     note: str
-
-
-class _Machine(NamedTuple):
-    """A card as the time model sees it: roofs with the equivalent of data-sheet peaks."""
-
-    sms: int
-    clock: float
-    flops: float
-    exps: float
-    l2: float
-    dram: float
-    smem: float
+    setting: Setting = field(repr=False)
 
 
 def predict(estimate: Estimate, device: Device, family: str | None = None) -> Prediction:
@@ -97,86 +85,53 @@ def predict(estimate: Estimate, device: Device, family: str | None = None) -> Pr
     family: whose constants, else those of the model's own family. Raises UnknownName for an unknown
     family, SpecError for a dtype that the card lacks.
     """
-    name = family or constants.OF_MODEL.get(estimate.model, "triton")
-    if name not in FAMILIES:
-        raise UnknownName("family", name, FAMILIES)
-    row = FAMILIES[name]
-    roof = roofs(device, estimate.problem.dtype)
-    machine = _machine(device, roof, estimate.problem.dtype)
-    generation, own = _generation(row, device.arch)
-    rates = {kernel: row.rates[kernel, generation] for kernel in ("fwd", "bwd")} if row.rates else {}
-    grids = tuple(_grid(step, estimate, rates, device.num_sms) for step in estimate.steps)
-    moved = dram(estimate, Cache.of(device), grids)
-    backward = False
+    on = setting(device, estimate.model, family, estimate.problem.dtype)
+    grids = tuple([_grid(step, estimate, on) for step in estimate.steps])
+    moved = dram(estimate, on.cache, grids)
+    backward = estimate.pass_ == "bwd"
     parts = []
     for step, grid, bytes_ in zip(estimate.steps, grids, moved.steps, strict=True):
-        backward = backward or estimate.pass_ == "bwd" or step.name in _FIRST_OF_BACKWARD
-        pass_ = "bwd" if backward else "fwd"
-        stream = row.stream.get((pass_, generation)) or row.stream[pass_, "sm80"]
+        backward = backward or step.name in _FIRST_OF_BACKWARD
+        memory = bytes_ / ((on.stream_bwd if backward else on.stream_fwd) * on.dram)
+        requested = sum(step.read.values()) + sum(step.write.values()) + sum(step.atomic.values())
+        l2 = requested / on.roof.l2
         if grid is None:
-            parts.append(_streamed(step, bytes_, machine, stream, row.gemm))
+            parts.append(_streamed(step, on, l2, memory))
         else:
-            parts.append(
-                _tiled(step, estimate, grid, bytes_, (machine, rates[_side(step)], stream, row.fills))
-            )
-    total = sum(part.time_s for part in parts)
+            parts.append(_tiled(step, estimate, (grid, on), l2, memory))
+    total = sum([part.time_s for part in parts])
     return Prediction(
         dram=moved.total,
         dram_read=moved.read,
         dram_write=moved.write,
         time_s=total,
         limiting=_limiting(parts),
-        roofs=_shares(estimate, moved.total.value, parts, roof, total),
+        roofs=_shares(estimate, moved.total.value, parts, on.roof, total),
         parts=tuple(parts),
-        family=name,
+        family=on.family.name,
         device=device.name,
-        calibrated=row.calibrated and own,
-        note=_note(row, device, generation, own),
+        calibrated=on.calibrated,
+        note=on.note,
+        setting=on,
     )
 
 
 _FIRST_OF_BACKWARD = frozenset({"dp", "delta", "prepare", "backward", "dkdv"})
 
 
-def _side(step: Step) -> str:
-    return "fwd" if step.name == "forward" else "bwd"
-
-
-def _generation(row: Family, arch: str) -> tuple[str, bool]:
-    """Whose constants stand for the card's generation, and whether they are its own."""
-    known = {generation for _, generation in (row.rates or row.stream)}
-    found = arch
-    while found not in known and found in constants.LIKE:
-        found = constants.LIKE[found]
-    if found not in known:
-        found = "sm80" if "sm80" in known else min(known)
-    return found, found == arch or (found == "geforce" and constants.LIKE.get(arch) == "geforce")
-
-
-def _machine(device: Device, roof: Roofs, dtype: str) -> _Machine:
-    measured = device.measured
-    return _Machine(
-        sms=device.num_sms,
-        clock=device.clock_hz,
-        flops=roof.flops / constants.REFERENCE_MATMUL if f"{dtype}_flops_per_s" in measured else roof.flops,
-        exps=roof.exps,
-        l2=roof.l2,
-        dram=roof.dram / constants.REFERENCE_MEMORY if "hbm_bytes_per_s" in measured else roof.dram,
-        smem=roof.smem,
-    )
-
-
 LOOPING = frozenset({"flash-v1", "flash-v1-cuda"})
 """Models with one thread block per head, which loops over K/V and Q."""
 
 
-def _grid(step: Step, estimate: Estimate, rates: Mapping[str, Rates], sms: int) -> Grid | None:
+def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
+    """The grid of a tiled kernel, None for any other step."""
     kernel = KERNELS.get(step.name)
-    if kernel is None or not rates or not step.exps:
+    rates = on.fwd if kernel == "fwd" else on.bwd
+    if kernel is None or rates is None or not step.exps:
         return None
     p, tiles = estimate.problem, estimate.tiles
     heads, kv_heads = p.batch * p.num_heads, p.batch * p.num_kv_heads
-    slots = sms * rates[_side(step)].resident
+    slots = on.sms * rates.resident
     if estimate.model in LOOPING:
         ctas = step.ctas or heads
         return Grid(ctas, heads, slots, loops=True)
@@ -199,60 +154,58 @@ def _grid(step: Step, estimate: Estimate, rates: Mapping[str, Rates], sms: int) 
     )  # fmt: skip
 
 
-def _tiled(
-    step: Step, estimate: Estimate, grid: Grid, bytes_: float, card: tuple[_Machine, Rates, float, bool]
-) -> Part:
+def _tiled(step: Step, estimate: Estimate, card: tuple[Grid, Setting], l2: float, memory: float) -> Part:
     """A kernel of products and softmax on tiles."""
-    machine, rates, stream, fills = card
-    products = step.flops / (rates.mma * machine.flops)
-    softmax = rates.softmax * step.exps / machine.exps
-    fixed = grid.ctas * rates.fixed_clocks / (machine.clock * machine.sms)
-    exps = rates.mufu * step.exps / machine.exps
+    grid, on = card
+    rates = on.fwd if step.name == "forward" else on.bwd
+    assert rates is not None
+    ctas, sms = grid.ctas, on.sms
+    products = step.flops / (rates.mma * on.flops)
+    softmax = rates.softmax * step.exps / on.roof.exps
+    exps = rates.mufu * step.exps / on.roof.exps
+    fixed = ctas * rates.fixed_clocks / (on.clock * sms)
     busy = max(products + softmax, exps) + fixed
-    mean = busy * machine.sms / grid.ctas
-    whole = -(-grid.ctas // machine.sms)
-    span = whole * mean
-    if fills:
+    mean = busy * sms / ctas
+    waves = -(-ctas // sms)
+    if on.family.fills:
         span = busy
     elif estimate.problem.masked or estimate.problem.lengths:
-        longest = mean + (grid.uneven - 1) * (busy - fixed) * machine.sms / grid.ctas
-        tail = TAIL * rates.resident * longest
-        span = min(max(busy + tail, longest), whole * longest)
-    active = 1.0 if fills else min(1.0, grid.ctas / machine.sms)
-    requested = _requested(step)
-    l2 = requested / (machine.l2 * active)
-    smem = rates.smem_bytes * step.flops * estimate.problem.dtype_bytes / machine.smem
-    memory = bytes_ / (stream * machine.dram)
+        longest = mean + (grid.uneven - 1) * (busy - fixed) * sms / ctas
+        span = min(max(busy + TAIL * rates.resident * longest, longest), waves * longest)
+    else:
+        span = waves * mean
+    if ctas < sms and not on.family.fills:
+        l2 *= sms / ctas
+    smem = rates.smem_bytes * step.flops * estimate.problem.dtype_bytes / on.roof.smem
     slowest = max(span, l2, smem, memory)
-    if slowest == span:
+    if slowest <= LAUNCH_S:
+        limiting = "launch"
+    elif slowest == span:
         scores = max(softmax, busy - fixed - products)
         limiting = "tensor cores" if products >= scores else "exponentials"
         limiting = limiting if max(products, scores) >= fixed else "prologue"
     else:
         limiting = "DRAM" if slowest == memory else "L2" if slowest == l2 else "shared memory"
-    time_s = LAUNCH_S + slowest
     return Part(
-        step.name, time_s, products, softmax, exps, fixed, span - busy, l2, smem, memory, LAUNCH_S,
-        limiting if slowest > LAUNCH_S else "launch",
+        step.name, LAUNCH_S + slowest, products, softmax, exps, fixed, span - busy, l2, smem, memory,
+        LAUNCH_S, limiting,
     )  # fmt: skip
 
 
-def _streamed(step: Step, bytes_: float, machine: _Machine, stream: float, gemm: float) -> Part:
+def _streamed(step: Step, on: Setting, l2: float, memory: float) -> Part:
     """A kernel that passes over its operands once: elementwise, a reduction, a library's product."""
-    products = step.flops / (gemm * machine.flops)
-    softmax = step.exps / machine.exps
-    l2 = _requested(step) / machine.l2
-    memory = bytes_ / (stream * machine.dram)
-    slowest = max(products, softmax, l2, memory)
-    limiting = {memory: "DRAM", l2: "L2", softmax: "exponentials", products: "tensor cores"}[slowest]
+    products = step.flops / (on.family.gemm * on.flops)
+    exps = step.exps / on.roof.exps
+    slowest = max(products, exps, l2, memory)
+    if slowest <= LAUNCH_S:
+        limiting = "launch"
+    elif slowest == memory:
+        limiting = "DRAM"
+    else:
+        limiting = "L2" if slowest == l2 else "exponentials" if slowest == exps else "tensor cores"
     return Part(
-        step.name, LAUNCH_S + slowest, products, softmax, softmax, 0.0, 0.0, l2, 0.0, memory, LAUNCH_S,
-        limiting if slowest > LAUNCH_S else "launch",
-    )  # fmt: skip
-
-
-def _requested(step: Step) -> int:
-    return sum(step.read.values()) + sum(step.write.values()) + sum(step.atomic.values())
+        step.name, LAUNCH_S + slowest, products, exps, exps, 0.0, 0.0, l2, 0.0, memory, LAUNCH_S, limiting
+    )
 
 
 def _limiting(parts: list[Part]) -> str:
@@ -270,20 +223,8 @@ def _shares(
     """Share of each roof that the pass uses, over its whole time."""
     return {
         "tensor cores": estimate.done_flops / (roof.flops * total),
-        "exponentials": sum(part.exps for part in parts) / total,
+        "exponentials": sum([part.exps for part in parts]) / total,
         "L2": estimate.requested.total_bytes / (roof.l2 * total),
         "DRAM": dram_bytes / (roof.dram * total),
-        "shared memory": sum(part.smem for part in parts) / total,
+        "shared memory": sum([part.smem for part in parts]) / total,
     }
-
-
-def _note(row: Family, device: Device, generation: str, own: bool) -> str:
-    words = [f"constants of {row.name}"]
-    if not own:
-        words.append(f"those of {generation}, for want of {device.arch}'s")
-    if not row.calibrated:
-        words.append("from a single published number")
-    if device.l2_bytes_per_s is None:
-        words.append("L2 bandwidth estimated")
-    words.append(f"roofs {device.roofs}")
-    return "; ".join(words)
