@@ -35,7 +35,7 @@ from flashbench.devices import Device
 from flashbench.problem import Problem
 
 __all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "BlockMask", "Choice", "Estimate", "Model", "PaperView", "Step",
-           "Tiles", "Totals", "Traffic", "Variant", "compulsory", "crossover", "estimate", "find", "flops",
+           "Tiles", "Totals", "Traffic", "Variant", "compulsory", "crossover", "estimate", "find", "flops", "known",
            "flops_half_convention", "flops_materialised", "lower_bound", "paper_view", "totals"]  # fmt: skip
 
 

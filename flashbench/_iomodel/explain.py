@@ -175,8 +175,8 @@ def _time(estimate: Estimate, prediction: Prediction) -> Iterator[str]:
                 f" {units.format_seconds(part.products)}"
             )
             yield (
-                f"    softmax   {rates.softmax}·exps/rate = {rates.softmax}·{step.exps:.4g}/{on.roof.exps:.4g}"
-                f" = {units.format_seconds(part.softmax)}"
+                f"    softmax   {rates.softmax}·exps/rate ="
+                f" {rates.softmax}·{step.exps:.4g}/{on.roof.exps:.4g} = {units.format_seconds(part.softmax)}"
             )
             yield (
                 f"    fixed     {rates.fixed_clocks:g} clocks a thread block ="
