@@ -3,6 +3,7 @@
     estimate("flash-v2", problem, "fwd", sram_bytes=192 * 1024) -> Estimate
     estimate("flash-v2", problem, "bwd", tiles={"dq_block_q": 128, "dq_block_k": 64}) -> Estimate
     estimate("flash-v3", problem, "fwd", variant=Variant(num_splits=8, page_size=64)) -> Estimate
+    predict(estimate, device) -> Prediction
     flops(problem, "fwd") -> int
 
 Exact integers from closed forms, in plain Python: nothing here needs torch, numpy or a GPU. To
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flashbench._iomodel.batch import Totals, totals
+from flashbench._iomodel.dram import Band
 from flashbench._iomodel.engine import (
     DEFAULT_SRAM_BYTES,
     Choice,
@@ -26,17 +28,21 @@ from flashbench._iomodel.engine import (
     tiles_fit,
     work,
 )
+from flashbench._iomodel.explain import explain
 from flashbench._iomodel.models import MODELS
 from flashbench._iomodel.paper import PaperView, crossover, lower_bound, paper_view
+from flashbench._iomodel.roofline import Roofs, roofs
 from flashbench._iomodel.tensors import compulsory, flops, flops_half_convention, flops_materialised
+from flashbench._iomodel.time import Prediction, predict
 from flashbench._iomodel.types import Estimate, Model, Step, Tiles, Traffic, merge
 from flashbench._iomodel.variant import DEFAULT, BlockMask, Variant
 from flashbench.devices import Device
 from flashbench.problem import Problem
 
-__all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "BlockMask", "Choice", "Estimate", "Model", "PaperView", "Step",
-           "Tiles", "Totals", "Traffic", "Variant", "compulsory", "crossover", "estimate", "find", "flops", "known",
-           "flops_half_convention", "flops_materialised", "lower_bound", "paper_view", "totals"]  # fmt: skip
+__all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Band", "BlockMask", "Choice", "Estimate", "Model", "PaperView",
+           "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant", "compulsory",
+           "crossover", "estimate", "explain", "find", "flops", "flops_half_convention",
+           "flops_materialised", "known", "lower_bound", "paper_view", "predict", "roofs", "totals"]  # fmt: skip
 
 
 def estimate(
