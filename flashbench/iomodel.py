@@ -42,7 +42,8 @@ from flashbench.problem import Problem
 __all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Band", "BlockMask", "Choice", "Estimate", "Model", "PaperView",
            "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant", "compulsory",
            "crossover", "estimate", "explain", "find", "flops", "flops_half_convention",
-           "flops_materialised", "known", "lower_bound", "paper_view", "predict", "roofs", "totals"]  # fmt: skip
+           "flops_materialised", "known", "lower_bound", "paper_view", "predict", "roofs",
+           "totals"]  # fmt: skip
 
 
 def estimate(
