@@ -53,6 +53,10 @@ _BOUND = 0.35 / 0.75
 """Slope of the least that the measurements allow where they only bound h: 1 at x = 0, 0.65 at x = 0.75."""
 
 
+_FITS = 1.05
+"""An LRU cache keeps a set up to its capacity; the set is counted in whole tiles, hence some slack."""
+
+
 class Cache(NamedTuple):
     """The L2 of one card."""
 
@@ -71,5 +75,5 @@ class Cache(NamedTuple):
         end, width, error = self.curve[:3]
         raw = (end - x) / width
         value = 0.0 if raw < 0 else min(raw, 1.0)
-        best = 1.0 if x <= 1 else min(1.0, value + error)
+        best = 1.0 if x <= _FITS else min(1.0, value + error)
         return Hits(best, value, max(0.0, min(raw - error, 1 - _BOUND * x)))
