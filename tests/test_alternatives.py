@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
@@ -395,3 +397,17 @@ def test_a_state_is_smaller_than_a_cache_from_128_tokens_on() -> None:
 def test_an_unknown_quantity_is_named() -> None:
     with pytest.raises(UnknownName, match="'flop'"):
         crossover.length("mamba", problem(), "flop")
+
+
+def test_the_crossovers_of_the_documentation() -> None:
+    p = problem(batch=1, heads=16, kv_heads=16, head_dim=128, head_dim_v=128)
+    text = (Path(__file__).parent.parent / "docs" / "alternatives.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| ([a-z0-9-]+)(?:, [^|]*)? \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", text, re.MULTILINE
+    )
+    table = {row[0]: row[1:] for row in rows if row[0] in alternatives.names()}
+    assert set(table) == set(alternatives.names())
+    for name, cells in table.items():
+        for quantity, cell in zip(("flops", "exps", "requested"), cells, strict=True):
+            expected = crossover.SHORTEST if cell == "always" else int(cell.replace(",", ""))
+            assert crossover.length(name, p, quantity).seqlen == expected, (name, quantity)
