@@ -18,6 +18,7 @@ from flashbench._iomodel.batch import Totals, totals
 from flashbench._iomodel.dram import Band
 from flashbench._iomodel.engine import (
     DEFAULT_SRAM_BYTES,
+    KINDS,
     Choice,
     check,
     choose,
@@ -74,12 +75,12 @@ def estimate(
         if alternatives.is_one(model):
             return alternatives.estimate(model, problem, pass_)
     row = find(model)
-    check(row, problem, pass_, variant)
+    check(row, problem, variant, pass_)
     choice = Choice(sram_bytes, tiles, device, variant)
     sram = choice.elements(problem)
     chosen, source = choose(row, problem, pass_, choice)
     variant = row.settle(problem, chosen, variant, device)
-    parts = [work(row, problem, kind, chosen, variant) for kind in ("fwd", "bwd") if kind in pass_]
+    parts = [work(row, problem, kind, chosen, variant) for kind in KINDS[pass_]]
     steps = tuple(step for part in parts for step in part.steps)
     return Estimate(
         model=model,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from flashbench._iomodel.engine import Choice, check, choose, extra_bytes, find, tiles_fit, work
+from flashbench._iomodel.engine import KINDS, Choice, check, choose, extra_bytes, find, known, tiles_fit, work
 from flashbench._iomodel.tensors import compulsory, flops
 from flashbench._iomodel.types import Model, Tiles, Work
-from flashbench._iomodel.variant import Variant
+from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench.problem import Problem
 
 _DEFAULT = Choice()
@@ -71,42 +71,46 @@ def totals(
     """
     least: dict[object, tuple[int, int, int]] = {}
     rows: dict[str, list[Totals]] = {pass_: [] for pass_ in passes}
+    kinds = [(pass_, KINDS[pass_]) for pass_ in passes]
     for name in models:
+        if not known(name):
+            for pass_ in passes:
+                rows[pass_].append(_alternative(name, problem, pass_))
+            continue
         row = find(name)
         variant = choice.variant.only(row.takes)
         own = choice if variant is choice.variant else choice._replace(variant=variant)
         done: dict[str, _Pass] = {}
-        for pass_ in passes:
-            check(row, problem, pass_, variant)
-            parts = []
-            for kind in _KINDS[pass_]:
+        check(row, problem, variant, *passes)
+        for pass_, needed in kinds:
+            for kind in needed:
                 if kind not in done:
                     done[kind] = _one(row, problem, kind, own)
-                parts.append(done[kind])
-            key = pass_, variant.page_size, variant.density, id(variant.blocks)
+            key: object = pass_
+            if variant is not DEFAULT:
+                key = pass_, variant.page_size, variant.density, id(variant.blocks)
             if key not in least:
-                needed = compulsory(problem, pass_, variant)
-                least[key] = flops(problem, pass_, variant), needed.read_bytes, needed.write_bytes
-            rows[pass_].append(_total(name, pass_, parts, least[key]))
+                moved = compulsory(problem, pass_, variant)
+                least[key] = flops(problem, pass_, variant), moved.read_bytes, moved.write_bytes
+            rows[pass_].append(_total(name, pass_, [done[kind] for kind in needed], least[key]))
     return [row for pass_ in passes for row in rows[pass_]]
 
 
-_KINDS = {"fwd": ("fwd",), "bwd": ("bwd",), "fwd+bwd": ("fwd", "bwd")}
-
-
 def _one(row: Model, problem: Problem, pass_: str, choice: Choice) -> _Pass:
+    variant, fits = choice.variant, None
     tiles, source = choose(row, problem, pass_, choice)
-    variant = row.settle(problem, tiles, choice.variant, choice.device)
-    fits = tiles_fit(row, problem, tiles, choice.elements(problem))
+    if tiles:
+        variant = row.settle(problem, tiles, variant, choice.device)
+        fits = tiles_fit(row, problem, tiles, choice.elements(problem))
     done = work(row, problem, pass_, tiles, variant)
     flops = exps = read = write = atomic = 0
-    for step in done.steps:
-        flops += step.flops
-        exps += step.exps
-        read += sum(step.read.values())
-        write += sum(step.write.values())
-        if step.atomic:
-            atomic += sum(step.atomic.values())
+    for _, reads, writes, atomics, products, powers, _ in done.steps:
+        flops += products
+        exps += powers
+        read += sum(reads.values())
+        write += sum(writes.values())
+        if atomics:
+            atomic += sum(atomics.values())
     return _Pass(tiles, source, fits, variant, done, flops, exps, read, write, atomic)
 
 
@@ -127,8 +131,21 @@ def _total(name: str, pass_: str, parts: list[_Pass], least: tuple[int, int, int
             one.write + two.write,
             one.atomic + two.atomic,
         )
-    extra = extra_bytes([part.work for part in parts])
+    extra = one.work.extra_bytes if len(parts) == 1 else extra_bytes([part.work for part in parts])
     return Totals(
         name, pass_, one.tiles, one.source, one.fits, one.variant, least[0], one.flops, one.exps,
         one.read, one.write, one.atomic, least[1], least[2], saved, extra,
+    )  # fmt: skip
+
+
+def _alternative(name: str, problem: Problem, pass_: str) -> Totals:
+    """One that is not exact attention, of which nothing is shared."""
+    from flashbench._iomodel import alternatives
+
+    row = alternatives.estimate(name, problem, pass_)
+    read, least = row.requested, row.compulsory
+    return Totals(
+        name, pass_, {}, "", None, DEFAULT, row.flops, row.done_flops, row.exps, read.read_bytes,
+        read.write_bytes, read.atomic_bytes, least.read_bytes, least.write_bytes, row.saved_bytes,
+        row.extra_bytes,
     )  # fmt: skip

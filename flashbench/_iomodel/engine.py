@@ -16,6 +16,9 @@ from flashbench.problem import PASSES, Problem
 DEFAULT_SRAM_BYTES = 192 * 1024
 """On-chip memory of one A100 SM, as the FlashAttention paper counts it."""
 
+KINDS = {"fwd": ("fwd",), "bwd": ("bwd",), "fwd+bwd": ("fwd", "bwd")}
+"""The single passes that a pass consists of."""
+
 _BY_NAME = {model.name: model for model in MODELS}
 
 
@@ -43,10 +46,11 @@ def find(name: str) -> Model:
     return _BY_NAME[name]
 
 
-def check(row: Model, problem: Problem, pass_: str, variant: Variant) -> None:
+def check(row: Model, problem: Problem, variant: Variant, *passes: str) -> None:
     """Raise UnknownName or SpecError for what the model does not cover."""
-    if pass_ not in PASSES:
-        raise UnknownName("pass", pass_, PASSES)
+    for pass_ in passes:
+        if pass_ not in PASSES:
+            raise UnknownName("pass", pass_, PASSES)
     if (reason := row.refuses(problem)) is not None:
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: {reason}")
     if variant is not DEFAULT:
@@ -61,7 +65,7 @@ def check(row: Model, problem: Problem, pass_: str, variant: Variant) -> None:
 def work(row: Model, problem: Problem, pass_: str, tiles: Mapping[str, Tiles], variant: Variant) -> Work:
     """What one pass of the model does, ``fwd`` or ``bwd``; of a packed batch, the sum."""
     function = row.forward if pass_ == "fwd" else row.backward
-    if row.pads:
+    if row.pads or not problem.lengths:
         return function(problem, tiles, variant)
     return varlen.work(function, problem, tiles, variant)
 
@@ -88,7 +92,10 @@ def tiles_fit(row: Model, problem: Problem, chosen: Mapping[str, Tiles], sram: i
     if sram is None or row.footprint is None:
         return None
     footprint = row.footprint
-    return all(footprint(problem, kernel, tile) <= sram for kernel, tile in chosen.items())
+    for kernel, tile in chosen.items():  # noqa: SIM110
+        if footprint(problem, kernel, tile) > sram:
+            return False
+    return True
 
 
 def known(name: str) -> bool:
@@ -98,9 +105,11 @@ def known(name: str) -> bool:
 
 def choose(row: Model, problem: Problem, pass_: str, choice: Choice) -> tuple[dict[str, Tiles], str]:
     """The tile of every kernel of the pass, and where the tiles come from."""
-    sram, device, given = choice.elements(problem), choice.device, choice.tiles
     chosen: dict[str, Tiles] = {}
     source = ""
+    if not row.fwd_kernels:
+        return chosen, source
+    sram, device, given = choice.elements(problem), choice.device, choice.tiles
     for kernel in row.kernels(pass_):
         if row.sram_tiles and (sram is not None or row.shipped_tiles is None):
             fallback = (device.smem_per_sm_bytes if device else DEFAULT_SRAM_BYTES) // problem.dtype_bytes
@@ -109,7 +118,7 @@ def choose(row: Model, problem: Problem, pass_: str, choice: Choice) -> tuple[di
             assert row.shipped_tiles is not None, row.name
             tile, source = row.shipped_tiles(problem, kernel, device), "shipped"
         chosen[kernel] = tile
-    if not given or not chosen:
+    if not given:
         return chosen, source
     own = {
         kernel: Tiles(

@@ -106,7 +106,7 @@ class Variant:
         if self.blocks is not None and (self.density != 1 or self.pack_gqa or self.page_size):
             raise SpecError("a block mask goes with neither a density, nor packed heads, nor pages")
 
-    @property
+    @cached_property
     def given(self) -> tuple[str, ...]:
         """The names of the options that differ from their defaults."""
         return tuple(

@@ -39,6 +39,8 @@ class Band(NamedTuple):
 def visits(problem: Problem, block_q: int, block_k: int, variant: Variant = DEFAULT) -> Visits:
     """Tiles and rows that a tiled kernel visits for one query head."""
     band = Band(problem.seqlen_q, problem.seqlen_k, *problem.band)
+    if variant is DEFAULT:
+        return band_visits(band, block_q, block_k)
     if variant.blocks is not None:
         return _masked_visits(band, variant.blocks, block_q, block_k)
     seen = band_visits(band, block_q, block_k)
@@ -59,7 +61,7 @@ def packed_visits(problem: Problem, block_q: int, block_k: int, variant: Variant
     return Visits(*map(variant.thin, seen)) if variant.density < 1 else seen
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=8)
 def band_visits(band: Band, block_q: int, block_k: int) -> Visits:
     """Tiles of block_q x block_k that hold a pair of the band, and the rows that they stream.
 
@@ -73,7 +75,8 @@ def band_visits(band: Band, block_q: int, block_k: int) -> Visits:
     reach = min(rows, max(0, (nk - 1 - lo) // block_q + 1))  # query tiles that begin before the band ends
     whole = min(reach, rows - 1)  # of those, all but the last query tile, which may be ragged
     tiles = clamped_floor_sum(whole, block_q, block_q - 1 + hi + block_k, block_k, columns)
-    tiles -= clamped_floor_sum(whole, block_q, lo, block_k, columns)
+    if (whole - 1) * block_q + lo >= block_k:  # else the band begins within the first K/V tile
+        tiles -= clamped_floor_sum(whole, block_q, lo, block_k, columns)
     last_row = _span((rows - 1) * block_q + lo, nq - 1 + hi, nk, block_k)
     last_column = _span((columns - 1) * block_k - hi, nk - 1 - lo, nq, block_q)
     tiles += last_row

@@ -1,0 +1,201 @@
+"""The rows of ``flashbench io-model``: values in the order of NAMES, for a table, JSON and CSV alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from flashbench._iomodel.engine import name_tiles
+
+if TYPE_CHECKING:
+    from flashbench._cli.io_request import Request
+    from flashbench.iomodel import Choice, Totals
+    from flashbench.problem import Problem
+
+PROBLEM = (
+    "dtype", "causal", "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v",
+    "window_left", "window_right", "alignment", "dropout_p", "sequences",
+)  # fmt: skip
+DEVICE = ("gpu", "sram_bytes", "sram_elements")
+MODEL = (
+    "tiles", "tile_source", "tiles_fit", "pack_gqa", "num_splits", "page_size", "density",
+    "flops", "done_flops", "exps",
+    "requested_read_bytes", "requested_write_bytes", "requested_atomic_bytes",
+    "compulsory_read_bytes", "compulsory_write_bytes", "saved_bytes", "extra_bytes",
+    "intensity_requested", "intensity_compulsory", "standard_ratio",
+)  # fmt: skip
+TIME = (
+    "dram_read_bytes", "dram_write_bytes", "dram_low_bytes", "dram_high_bytes", "time_s", "limiting",
+)  # fmt: skip
+"""Columns that need a card; absent without one."""
+
+
+def names(request: Request) -> list[str]:
+    """The names of a row's values, in order."""
+    timed = TIME if request.choices[0].device else ()
+    return ["model", "pass", *PROBLEM, *DEVICE, *MODEL, *timed]
+
+
+def rows(request: Request) -> Iterator[list[Any]]:
+    """One row per problem, pass, model and card, in that order, the card innermost."""
+    for problem in request.problems:
+        shape = _problem(problem)
+        for choice, name, row, standard in _totals(problem, request):
+            values = [name, row.pass_, *shape, *_card(problem, choice), *_model(row, standard)]
+            yield values + _time(problem, row, request, choice) if choice.device else values
+
+
+def csv_lines(request: Request) -> Iterator[str]:
+    """The same as lines of CSV: what rows share is written once, so that 100,000 take seconds."""
+    yield ",".join(names(request))
+    for problem in request.problems:
+        shape = ",".join(map(_word, _problem(problem)))
+        for choice, name, row, standard in _totals(problem, request):
+            tiles, *values = _model(row, standard)
+            values[1] = _WORDS[values[1]]
+            values[2] = _WORDS[values[2]]
+            values[4] = values[4] or ""
+            if choice.device:
+                values += map(_word, _time(problem, row, request, choice))
+            card = ",".join(map(_word, _card(problem, choice)))
+            yield f"{name},{row.pass_},{shape},{card},{_quoted(tiles)},{','.join(map(str, values))}"
+
+
+def _totals(problem: Problem, request: Request) -> Iterator[tuple[Choice, str, Totals, int]]:
+    """(card, name, totals, standard's requested bytes) of every row of a problem, in order."""
+    per_card = [list(_of_card(problem, request, choice)) for choice in request.choices]
+    return (row for together in zip(*per_card, strict=True) for row in together)
+
+
+def _problem(p: Problem) -> list[Any]:
+    left, right = (None if side == -1 else side for side in p.window)
+    return [
+        p.dtype, p.causal, p.batch, p.num_heads, p.num_kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim,
+        p.head_dim_v, left, right, p.alignment if p.masked else None, p.dropout_p, len(p.lengths) or None,
+    ]  # fmt: skip
+
+
+def _card(problem: Problem, choice: Choice) -> list[Any]:
+    return [choice.device.name if choice.device else None, choice.sram_bytes, choice.elements(problem)]
+
+
+_WORDS = {True: "true", False: "false", None: ""}
+
+
+def _word(value: Any) -> str:
+    """A value as CSV writes it."""
+    return _WORDS[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _quoted(tiles: dict[str, int] | None) -> str:
+    return _quoted_tiles(tuple(tiles.items())) if tiles else ""
+
+
+@lru_cache(maxsize=256)
+def _quoted_tiles(named: tuple[tuple[str, int], ...]) -> str:
+    """Tiles as a JSON object in a cell of CSV."""
+    text = ", ".join(f'""{name}"": {value}' for name, value in named)
+    return f'"{{{text}}}"'
+
+
+def _of_card(problem: Problem, request: Request, choice: Choice) -> list[tuple[Choice, str, Totals, int]]:
+    """The rows of one problem on one card: every model of a pass, then the next pass."""
+    from flashbench.iomodel import totals
+
+    wanted = request.names
+    counted = ["standard", *(name for name in wanted if name not in request.kernels and name != "standard")]
+    found = {(row.pass_, row.model): row for row in totals(problem, counted, request.passes, choice)}
+    for name, model in request.kernels.items():
+        own = choice._replace(tiles=kernel_tiles(name, problem, choice))
+        for row in totals(problem, [model], request.passes, own):
+            found[row.pass_, name] = row._replace(model=name, tile_source="kernel")
+    together = []
+    for pass_ in request.passes:
+        standard = found[pass_, "standard"].requested_bytes
+        together += [(choice, name, found[pass_, name], standard) for name in wanted]
+    return together
+
+
+def kernel_tiles(name: str, problem: Problem, choice: Choice) -> dict[str, Any]:
+    """The tiles that a bundled kernel runs with on the card, or on any."""
+    from flashbench import kernels
+
+    device = choice.device
+    target = kernels.Target(
+        device="cuda:0",
+        name=device.name if device else "GPU",
+        capability=device.capability if device else None,
+        smem_per_block_bytes=device.smem_per_block_bytes if device else None,
+        l2_bytes=device.l2_bytes if device else None,
+    )
+    return dict(kernels.get(name).describe(problem, "fwd+bwd", target))
+
+
+def _model(row: Totals, standard: int) -> list[Any]:
+    variant, requested = row.variant, row.read_bytes + row.write_bytes + row.atomic_bytes
+    return [
+        name_tiles(row.tiles) or None, row.tile_source, row.tiles_fit,
+        variant.pack_gqa, variant.num_splits, variant.page_size or None, variant.density,
+        row.flops, row.done_flops, row.exps, row.read_bytes, row.write_bytes, row.atomic_bytes,
+        row.compulsory_read_bytes, row.compulsory_write_bytes, row.saved_bytes, row.extra_bytes,
+        row.flops / requested, row.flops / (row.compulsory_read_bytes + row.compulsory_write_bytes),
+        standard / requested,
+    ]  # fmt: skip
+
+
+def _time(problem: Problem, row: Totals, request: Request, choice: Choice) -> list[Any]:
+    """What the card makes of it; empty where its constants or roofs do not cover the case."""
+    from flashbench._iomodel.time import predict
+    from flashbench.errors import FlashbenchError
+    from flashbench.iomodel import estimate
+
+    model = request.kernels.get(row.model, row.model)
+    tiles = kernel_tiles(row.model, problem, choice) if row.model in request.kernels else choice.tiles
+    assert choice.device is not None
+    try:
+        whole = estimate(
+            model, problem, row.pass_, sram_bytes=choice.sram_bytes, tiles=tiles, device=choice.device,
+            variant=row.variant,
+        )  # fmt: skip
+        said = predict(whole, choice.device)
+    except FlashbenchError:
+        return [None] * len(TIME)
+    dram = said.dram
+    return [said.dram_read.value, said.dram_write.value, dram.low, dram.high, said.time_s, said.limiting]
+
+
+def tensors(request: Request) -> Iterator[Mapping[str, Any]]:
+    """One row per kernel or op and tensor, of every problem, pass and model on the first card."""
+    from flashbench.iomodel import estimate
+
+    choice = request.choices[0]
+    for problem in request.problems:
+        for pass_ in request.passes:
+            for name in request.names:
+                tiles = kernel_tiles(name, problem, choice) if name in request.kernels else choice.tiles
+                model = request.kernels.get(name, name)
+                variant = choice.variant.only(_takes(model))
+                whole = estimate(model, problem, pass_, sram_bytes=choice.sram_bytes, tiles=tiles,
+                                 device=choice.device, variant=variant)  # fmt: skip
+                head = {"model": name, "pass": pass_, "problem": problem.key}
+                for step in whole.steps:
+                    for tensor in dict.fromkeys((*step.read, *step.write, *step.atomic)):
+                        yield head | {
+                            "kernel": step.name, "tensor": tensor, "level": "requested",
+                            "read_bytes": step.read.get(tensor, 0), "write_bytes": step.write.get(tensor, 0),
+                            "atomic_bytes": step.atomic.get(tensor, 0),
+                        }  # fmt: skip
+                least = whole.compulsory
+                for tensor in dict.fromkeys((*least.read, *least.write)):
+                    yield head | {
+                        "kernel": None, "tensor": tensor, "level": "compulsory",
+                        "read_bytes": least.read.get(tensor, 0), "write_bytes": least.write.get(tensor, 0),
+                        "atomic_bytes": 0,
+                    }  # fmt: skip
+
+
+def _takes(model: str) -> Sequence[str]:
+    from flashbench.iomodel import find, known
+
+    return find(model).takes if known(model) else ()
