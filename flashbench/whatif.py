@@ -185,9 +185,9 @@ def _predict(estimate: Estimate, device: Device) -> Prediction | None:
 class Study:
     """What the page shows: the model over lengths, over M and over block sizes, and where things cross.
 
-    by_length: tiles as shipped, one row per card. by_sram, by_block: flash-v1 and flash-v2 on no card,
-    each at every length. crossovers: the paper's view of every problem, by M; lengths: of the
-    alternatives among the models, by length.
+    by_length: tiles as shipped, one row per card. by_sram, by_block: the models of STUDIED on no card,
+    at MOST_LENGTHS lengths at most. views: the paper's view of these problems, with the crossovers by
+    M; lengths: where the alternatives among the models cross flash-v2, by length.
     """
 
     devices: tuple[Device, ...]
@@ -198,6 +198,9 @@ class Study:
     views: tuple[paper.PaperView, ...]
     lengths: tuple[Crossover, ...]
 
+
+MOST_LENGTHS = 8
+"""Lengths at which the page shows the model over M and over block sizes."""
 
 STUDIED = ("standard", "flash-v1", "flash-v2")
 """Models whose traffic depends on M or on the block in closed form, and the one that does not."""
@@ -222,15 +225,25 @@ def study(
     exact = [name for name in STUDIED if name in names] or ["flash-v2"]
     exact = [name for name in exact if all(iomodel.find(name).refuses(p) is None for p in problems)]
     tiled = [name for name in exact if name != "standard"]
+    few = _few(problems)
     return Study(
         devices=tuple(devices),
         models=tuple(names),
         by_length=evaluate(problems, passes, names, devices=devices, variant=variant),
-        by_sram=evaluate(problems, passes, exact, sram=sizes, variant=variant),
-        by_block=evaluate(problems, passes, tiled, blocks=rows, variant=variant),
-        views=tuple(paper.paper_view(p, iomodel.DEFAULT_SRAM_BYTES) for p in problems if not p.lengths),
+        by_sram=evaluate(few, passes, exact, sram=sizes, variant=variant),
+        by_block=evaluate(few, passes, tiled, blocks=rows, variant=variant),
+        views=tuple(paper.paper_view(p, iomodel.DEFAULT_SRAM_BYTES) for p in few if not p.lengths),
         lengths=tuple(_length_crossovers(problems[0], [n for n in names if alternatives.is_one(n)])),
     )
+
+
+def _few(problems: Sequence[Problem]) -> list[Problem]:
+    """Those of the problems at the ends of the lengths and evenly between."""
+    found = sorted({problem.seqlen_k for problem in problems})
+    if len(found) > MOST_LENGTHS:
+        step = (len(found) - 1) / (MOST_LENGTHS - 1)
+        found = [found[round(index * step)] for index in range(MOST_LENGTHS)]
+    return [problem for problem in problems if problem.seqlen_k in found]
 
 
 def _length_crossovers(problem: Problem, names: Sequence[str]) -> Iterator[Crossover]:

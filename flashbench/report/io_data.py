@@ -15,12 +15,11 @@ if TYPE_CHECKING:
     from flashbench.problem import Problem
     from flashbench.whatif import IoRow, Study
 
-TITLES = {"pass": "Pass", "mask": "Mask", "dtype": "Dtype", "dims": "Head dim", "gpu": "Card",
-          "length": "Length"}  # fmt: skip
+TITLES = {"pass": "Pass", "mask": "Mask", "dtype": "Dtype", "dims": "Head dim", "kv": "K/V heads",
+          "queries": "Queries", "gpu": "Card", "length": "Length"}  # fmt: skip
 """The choices of the control bar, in order."""
-NAMES = {**PASS_NAMES, "full": "non-causal"}
+NAMES = {**PASS_NAMES, "full": "non-causal", "same": "as keys"}
 """How values of choices read, where not as they are."""
-MOST_LENGTHS = 8
 
 
 def dims(problem: Problem) -> str:
@@ -39,7 +38,17 @@ def mask(problem: Problem) -> str:
 
 def shape(problem: Problem) -> dict[str, str]:
     """The choices that a problem belongs to, its length and pass apart."""
-    return {"mask": mask(problem), "dtype": problem.dtype, "dims": dims(problem)}
+    group = problem.group
+    kv = "MHA" if group == 1 else "MQA" if problem.num_kv_heads == 1 else f"GQA {group}:1"
+    same = problem.seqlen_q == problem.seqlen_k
+    queries = "same" if same else format_length(problem.seqlen_q)
+    return {
+        "mask": mask(problem),
+        "dtype": problem.dtype,
+        "dims": dims(problem),
+        "kv": kv,
+        "queries": queries,
+    }
 
 
 def panel(row: IoRow) -> dict[str, str]:
@@ -53,9 +62,11 @@ def length_of(row: IoRow) -> int:
 
 
 def caption(where: Mapping[str, str]) -> str:
-    """forward, non-causal, bf16, head dim 128, h100-sxm, at 8k."""
-    said = [NAMES.get(value, value) for key, value in where.items() if key not in ("dims", "gpu", "length")]
+    """forward, non-causal, bf16, head dim 128, GQA 4:1, h100-sxm, at 8k."""
+    said = [NAMES.get(where[key], where[key]) for key in ("pass", "mask", "dtype") if key in where]
     said += [f"head dim {where['dims']}"] if "dims" in where else []
+    said += [where["kv"]] if where.get("kv", "MHA") != "MHA" else []
+    said += [f"{where['queries']} queries"] if where.get("queries", "same") != "same" else []
     said += [where["gpu"]] if "gpu" in where else []
     said += [f"at {where['length']}"] if "length" in where else []
     return ", ".join(said)
@@ -123,13 +134,9 @@ def level_lines(study: Study) -> list[Line]:
     return lines
 
 
-def shown_lengths(rows: Sequence[IoRow]) -> list[int]:
-    """The lengths that the control bar offers: all, or evenly chosen ones."""
-    found = sorted({length_of(row) for row in rows})
-    if len(found) <= MOST_LENGTHS:
-        return found
-    step = (len(found) - 1) / (MOST_LENGTHS - 1)
-    return [found[round(index * step)] for index in range(MOST_LENGTHS)]
+def shown_lengths(rows: Iterable[IoRow]) -> list[int]:
+    """The lengths that the control bar offers."""
+    return sorted({length_of(row) for row in rows})
 
 
 def sram_lines(study: Study) -> list[Line]:
@@ -137,8 +144,7 @@ def sram_lines(study: Study) -> list[Line]:
     from flashbench.iomodel import lower_bound
 
     colour, lines = slots(study.models), list[Line]()
-    wanted = set(shown_lengths(study.by_sram.rows))
-    for where, rows in groups((row for row in study.by_sram if length_of(row) in wanted), length=True):
+    for where, rows in groups(study.by_sram, length=True):
         for name, mine in by_model(rows):
             requested = [row.estimate.requested.total_bytes for row in mine]
             lines.append(Line(
@@ -164,8 +170,7 @@ def sram_lines(study: Study) -> list[Line]:
 def block_lines(study: Study) -> list[Line]:
     """Requested bytes over the rows of a square tile."""
     colour, lines = slots(study.models), list[Line]()
-    wanted = set(shown_lengths(study.by_block.rows))
-    for where, rows in groups((row for row in study.by_block if length_of(row) in wanted), length=True):
+    for where, rows in groups(study.by_block, length=True):
         for name, mine in by_model(rows):
             requested = [row.estimate.requested.total_bytes for row in mine]
             lines.append(Line(
