@@ -66,7 +66,8 @@ def caption(where: Mapping[str, str]) -> str:
     said = [NAMES.get(where[key], where[key]) for key in ("pass", "mask", "dtype") if key in where]
     said += [f"head dim {where['dims']}"] if "dims" in where else []
     said += [where["kv"]] if where.get("kv", "MHA") != "MHA" else []
-    said += [f"{where['queries']} queries"] if where.get("queries", "same") != "same" else []
+    if (queries := where.get("queries", "same")) != "same":
+        said.append("1 query" if queries == "1" else f"{queries} queries")
     said += [where["gpu"]] if "gpu" in where else []
     said += [f"at {where['length']}"] if "length" in where else []
     return ", ".join(said)
