@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any
 
 import typer
 
 from flashbench._cli import options
+from flashbench.errors import UsageError
 
-_PROBLEM, _MODEL, _OUTPUT = "Problem", "Model", "Output"
+_PROBLEM, _MODEL, _WHAT_IF, _OUTPUT = "Problem", "Model", "What if", "Output"
 
 
 def _models(incomplete: str) -> list[str]:
@@ -115,6 +117,28 @@ def io_model(
         str | None,
         _option("Rows of K/V per tile. Default: derived from the on-chip memory.", "N", _MODEL),
     ] = None,
+    sweep_sram: Annotated[
+        str | None,
+        _option("What if: a row per size of M, '16KB-512KB' doubles. Excludes --sram.", "SIZES", _WHAT_IF),
+    ] = None,
+    sweep_block: Annotated[
+        str | None,
+        _option(
+            "What if: a row per square tile, '16-256' doubles, '16-256+16' steps. Excludes --block-q and"
+            " --block-k.",
+            "ROWS",
+            _WHAT_IF,
+        ),
+    ] = None,
+    html: Annotated[
+        str | None,
+        _option(
+            "Also write an interactive page: bytes over length, M and block size; with --gpu time, roofline"
+            " and cards side by side.",
+            "FILE",
+            _WHAT_IF,
+        ),
+    ] = None,
     pack_gqa: Annotated[
         str | None,
         _option("Query heads of a K/V head share a tile: yes, no, auto (as published).", "CHOICE", _MODEL),
@@ -135,6 +159,14 @@ def io_model(
             rich_help_panel=_OUTPUT,
         ),
     ] = False,
+    explain: Annotated[
+        bool,
+        typer.Option(
+            "--explain",
+            help="Text instead: every formula with its numbers, level, assumption and source.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
     tensors: Annotated[
         bool,
         typer.Option("--tensors", help="A row per kernel and tensor instead.", rich_help_panel=_OUTPUT),
@@ -148,17 +180,31 @@ def io_model(
     Defaults: --seqlens 1k-64k --head-dims 128 --dtypes bf16 --causal no --passes fwd --tokens 16k
     --hidden 2048 --models standard,flash-v1,flash-v2 --sram 192KB.
     """  # fmt: skip
-    line = dict(locals())
-    from flashbench._cli import io_request, io_rows, io_table
-    from flashbench.errors import UsageError
+    line = {name: value for name, value in locals().items() if not isinstance(value, bool)}
+    _one_view({"--paper": paper, "--tensors": tensors, "--explain": explain}, json, csv)
+    from flashbench._cli import io_request, io_sweep, io_table
 
-    options.one_format(json, csv)
-    if paper and tensors:
-        raise UsageError("--paper and --tensors exclude each other; accepted: one of the two")
-    request = io_request.read({name: value for name, value in line.items() if not isinstance(value, bool)})
-    if paper:
+    page = io_sweep.page_path(html) if html is not None else None
+    request = io_request.read(line)
+    if page is not None:
+        io_sweep.write_page(request, line, page, sys.argv[1:])
+    if explain:
+        io_table.show_explained(request)
+    elif paper:
         io_table.show_paper(request, json=json, csv=csv, quiet=quiet)
     elif tensors:
-        io_table.show_tensors(io_rows.tensors(request), json=json, csv=csv)
+        io_table.show_tensors(request, json=json, csv=csv)
     else:
         io_table.show(request, json=json, csv=csv, quiet=quiet)
+    if page is not None and not quiet:
+        io_table.say_page(page)
+
+
+def _one_view(views: dict[str, bool], json: bool, csv: bool) -> None:
+    """Raise UsageError where the line asks for two outputs at once."""
+    options.one_format(json, csv)
+    asked = [name for name, wanted in views.items() if wanted]
+    if views["--explain"] and (json or csv):
+        asked.append("--json" if json else "--csv")
+    if len(asked) > 1:
+        raise UsageError(f"{asked[0]} and {asked[1]} exclude each other; accepted: one of the two")

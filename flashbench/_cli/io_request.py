@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from flashbench._cli import options
+from flashbench._cli import gpu, io_sweep, options
 from flashbench.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ DEFAULTS = {
 DECODE = {"seqlens": "1", "seqlens_k": DEFAULTS["seqlens"], "batch": "1"}
 """The same for a decode step: one query per sequence over a cache of seqlens_k keys."""
 
+WORKLOAD_MODELS = "standard-minimal,standard,flash-v1,flash-v1-cuda,flash-v2"
+"""The models of a published workload, where the line does not say: every counting that it may mean."""
+
 AXES = (*DEFAULTS, "seqlens_k", "head_dims_v", "batch", "heads", "kv_heads")
 MODES = ("prefill", "decode")
 PACK = {"auto": None, "yes": True, "no": False}
@@ -35,10 +38,11 @@ PACK = {"auto": None, "yes": True, "no": False}
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """problems and passes in the order of the rows; names as typed; one choice per card, or one.
+    """problems and passes in the order of the rows; names as typed; one choice per card, and
+    of a sweep per size and tile.
 
     kernels: of the names, those of bundled implementations, each with the model that describes it.
-    printed: what a published workload's source says of it, or empty. hidden: rows are not limited.
+    mode: prefill or decode. printed: what a published workload's source says of it, or empty.
     """
 
     problems: list[Problem]
@@ -58,32 +62,45 @@ def read(line: Mapping[str, str | None]) -> Request:
     workload = presets.workload(line["preset"] or "", "--preset") if line.get("preset") is not None else None
     typed = options.given({name: line.get(name) for name in (*AXES, "model")})
     typed = presets.expand(typed, options.on_line)
-    if mode == "decode":
+    if line.get("lengths") is not None:
+        typed = _packed(typed, str(line["lengths"]))
+    elif mode == "decode":
         typed = _decode(typed)
     preset = {name: text for name, text in workload.options.items() if name in AXES} if workload else {}
-    layers: list[Mapping[str, str | bool]] = [
-        typed,
-        preset,
-        *([DECODE] if mode == "decode" else []),
-        DEFAULTS,
-    ]
+    layers: list[Mapping[str, str | bool]] = [typed, preset, DEFAULTS]
+    if mode == "decode":
+        layers.insert(2, DECODE)
     joined = sweep.combine(*(sweep.parse(layer, options.on_line, ()) for layer in layers))
     problems = [_with_options(problem, line) for problem in sweep.Sweep(impls=(), **joined).problems()]
-    names, kernels = _models(line.get("models"))
-    devices = _devices(line.get("gpu"))
-    count = len(problems) * len(joined["passes"]) * len(names) * max(1, len(devices))
+    asked = line.get("models")
+    names, kernels = _models(WORKLOAD_MODELS if workload and asked is None else asked)
+    cards = line.get("gpu")
+    devices = gpu.choose(cards) if cards is not None else []
+    variant = _variant(line, mode, problems)
+    choices = io_sweep.swept(line, _choices(line, devices, variant))
+    count = len(problems) * len(joined["passes"]) * len(names) * len(choices)
     if count > sweep.MAX_CELLS:
         raise SpecError(f"the axes multiply to {count} rows; accepted: at most {sweep.MAX_CELLS}")
-    variant = _variant(line, mode, problems)
     return Request(
         problems=problems,
         passes=joined["passes"],
         names=names,
         kernels=kernels,
-        choices=_choices(line, devices, variant),
+        choices=choices,
         mode=mode,
         printed=workload.printed if workload else "",
     )
+
+
+def _packed(typed: Mapping[str, str | bool], lengths: str) -> dict[str, str | bool]:
+    """With --lengths there is one batch, whose sequences have those lengths."""
+    for name in ("seqlens", "seqlens_k", "batch", "tokens"):
+        if name in typed:
+            raise UsageError(
+                f"--lengths {lengths!r} and {options.on_line(name)} {str(typed[name])!r} exclude each other;"
+                " accepted: one of the two"
+            )
+    return {**typed, "seqlens": "1", "batch": "1"}
 
 
 def _decode(typed: Mapping[str, str | bool]) -> dict[str, str | bool]:
@@ -104,7 +121,10 @@ def _with_options(problem: Problem, line: Mapping[str, str | None]) -> Problem:
     from flashbench.problem import ALIGNMENTS, packed
 
     changes: dict[str, Any] = {}
-    if (text := line.get("window")) is not None:
+    text = line.get("window")
+    if text is None:
+        text = _preset_window(line)
+    if text is not None:
         changes["window"] = parse_window(text)
     if (text := line.get("alignment")) is not None:
         changes["alignment"] = units.parse_choice(text, "--alignment", ALIGNMENTS)
@@ -115,6 +135,16 @@ def _with_options(problem: Problem, line: Mapping[str, str | None]) -> Problem:
     if (text := line.get("lengths")) is None:
         return problem
     return packed(problem, parse_lengths(text, decode=line.get("mode") == "decode"))
+
+
+def _preset_window(line: Mapping[str, str | None]) -> str | None:
+    """The window of a model of which every layer has it, as it would be typed."""
+    if line.get("model") is None:
+        return None
+    from flashbench import presets
+
+    preset = presets.find(line["model"] or "")
+    return f"tokens={preset.window}" if preset.window and preset.windowed_layers == preset.layers else None
 
 
 def parse_window(text: str) -> tuple[int, int]:
@@ -141,7 +171,7 @@ def parse_lengths(text: str, *, decode: bool = False) -> list[tuple[int, int]]:
 
     lengths: list[tuple[int, int]] = []
     for item in text.split(","):
-        label = f"--lengths {units.quoted(text)}: {units.quoted(item.strip())}"
+        label = f"--lengths {units.quoted(text)}:"
         count, star, shape = item.rpartition("*")
         queries, cross, keys = shape.partition("x")
         repeat = units.parse_int(count, label, maximum=2**20) if star else 1
@@ -185,15 +215,6 @@ def _variant(line: Mapping[str, str | None], mode: str, problems: Sequence[Probl
     if (text := line.get("density")) is not None:
         values["density"] = parse_share(text, "--density", "above 0 and at most 1", lambda s: 0 < s <= 1)
     return Variant(**values) if values else DEFAULT
-
-
-def _devices(text: str | None) -> list[Device]:
-    if text is None:
-        return []
-    from flashbench import devices, units
-
-    known = [row.name for row in devices.DEVICES]
-    return [devices.find(name) for name in units.parse_names(text, "--gpu", known)]
 
 
 def _choices(line: Mapping[str, str | None], devices: Sequence[Device], variant: Variant) -> list[Choice]:

@@ -10,7 +10,8 @@ from flashbench._iomodel.engine import name_tiles
 
 if TYPE_CHECKING:
     from flashbench._cli.io_request import Request
-    from flashbench.iomodel import Choice, Totals
+    from flashbench.devices import Device
+    from flashbench.iomodel import Choice, Estimate, Prediction, Totals
     from flashbench.problem import Problem
 
 PROBLEM = (
@@ -27,6 +28,7 @@ MODEL = (
 )  # fmt: skip
 TIME = (
     "dram_read_bytes", "dram_write_bytes", "dram_low_bytes", "dram_high_bytes", "time_s", "limiting",
+    "roof_percent", "calibrated",
 )  # fmt: skip
 """Columns that need a card; absent without one."""
 
@@ -144,58 +146,74 @@ def _model(row: Totals, standard: int) -> list[Any]:
     ]  # fmt: skip
 
 
-def _time(problem: Problem, row: Totals, request: Request, choice: Choice) -> list[Any]:
-    """What the card makes of it; empty where its constants or roofs do not cover the case."""
-    from flashbench._iomodel.time import predict
+def estimates(request: Request) -> Iterator[tuple[str, Choice, Estimate]]:
+    """(name, card, estimate) of every row, in order, with all its tensors."""
+    from flashbench.iomodel import estimate, find, known
+
+    for problem in request.problems:
+        for pass_ in request.passes:
+            for name in request.names:
+                for choice in request.choices:
+                    tiles = kernel_tiles(name, problem, choice) if name in request.kernels else choice.tiles
+                    model = request.kernels.get(name, name)
+                    takes = find(model).takes if known(model) else ()
+                    yield name, choice, estimate(
+                        model, problem, pass_, sram_bytes=choice.sram_bytes, tiles=tiles,
+                        device=choice.device, variant=choice.variant.only(takes),
+                    )  # fmt: skip
+
+
+def prediction(estimate: Estimate, device: Device | None) -> Prediction | None:
+    """What the card makes of it; None without one, and where the time model does not cover the case."""
     from flashbench.errors import FlashbenchError
+    from flashbench.iomodel import known, predict
+
+    if device is None or not known(estimate.model):
+        return None
+    try:
+        return predict(estimate, device)
+    except FlashbenchError:
+        return None
+
+
+def _time(problem: Problem, row: Totals, request: Request, choice: Choice) -> list[Any]:
+    """What the card makes of the row; empty where the time model does not cover it."""
     from flashbench.iomodel import estimate
 
     model = request.kernels.get(row.model, row.model)
     tiles = kernel_tiles(row.model, problem, choice) if row.model in request.kernels else choice.tiles
-    assert choice.device is not None
-    try:
-        whole = estimate(
-            model, problem, row.pass_, sram_bytes=choice.sram_bytes, tiles=tiles, device=choice.device,
-            variant=row.variant,
-        )  # fmt: skip
-        said = predict(whole, choice.device)
-    except FlashbenchError:
+    whole = estimate(model, problem, row.pass_, sram_bytes=choice.sram_bytes, tiles=tiles,
+                     device=choice.device, variant=row.variant)  # fmt: skip
+    said = prediction(whole, choice.device)
+    if said is None:
         return [None] * len(TIME)
     dram = said.dram
-    return [said.dram_read.value, said.dram_write.value, dram.low, dram.high, said.time_s, said.limiting]
+    share = said.roofs.get(said.limiting)
+    return [
+        said.dram_read.value, said.dram_write.value, dram.low, dram.high, said.time_s, said.limiting,
+        None if share is None else 100 * share, said.calibrated,
+    ]  # fmt: skip
 
 
 def tensors(request: Request) -> Iterator[Mapping[str, Any]]:
-    """One row per kernel or op and tensor, of every problem, pass and model on the first card."""
-    from flashbench.iomodel import estimate
-
-    choice = request.choices[0]
-    for problem in request.problems:
-        for pass_ in request.passes:
-            for name in request.names:
-                tiles = kernel_tiles(name, problem, choice) if name in request.kernels else choice.tiles
-                model = request.kernels.get(name, name)
-                variant = choice.variant.only(_takes(model))
-                whole = estimate(model, problem, pass_, sram_bytes=choice.sram_bytes, tiles=tiles,
-                                 device=choice.device, variant=variant)  # fmt: skip
-                head = {"model": name, "pass": pass_, "problem": problem.key}
-                for step in whole.steps:
-                    for tensor in dict.fromkeys((*step.read, *step.write, *step.atomic)):
-                        yield head | {
-                            "kernel": step.name, "tensor": tensor, "level": "requested",
-                            "read_bytes": step.read.get(tensor, 0), "write_bytes": step.write.get(tensor, 0),
-                            "atomic_bytes": step.atomic.get(tensor, 0),
-                        }  # fmt: skip
-                least = whole.compulsory
-                for tensor in dict.fromkeys((*least.read, *least.write)):
-                    yield head | {
-                        "kernel": None, "tensor": tensor, "level": "compulsory",
-                        "read_bytes": least.read.get(tensor, 0), "write_bytes": least.write.get(tensor, 0),
-                        "atomic_bytes": 0,
-                    }  # fmt: skip
+    """One row per kernel or op and tensor of every estimate, then one per compulsory tensor."""
+    for name, choice, whole in estimates(request):
+        head = {
+            "model": name, "pass": whole.pass_, "problem": whole.problem.key,
+            "gpu": choice.device.name if choice.device else None, "sram_bytes": choice.sram_bytes,
+        }  # fmt: skip
+        for step in whole.steps:
+            yield from _by_tensor(head, step.name, "requested", (step.read, step.write, step.atomic))
+        least = whole.compulsory
+        yield from _by_tensor(head, None, least.level, (least.read, least.write, least.atomic))
 
 
-def _takes(model: str) -> Sequence[str]:
-    from flashbench.iomodel import find, known
-
-    return find(model).takes if known(model) else ()
+def _by_tensor(
+    head: Mapping[str, Any], kernel: str | None, level: str, moved: Sequence[Mapping[str, int]]
+) -> Iterator[Mapping[str, Any]]:
+    for tensor in dict.fromkeys(name for part in moved for name in part):
+        read, write, atomic = (part.get(tensor, 0) for part in moved)
+        yield {
+            **head, "kernel": kernel, "tensor": tensor, "level": level, "read_bytes": read,
+            "write_bytes": write, "atomic_bytes": atomic,
+        }  # fmt: skip

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flashbench._cli.io_request import Request
     from flashbench.console import Column
     from flashbench.problem import Problem
 
-_CONTEXT = ("dtype", "causal", "num_heads", "num_kv_heads", "head_dim", "pass", "gpu")
+_CONTEXT = ("dtype", "causal", "num_heads", "num_kv_heads", "head_dim", "pass", "gpu", "sram_bytes")
 """In the title where all rows agree, else a column."""
-
-_HIDDEN = (
-    "sram_bytes", "sram_elements", "tiles", "tile_source", "tiles_fit", "done_flops", "exps", "saved_bytes",
-    "compulsory_read_bytes", "compulsory_write_bytes", "intensity_compulsory", "dram_read_bytes",
-    "dram_write_bytes", "dram_low_bytes", "dram_high_bytes", "page_size", "density", "alignment", "dropout_p",
-    "window_left", "window_right", "sequences", "pack_gqa", "num_splits",
-)  # fmt: skip
-"""In JSON and CSV only: a person reads them in the title, the notes or a column made of several."""
 
 
 def show(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
@@ -76,7 +70,7 @@ def _headers() -> dict[str, tuple[str, Any]]:
 
     size, flop = units.format_bytes, partial(units.format_count, unit="FLOP")
     return {
-        "gpu": ("GPU", str),
+        "gpu": ("GPU", str), "sram_bytes": ("M", partial(size, binary=True)),
         "seqlen_q": ("seqlen", units.format_length), "seqlen_k": ("seqlen_k", units.format_length),
         "head_dim": ("d", str), "head_dim_v": ("dv", str),
         "causal": ("causal", lambda value: "yes" if value else "no"),
@@ -92,7 +86,7 @@ def _headers() -> dict[str, tuple[str, Any]]:
 
 _ORDER = (
     "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "dtype", "causal", "batch", "num_heads", "num_kv_heads",
-    "pass", "model", "gpu", "tile", "flops", "requested_read_bytes", "requested_write_bytes",
+    "pass", "model", "gpu", "sram_bytes", "tile", "flops", "requested_read_bytes", "requested_write_bytes",
     "requested_atomic_bytes", "compulsory_bytes", "dram_bytes", "extra_bytes", "intensity_requested",
     "standard_ratio", "time_s", "limiting",
 )  # fmt: skip
@@ -156,13 +150,11 @@ def _title(request: Request, rows: Sequence[Mapping[str, Any]]) -> str:
         if name in shared and text
     ]
     words += _extras(request, problem)
-    memory = ", ".join(
-        f"{size:,} bytes = {count:,} elements of {dtype}"
-        for size, count, dtype in dict.fromkeys(
-            (row["sram_bytes"], row["sram_elements"], row["dtype"]) for row in rows
-        )
-    )
-    return f"{', '.join(words)}; M = {memory}"
+    sizes = dict.fromkeys((row["sram_bytes"], row["sram_elements"], row["dtype"]) for row in rows)
+    if len({size for size, _, _ in sizes}) > 1:
+        return f"{', '.join(words)}; M as in the rows"
+    memory = ", ".join(f"{count:,} elements of {dtype}" for _, count, dtype in sizes)
+    return f"{', '.join(words)}; M = {first['sram_bytes']:,} bytes = {memory}"
 
 
 def _unmasked(problem: Problem) -> str:
@@ -315,20 +307,40 @@ def _number(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def show_tensors(rows: Iterable[Mapping[str, Any]], *, json: bool, csv: bool) -> None:
+def show_tensors(request: Request, *, json: bool, csv: bool) -> None:
     """A row per kernel and tensor."""
     from flashbench import console, units
+    from flashbench._cli import io_rows
     from flashbench.console import Column
 
-    formats = dict.fromkeys(("read_bytes", "write_bytes", "atomic_bytes"), units.format_bytes)
-    found = list(rows)
+    sizes = ("read_bytes", "write_bytes", "atomic_bytes")
+    found = list(io_rows.tensors(request))
+    names = [name for name in found[0] if json or csv or any(row[name] != found[0][name] for row in found)]
     columns = [
         Column(
             name=name,
             header=name.removesuffix("_bytes"),
-            format=formats.get(name, str),
-            justify="right" if name in formats else "left",
+            format=units.format_bytes if name in sizes else str,
+            justify="right" if name in sizes else "left",
         )
-        for name in found[0]
+        for name in names
     ]
     console.show_table(columns, found, json=json, csv=csv)
+
+
+def show_explained(request: Request) -> None:
+    """Every number of every row with its formula."""
+    from flashbench import console
+    from flashbench._cli import io_rows
+    from flashbench.iomodel import explain
+
+    for index, (_, choice, whole) in enumerate(io_rows.estimates(request)):
+        text = explain(whole, io_rows.prediction(whole, choice.device))
+        console.show_text(f"\n{text}" if index else text)
+
+
+def say_page(page: Path) -> None:
+    """Where the page is, on stderr: stdout holds the table."""
+    from flashbench import console
+
+    console.note(f"page: {page}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from flashbench._iomodel import varlen
@@ -110,10 +111,16 @@ def choose(row: Model, problem: Problem, pass_: str, choice: Choice) -> tuple[di
     if not row.fwd_kernels:
         return chosen, source
     sram, device, given = choice.elements(problem), choice.device, choice.tiles
+    if choice.variant.pack_gqa and problem.group > 1:  # a tile may hold the rows of all heads of a group
+        g = problem.group
+        stacked = replace(problem, num_heads=problem.num_kv_heads, seqlen_q=g * problem.seqlen_q, lengths=())
+    else:
+        stacked = problem
     for kernel in row.kernels(pass_):
         if row.sram_tiles and (sram is not None or row.shipped_tiles is None):
             fallback = (device.smem_per_sm_bytes if device else DEFAULT_SRAM_BYTES) // problem.dtype_bytes
-            tile, source = row.sram_tiles(problem, kernel, fallback if sram is None else sram), "sram"
+            shape = stacked if kernel == "fwd" else problem
+            tile, source = row.sram_tiles(shape, kernel, fallback if sram is None else sram), "sram"
         else:
             assert row.shipped_tiles is not None, row.name
             tile, source = row.shipped_tiles(problem, kernel, device), "shipped"
