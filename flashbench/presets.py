@@ -183,6 +183,25 @@ def options(preset: Preset) -> dict[str, str]:
     }
 
 
+def remark(preset: Preset) -> str:
+    """What heads and head dims alone do not say of the model: windows, MLA's other form; or empty."""
+    words = []
+    if preset.windowed_layers:
+        words.append(
+            f"{preset.windowed_layers} of its {preset.layers} layers see {preset.window} keys"
+            f" (io-model: --window tokens={preset.window})"
+        )
+    if preset.latent_dim:
+        absorbed = preset.latent_dim + preset.rope_dim
+        words.append(
+            f"heads as a prefill or training pass runs them; absorbed for decoding: --heads {preset.num_heads}"
+            f" --kv-heads 1 --head-dims {absorbed} --head-dims-v {preset.latent_dim}"
+        )
+    if not preset.causal:
+        words.append("an encoder: no causal mask")
+    return f"{preset.name}: {'; '.join(words)}" if words else ""
+
+
 def expand(typed: Mapping[str, str | bool], label: Callable[[str], str]) -> dict[str, str | bool]:
     """Options in which ``model`` is replaced by the heads and head dims that it stands for.
 

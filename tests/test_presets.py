@@ -66,6 +66,13 @@ def test_a_model_excludes_what_it_sets(name: str) -> None:
     assert "\n" not in text
 
 
+def test_what_heads_do_not_say_is_remarked() -> None:
+    assert presets.remark(presets.find("llama-3-8b")) == ""
+    assert "18 of its 36 layers see 128 keys" in presets.remark(presets.find("gpt-oss-120b"))
+    assert "--kv-heads 1 --head-dims 576 --head-dims-v 512" in presets.remark(presets.find("deepseek-v3"))
+    assert "no causal mask" in presets.remark(presets.find("bert-large"))
+
+
 def test_without_a_model_nothing_changes() -> None:
     assert presets.expand({"heads": "4"}, on_line) == {"heads": "4"}
 
