@@ -18,16 +18,18 @@ TOKENS = 16384
 HIDDEN = 2048
 
 FA2 = "benchmark figures of the flash-attention 2 repository (setup: arXiv:2307.08691, section 4.1)"
+FA1 = "FlashAttention, arXiv:2205.14135, tables 18 to 20: no mask, no dropout, A100-40GB"
 FA3 = "FlashAttention-3, arXiv:2407.08608, figures 5 and 6 (setup: section 4.1)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One published row: batch·seqlen = 16k tokens, num_heads·head_dim = 2048, fp16.
+    """One published row, fp16.
 
-    family: which set of constants it is held against. model: the model that counts its traffic.
-    tiles: those of the code at the time of publication where they differ from today's.
-    device: id of the card. tflops: one per SEQLENS.
+    In TFLOP/s: batch·seqlen = 16k tokens, num_heads·head_dim = 2048; in ms: batch 16, 8 heads.
+    family: whose constants it is held against. model: the model that counts its traffic. device: id
+    of the card. values: one per SEQLENS, in unit. tiles: those of the code at the time of
+    publication, where they differ from today's.
     """
 
     family: str
@@ -36,8 +38,9 @@ class Series:
     pass_: str
     head_dim: int
     causal: bool
-    tflops: tuple[float | None, ...]
+    values: tuple[float | None, ...]
     source: str
+    unit: str = "TFLOP/s"
     tiles: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -48,16 +51,16 @@ class Series:
 
     def cells(self) -> Iterator[tuple[Problem, float]]:
         """(problem, seconds) of every published number."""
-        for seqlen, tflops in zip(SEQLENS, self.tflops, strict=True):
-            if tflops is not None:
+        for seqlen, value in zip(SEQLENS, self.values, strict=True):
+            if value is not None:
                 problem = self.problem(seqlen)
-                yield problem, self.paper_flops(problem) / (tflops * 1e12)
+                yield problem, value / 1e3 if self.unit == "ms" else self.paper_flops(problem) / value / 1e12
 
     def problem(self, seqlen: int) -> Problem:
         """The row's problem at that length."""
-        heads = HIDDEN // self.head_dim
+        batch, heads = (16, 8) if self.unit == "ms" else (TOKENS // seqlen, HIDDEN // self.head_dim)
         return Problem(
-            batch=TOKENS // seqlen, num_heads=heads, num_kv_heads=heads, seqlen_q=seqlen, seqlen_k=seqlen,
+            batch=batch, num_heads=heads, num_kv_heads=heads, seqlen_q=seqlen, seqlen_k=seqlen,
             head_dim=self.head_dim, head_dim_v=self.head_dim, dtype="fp16", causal=self.causal,
         )  # fmt: skip
 
@@ -86,13 +89,14 @@ def _rows(
     """Series of one implementation from lines "head_dim full|causal numbers"; place: device, pass, source."""
     device, pass_, source = place
     rows = []
+    unit = "ms" if source == FA1 else "TFLOP/s"
     for line in filter(None, map(str.strip, table.splitlines())):
         head_dim, mask, *numbers = line.split()
         causal = mask == "causal"
         rows.append(Series(
             family=family, model=model, device=device, pass_=pass_, head_dim=int(head_dim), causal=causal,
-            tflops=tuple(None if number == "OOM" else float(number) for number in numbers), source=source,
-            tiles=(tiles or {}).get((int(head_dim), causal), {}),
+            values=tuple(None if number == "OOM" else float(number) for number in numbers), source=source,
+            unit=unit,            tiles=(tiles or {}).get((int(head_dim), causal), {}),
         ))  # fmt: skip
     return rows
 
@@ -167,4 +171,31 @@ SERIES: tuple[Series, ...] = (
     *_rows("fa1", "flash-v1-cuda", ("a100-sxm-80gb", "fwd+bwd", FA2), """
         64 full 91 92 104 108 110 110
         128 full 76 72 76 80 82 83"""),
+    *_rows("eager", "standard", ("a100-sxm-40gb", "fwd", FA1), """
+        64 full .43 1.27 4.32 16.47 67.77 OOM"""),
+    *_rows("eager", "standard", ("a100-sxm-40gb", "bwd", FA1), """
+        64 full .78 2.44 8.82 33.87 OOM OOM"""),
+    *_rows("eager", "standard", ("a100-sxm-40gb", "fwd+bwd", FA1), """
+        64 full 1.18 3.67 13.22 50.44 OOM OOM"""),
+    *_rows("fa1", "flash-v1-cuda", ("a100-sxm-40gb", "fwd", FA1), """
+        64 full .18 .68 2.40 8.42 33.54 134.03"""),
+    *_rows("fa1", "flash-v1-cuda", ("a100-sxm-40gb", "bwd", FA1), """
+        64 full .52 1.62 5.45 21.57 84.75 336.00"""),
 )  # fmt: skip
+"""Every published row of time."""
+
+MEMORY_MIB = {
+    "standard": {128: 36, 256: 104, 512: 336, 1024: 1184, 2048: 4416, 4096: 17024},
+    "flash-v1-cuda": {128: 22, 256: 44, 512: 104, 1024: 209, 2048: 418, 4096: 836, 8192: 1672, 16384: 3344,
+                      32768: 6688},
+}  # fmt: skip
+"""FlashAttention, arXiv:2205.14135, table 21: peak MiB of forward and backward.
+
+Batch 16, 8 heads, d = 64, fp16. The row for 64k is not legible in the source and left out.
+"""
+
+FIGURE_2_GB = {"standard": (40.3, 35.3), "flash-v1": (4.4, 4.4)}
+"""FlashAttention, figure 2 left: HBM reads and writes in GB as arXiv v2 and as the NeurIPS text print them.
+
+Batch 64, 16 heads, N = 1024, d = 64, fp16, A100, forward and backward.
+"""

@@ -98,7 +98,7 @@ def _generation(row: Family, arch: str) -> tuple[str, bool]:
         found = LIKE[found]
     if found not in known:
         found = "sm80" if "sm80" in known else min(known)
-    return found, found == arch or found == LIKE.get(arch) == "geforce"
+    return found, found == arch
 
 
 def _note(row: Family, device: Device, generation: str, own: bool) -> str:
