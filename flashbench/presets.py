@@ -192,10 +192,10 @@ def remark(preset: Preset) -> str:
             f" (io-model: --window tokens={preset.window})"
         )
     if preset.latent_dim:
-        absorbed = preset.latent_dim + preset.rope_dim
+        latent, absorbed = preset.latent_dim, preset.latent_dim + preset.rope_dim
         words.append(
-            f"heads as a prefill or training pass runs them; absorbed for decoding: --heads {preset.num_heads}"
-            f" --kv-heads 1 --head-dims {absorbed} --head-dims-v {preset.latent_dim}"
+            "heads as a prefill or training pass runs them; absorbed for decoding:"
+            f" --heads {preset.num_heads} --kv-heads 1 --head-dims {absorbed} --head-dims-v {latent}"
         )
     if not preset.causal:
         words.append("an encoder: no causal mask")

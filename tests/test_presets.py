@@ -6,6 +6,7 @@ import pytest
 
 from flashbench import kvcache, presets, sweep
 from flashbench._cli.options import on_line
+from flashbench.cli import main
 from flashbench.errors import UnknownName, UsageError
 from flashbench.presets import PRESETS
 
@@ -71,6 +72,23 @@ def test_what_heads_do_not_say_is_remarked() -> None:
     assert "18 of its 36 layers see 128 keys" in presets.remark(presets.find("gpt-oss-120b"))
     assert "--kv-heads 1 --head-dims 576 --head-dims-v 512" in presets.remark(presets.find("deepseek-v3"))
     assert "no causal mask" in presets.remark(presets.find("bert-large"))
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["io-model", "--model", "gpt-oss-120b", "--seqlens", "1k"],
+        ["run", "--model", "gpt-oss-120b", "--seqlens", "16", "--device", "cpu", "--dry-run"],
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_the_commands_say_the_remark(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for more, said in (([], True), (["--quiet"], False)):
+        with pytest.raises(SystemExit) as stop:
+            main([*argv, *more])
+        captured = capsys.readouterr()
+        assert not stop.value.code, captured.err
+        assert ("18 of its 36 layers see 128 keys" in captured.err) is said
 
 
 def test_without_a_model_nothing_changes() -> None:

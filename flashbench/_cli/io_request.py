@@ -42,7 +42,8 @@ class Request:
     of a sweep per size and tile.
 
     kernels: of the names, those of bundled implementations, each with the model that describes it.
-    mode: prefill or decode. printed: what a published workload's source says of it, or empty.
+    mode: prefill or decode. printed: what a published workload's source says of it; remark:
+    what a preset's heads do not say of it; or empty.
     """
 
     problems: list[Problem]
@@ -52,6 +53,7 @@ class Request:
     choices: list[Choice]
     mode: str
     printed: str = ""
+    remark: str = ""
 
 
 def read(line: Mapping[str, str | None]) -> Request:
@@ -68,7 +70,7 @@ def read(line: Mapping[str, str | None]) -> Request:
         typed = _decode(typed)
     preset = {name: text for name, text in workload.options.items() if name in AXES} if workload else {}
     layers: list[Mapping[str, str | bool]] = [typed, preset, DEFAULTS]
-    if mode == "decode":
+    if mode == "decode" and line.get("lengths") is None:
         layers.insert(2, DECODE)
     joined = sweep.combine(*(sweep.parse(layer, options.on_line, ()) for layer in layers))
     problems = [_with_options(problem, line) for problem in sweep.Sweep(impls=(), **joined).problems()]
@@ -89,6 +91,7 @@ def read(line: Mapping[str, str | None]) -> Request:
         choices=choices,
         mode=mode,
         printed=workload.printed if workload else "",
+        remark=presets.remark(presets.find(line["model"] or "")) if line.get("model") is not None else "",
     )
 
 

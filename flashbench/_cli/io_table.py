@@ -205,8 +205,7 @@ def _notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str]:
             "DRAM and time are a model, not a count: docs/time-model.md; --json has their band. For flash-v2"
             " and later M is shared memory only; accumulators are in registers, which are not in M"
         )
-    if request.printed:
-        notes.append(request.printed)
+    notes += [text for text in (request.printed, request.remark) if text]
     return [*notes, *_crossings(request)]
 
 

@@ -220,14 +220,16 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
 
 
 def _models() -> _Table:
+    from flashbench import iomodel
     from flashbench._iomodel import alternatives
     from flashbench.console import Column
-    from flashbench.iomodel import MODELS
 
-    others = [alternatives.find(name) for name in alternatives.names()]
+    known: list[iomodel.Model | alternatives.Alternative] = [
+        *iomodel.MODELS, *(alternatives.find(name) for name in alternatives.names())
+    ]  # fmt: skip
     rows = [
         {"name": row.name, "available": True, "why_not": None, "summary": row.summary, "source": row.source}
-        for row in (*MODELS, *others)
+        for row in known
     ]
     columns = [
         Column(name="name", header="model"),

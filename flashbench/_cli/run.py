@@ -101,6 +101,8 @@ def run(
     """
     given = options.given(locals())
     request = resolve(given, str(given.pop("config")) if "config" in given else None)
+    if isinstance(model, str) and not request.flag("quiet"):
+        _remark(model)
     if request.flag("dry_run"):
         from flashbench._cli.dry_run import show
 
@@ -109,6 +111,14 @@ def run(
         from flashbench._cli.measure import measure
 
         measure(request)
+
+
+def _remark(model: str) -> None:
+    """Say what a preset's heads do not say of it."""
+    from flashbench import console, presets
+
+    if text := presets.remark(presets.find(model)):
+        console.note(text)
 
 
 @dataclass(frozen=True, kw_only=True)
