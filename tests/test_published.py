@@ -202,3 +202,16 @@ def test_eager_softmax_backward_is_the_six_pass_form() -> None:
     forward = estimate("standard", shape, "fwd").requested.total_bytes / 16.47e-3
     assert backward == pytest.approx(1.29e12, rel=0.02)
     assert forward == pytest.approx(1.07e12, rel=0.02)
+
+
+def test_the_page_shows_these_residuals_and_constants() -> None:
+    """docs/time-model.md is what ``python tools/time_model.py --write`` makes of the model as it is."""
+    text = (ROOT / "docs" / "time-model.md").read_text(encoding="utf-8")
+    shown = text.partition(time_model.BEGIN)[2].partition(time_model.END)[0].strip()
+    assert shown == "\n".join(time_model.table())
+    for family in ("fa2", "fa3", "cudnn", "triton"):
+        rates = FAMILIES[family].rates
+        for kernel in ("fwd", "bwd"):
+            rate = rates[kernel, "sm90"]
+            line = f"| {family} | {kernel} | H100 | {rate.mma} | {rate.softmax:g} | {rate.fixed_clocks:g} |"
+            assert f"{line} {rate.resident} |" in text
