@@ -26,6 +26,9 @@ QUANTITIES: dict[str, Callable[[Estimate], int]] = {
 }
 """What can be compared: FLOPs and exponentials done, bytes by level, peak memory."""
 
+WORDS = {"flops": "fewer FLOPs", "exps": "fewer exps", "requested": "fewer requested bytes",
+         "compulsory": "fewer compulsory bytes", "extra": "less extra memory"}  # fmt: skip
+
 SHORTEST, LONGEST = 16, 2**24
 SETTLED = 128
 """Lengths above a crossing that are looked at one by one: tiles make the counts a saw."""
@@ -44,11 +47,10 @@ class Crossover:
     seqlen: int | None
 
     def __str__(self) -> str:
+        what = WORDS[self.quantity]
         if self.seqlen is None:
-            return f"never fewer {self.quantity}"
-        return f"fewer {self.quantity} " + (
-            "at any length" if self.seqlen == SHORTEST else f"from {self.seqlen} on"
-        )
+            return f"never {what}"
+        return f"{what} " + ("at any length" if self.seqlen == SHORTEST else f"from {self.seqlen:,} on")
 
 
 def length(model: str, problem: Problem, quantity: str, *, against: str = "flash-v2") -> Crossover:
@@ -99,6 +101,8 @@ def decode_length(model: str, problem: Problem) -> int:
     method = alternatives.find(model).method
     state = getattr(method, "decode_bytes", None)
     if state is None:
-        raise SpecError(f"model {model!r} has no state of fixed size; accepted: mamba, mamba2")
+        raise SpecError(
+            f"model {model!r} has no state of fixed size; accepted: linear-attention, mamba, mamba2"
+        )
     token = problem.num_kv_heads * (problem.head_dim + problem.head_dim_v) * problem.dtype_bytes
     return int(state(problem)) // token + 1

@@ -16,6 +16,7 @@ from flashbench import crossover, iomodel
 from flashbench._iomodel import alternatives
 from flashbench._iomodel.approximate import BLOCK_Q, Linformer, Longformer, Reformer
 from flashbench._iomodel.recurrent import LinearAttention, Mamba, Mamba2
+from flashbench.cli import main
 from flashbench.errors import SpecError, UnknownName
 from flashbench.problem import Problem
 
@@ -247,6 +248,58 @@ def test_mamba2_walks(p: Problem, state: int, chunk: int, groups: int) -> None:
     assert_same(method.steps(p), walk)
 
 
+def decode(n: int, **changes: object) -> Problem:
+    return replace(problem(n, **changes), seqlen_q=1)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_decode_step_moves_the_state_both_ways_whatever_came_before(causal: bool) -> None:
+    for name in ("linear-attention", "mamba", "mamba2"):
+        short, long = (
+            iomodel.estimate(name, decode(n, causal=causal, head_dim_v=64), "fwd") for n in (64, 65_536)
+        )
+        assert short.requested == long.requested == replace(short.compulsory, level="requested")
+        assert short.flops == long.flops
+        state = alternatives.find(name).method.decode_bytes(short.problem)
+        assert short.requested.read["state"] == short.requested.write["state"] == 2 * state
+        assert short.extra_bytes == short.requested.write_bytes - 2 * state
+
+
+def test_decode_steps_walk() -> None:
+    p = decode(100, heads=4, kv_heads=2)
+    walk = Tally()
+    for _ in range(p.batch * p.num_kv_heads):
+        walk.load(k=16 * 2, v=8 * 2, state=(16 * 8 + 16) * 4)
+        walk.store(state=(16 * 8 + 16) * 4)
+        walk.product(16, 1, 8)
+    for _ in range(p.batch * p.num_heads):
+        walk.load(q=16 * 2)
+        walk.product(1, 16, 8)
+        walk.store(o=8 * 2)
+    assert_same(LinearAttention().steps(p), walk)
+    walk = Tally()
+    channels = 2 * 4 * 8
+    walk.load(a=channels * 16 * 4, d=channels * 4, delta_bias=channels * 4)
+    for _ in range(p.batch):
+        walk.load(b=16 * 2, c=16 * 2)
+        for _ in range(channels):
+            walk.load(u=2, delta=2, z=2, state=16 * 4)
+            walk.store(out_z=2, state=16 * 4)
+            walk.flops += 9 * 16 + 2
+            walk.exps += 16
+    assert_same(Mamba().steps(p), walk)
+    walk = Tally()
+    walk.load(a=16 * 4, d=16 * 4)
+    for _ in range(p.batch):
+        walk.load(b=128 * 2, c=128 * 2)
+        for _ in range(channels // 4):
+            walk.load(dt=2, x=4 * 2, state=4 * 128 * 4)
+            walk.store(out=4 * 2, state=4 * 128 * 4)
+            walk.flops += 5 * 4 * 128
+            walk.exps += 1
+    assert_same(Mamba2(channels=4).steps(p), walk)
+
+
 @settings(max_examples=150, deadline=None)
 @given(problems, st.sampled_from(alternatives.names()))
 def test_requested_is_never_less_than_compulsory(p: Problem, name: str) -> None:
@@ -355,6 +408,32 @@ def test_what_is_not_covered_is_said(name: str, changes: dict, pass_: str, words
         iomodel.estimate(name, problem(**changes), pass_)
 
 
+def test_the_command_says_where_they_cross(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["io-model", "--models", "flash-v2,linformer:rank=128", "--seqlens", "1k"]
+    decode_line = [
+        "io-model",
+        "--mode",
+        "decode",
+        "--model",
+        "llama-3-8b",
+        "--models",
+        "flash-v2,mamba,linformer",
+    ]
+    for argv, words in (
+        (
+            line,
+            "linformer:rank=128 is no exact attention; against flash-v2 forward, d = 128: fewer FLOPs from 257",
+        ),
+        (decode_line, "mamba is no exact attention; from 129 cached tokens on"),
+        (decode_line, "linformer is no exact attention; not compared with flash-v2"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            main(argv)
+        captured = capsys.readouterr()
+        assert not stop.value.code, captured.err
+        assert words in captured.err
+
+
 @pytest.mark.parametrize("name", alternatives.names())
 @pytest.mark.parametrize("quantity", crossover.QUANTITIES)
 def test_a_crossover_is_where_it_says(name: str, quantity: str) -> None:
@@ -373,7 +452,7 @@ def test_a_crossover_is_where_it_says(name: str, quantity: str) -> None:
     assert all(less(found.seqlen * 2**power) for power in range(10))
     if found.seqlen > crossover.SHORTEST:
         assert not less(found.seqlen - 1)
-    assert quantity in str(found)
+    assert crossover.WORDS[quantity] in str(found)
 
 
 def test_known_crossovers() -> None:

@@ -179,6 +179,8 @@ def _extras(request: Request, problem: Problem) -> list[str]:
 
 
 def _notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    from flashbench._cli import io_alternatives
+
     first = rows[0]
     notes = [
         f"M is the on-chip memory of one SM: {first['sram_bytes']:,} bytes; typed sizes take KB = 1024 bytes,"
@@ -206,7 +208,7 @@ def _notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str]:
             " and later M is shared memory only; accumulators are in registers, which are not in M"
         )
     notes += [text for text in (request.printed, request.remark) if text]
-    return [*notes, *_crossings(request)]
+    return [*notes, *_crossings(request), *io_alternatives.notes(request)]
 
 
 def _all_take(request: Request, option: str) -> bool:

@@ -1,12 +1,14 @@
 """Sequence mixing without a score matrix: linear attention, Mamba (selective scan), Mamba-2 (SSD).
 
-Forward only. A Mamba layer is as wide as the attention it would replace: ``expand`` times
+Forward only. One query over a longer sequence is a decode step: it reads and writes the state, whatever
+came before, each operand once. A Mamba layer is as wide as the attention it would replace: ``expand`` times
 num_heads · head_dim_v channels. Projections, convolution and normalisation are not counted, as
 attention's are not. Matrix FLOPs count, and for the scans, which have no matrices, all FLOPs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -42,8 +44,13 @@ class LinearAttention:
         return _equal_lengths(problem) if problem.causal else None
 
     def steps(self, problem: Problem) -> tuple[Step, ...]:
-        """causal: one; else state, apply."""
+        """causal: one; a decode step: one; else state, apply."""
         p, s = problem, sizes(problem)
+        if is_decode(p):
+            products = p.batch * (p.num_heads + p.num_kv_heads)  # q·S per head, kᵀv per K/V head
+            new = {"q": s.q, "k": s.k // p.seqlen_k, "v": s.v // p.seqlen_k}
+            flops = 2 * products * p.head_dim * p.head_dim_v
+            return (_update(p.batch, self.decode_bytes(p), new, {"o": s.o}, flops=flops),)
         d, dv, heads, kv_heads = p.head_dim, p.head_dim_v, p.batch * p.num_heads, p.batch * p.num_kv_heads
         if p.causal:
             inner = square_sum(p.seqlen_q, self.chunk) * (d + dv) + 2 * p.seqlen_q * d * dv
@@ -62,15 +69,24 @@ class LinearAttention:
         )  # fmt: skip
 
     def compulsory(self, problem: Problem) -> Traffic:
-        """Reads q, k, v; writes o."""
+        """Reads q, k, v; writes o; a decode step reads the new rows and the state, and writes the state."""
+        if is_decode(problem):
+            return _least(self.steps(problem))
         s = sizes(problem)
         return Traffic(level="compulsory", read={"q": s.q, "k": s.k, "v": s.v}, write={"o": s.o})
 
     def extra_bytes(self, problem: Problem) -> int:
-        """o, and without a mask the state."""
+        """o, and without a mask the state; a decode step updates it in place."""
         p = problem
+        if is_decode(p):
+            return sizes(p).o
         state = p.batch * p.num_kv_heads * (p.head_dim * p.head_dim_v + p.head_dim) * FP32
         return sizes(p).o + (0 if p.causal else state)
+
+    def decode_bytes(self, problem: Problem) -> int:
+        """fp32 state per sequence and layer, per K/V head: the sum of kᵀv, and of k."""
+        p = problem
+        return p.num_kv_heads * (p.head_dim * p.head_dim_v + p.head_dim) * FP32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +114,15 @@ class Mamba:
         return _equal_lengths(problem)
 
     def steps(self, problem: Problem) -> tuple[Step, ...]:
-        """scan."""
+        """scan; of a decode step, update."""
         b, length, e, n = problem.batch, problem.seqlen_q, problem.dtype_bytes, self.state
         channels = self._channels(problem)
+        if is_decode(problem):
+            wide, cells = b * channels * e, b * channels
+            new = {"u": wide, "delta": wide, "z": wide, "b": b * n * e, "c": b * n * e,
+                   "a": channels * n * FP32, "d": channels * FP32, "delta_bias": channels * FP32}  # fmt: skip
+            work = {"flops": cells * (9 * n + 2), "exps": cells * n}
+            return (_update(b, self.decode_bytes(problem), new, {"out_z": wide}, **work),)
         wide, chunks = b * channels * length * e, ceil_div(length, SCAN_CHUNK)
         shared = b * channels * n * length * e
         read = {
@@ -113,7 +135,9 @@ class Mamba:
         return (Step(name="scan", read=read, write=write, flops=cells * (9 * n + 2), exps=cells * n),)
 
     def compulsory(self, problem: Problem) -> Traffic:
-        """Reads u, delta, z, b, c and the parameters; writes out."""
+        """Reads u, delta, z, b, c and the parameters; writes out. A decode step: the state too, both ways."""
+        if is_decode(problem):
+            return _least(self.steps(problem))
         b, length, e, n = problem.batch, problem.seqlen_q, problem.dtype_bytes, self.state
         channels = self._channels(problem)
         wide, shared = b * channels * length * e, b * n * length * e
@@ -124,9 +148,9 @@ class Mamba:
         return Traffic(level="compulsory", read=read, write={"out_z": wide})
 
     def extra_bytes(self, problem: Problem) -> int:
-        """out before and after the gate, and the states that are kept."""
+        """out before and after the gate, and the states that are kept; of a decode step, out."""
         (step,) = self.steps(problem)
-        return sum(step.write.values())
+        return sum(size for name, size in step.write.items() if name != "state")
 
     def materialised_bytes(self, problem: Problem) -> int:
         """The fp32 state of every position and channel, which a scan that is not fused writes."""
@@ -173,8 +197,10 @@ class Mamba2:
         return _equal_lengths(problem)
 
     def steps(self, problem: Problem) -> tuple[Step, ...]:
-        """cumulate, chunk states, pass states, chunk products, chunk scan."""
+        """cumulate, chunk states, pass states, chunk products, chunk scan; of a decode step, update."""
         b, length, e, n = problem.batch, problem.seqlen_q, problem.dtype_bytes, self.state
+        if is_decode(problem):
+            return (self._decode(problem),)
         heads, chunks = self._heads(problem), ceil_div(length, self.chunk)
         squares = square_sum(length, self.chunk)
         rows, wide = b * length * heads, b * length * heads * self.channels * e
@@ -210,7 +236,9 @@ class Mamba2:
         )  # fmt: skip
 
     def compulsory(self, problem: Problem) -> Traffic:
-        """Reads x, dt, b, c and the parameters; writes out."""
+        """Reads x, dt, b, c and the parameters; writes out. A decode step: the state too, both ways."""
+        if is_decode(problem):
+            return _least(self.steps(problem))
         b, length, e = problem.batch, problem.seqlen_q, problem.dtype_bytes
         heads, shared = self._heads(problem), b * length * self.groups * self.state * e
         wide = b * length * heads * self.channels * e
@@ -222,7 +250,16 @@ class Mamba2:
 
     def extra_bytes(self, problem: Problem) -> int:
         """out, decays, states before and after they are passed on, and the chunk products."""
-        return sum(size for step in self.steps(problem) for size in step.write.values())
+        steps = self.steps(problem)
+        return sum(size for step in steps for name, size in step.write.items() if name != "state")
+
+    def _decode(self, problem: Problem) -> Step:
+        b, e, n, heads = problem.batch, problem.dtype_bytes, self.state, self._heads(problem)
+        wide, shared = b * heads * self.channels * e, b * self.groups * n * e
+        new = {"x": wide, "dt": b * heads * e, "b": shared, "c": shared, "a": heads * FP32, "d": heads * FP32}
+        # the state decays and takes in x·b, and c reads it: three multiplications, two additions
+        flops, exps = 5 * b * heads * self.channels * n, b * heads
+        return _update(b, self.decode_bytes(problem), new, {"out": wide}, flops=flops, exps=exps)
 
     def decode_bytes(self, problem: Problem) -> int:
         """fp32 state per sequence and layer, read at each decoded token whatever came before."""
@@ -238,5 +275,25 @@ def square_sum(length: int, chunk: int) -> int:
     return whole * chunk * chunk + rest * rest
 
 
+def is_decode(problem: Problem) -> bool:
+    """One query that follows the rest of its sequence."""
+    return problem.seqlen_q == 1 < problem.seqlen_k
+
+
+def _update(
+    batch: int, state: int, new: Mapping[str, int], out: Mapping[str, int], *, flops: int, exps: int = 0
+) -> Step:
+    """A decode step: the state of every sequence is read, updated and written."""
+    kept = {"state": batch * state}
+    return Step(name="update", read={**new, **kept}, write={**out, **kept}, flops=flops, exps=exps)
+
+
+def _least(steps: tuple[Step, ...]) -> Traffic:
+    (step,) = steps
+    return Traffic(level="compulsory", read=step.read, write=step.write)
+
+
 def _equal_lengths(problem: Problem) -> str | None:
-    return None if problem.seqlen_q == problem.seqlen_k else "it scans one sequence: seqlen_q is seqlen_k"
+    if problem.seqlen_q == problem.seqlen_k or is_decode(problem):
+        return None
+    return "it scans one sequence: seqlen_q is seqlen_k, or 1 for a decode step"
