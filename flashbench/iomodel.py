@@ -14,16 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flashbench._iomodel.batch import Totals, totals
+from flashbench._iomodel.batch import Totals, totals, whole
 from flashbench._iomodel.dram import Band
 from flashbench._iomodel.engine import (
     DEFAULT_SRAM_BYTES,
-    KINDS,
     Choice,
     check,
     choose,
     extra_bytes,
     find,
+    kinds,
     known,
     name_tiles,
     tiles_fit,
@@ -44,7 +44,7 @@ __all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Band", "BlockMask", "Choice", "Estim
            "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant", "compulsory",
            "crossover", "estimate", "explain", "find", "flops", "flops_half_convention",
            "flops_materialised", "known", "lower_bound", "paper_view", "predict", "roofs",
-           "totals"]  # fmt: skip
+           "totals", "whole"]  # fmt: skip
 
 
 def estimate(
@@ -75,12 +75,12 @@ def estimate(
         if alternatives.is_one(model):
             return alternatives.estimate(model, problem, pass_)
     row = find(model)
-    check(row, problem, variant, pass_)
+    check(row, problem, variant)
     choice = Choice(sram_bytes, tiles, device, variant)
     sram = choice.elements(problem)
     chosen, source = choose(row, problem, pass_, choice)
     variant = row.settle(problem, chosen, variant, device)
-    parts = [work(row, problem, kind, chosen, variant) for kind in KINDS[pass_]]
+    parts = [work(row, problem, kind, chosen, variant) for kind in kinds(pass_)]
     steps = tuple(step for part in parts for step in part.steps)
     return Estimate(
         model=model,

@@ -178,13 +178,12 @@ def prediction(estimate: Estimate, device: Device | None) -> Prediction | None:
 
 def _time(problem: Problem, row: Totals, request: Request, choice: Choice) -> list[Any]:
     """What the card makes of the row; empty where the time model does not cover it."""
-    from flashbench.iomodel import estimate
+    from flashbench.iomodel import known, whole
 
     model = request.kernels.get(row.model, row.model)
-    tiles = kernel_tiles(row.model, problem, choice) if row.model in request.kernels else choice.tiles
-    whole = estimate(model, problem, row.pass_, sram_bytes=choice.sram_bytes, tiles=tiles,
-                     device=choice.device, variant=row.variant)  # fmt: skip
-    said = prediction(whole, choice.device)
+    said = None
+    if known(model):
+        said = prediction(whole(row._replace(model=model), problem, choice), choice.device)
     if said is None:
         return [None] * len(TIME)
     dram = said.dram

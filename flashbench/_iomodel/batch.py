@@ -9,9 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from flashbench._iomodel.engine import KINDS, Choice, check, choose, extra_bytes, find, known, tiles_fit, work
+from flashbench._iomodel.engine import (
+    Choice,
+    check,
+    choose,
+    extra_bytes,
+    find,
+    kinds,
+    known,
+    name_tiles,
+    tiles_fit,
+    work,
+)
 from flashbench._iomodel.tensors import compulsory, flops
-from flashbench._iomodel.types import Model, Tiles, Work
+from flashbench._iomodel.types import Estimate, Model, Step, Tiles, Traffic, Work, merge
 from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench.problem import Problem
 
@@ -22,6 +33,7 @@ class Totals(NamedTuple):
     """One cell as ``Estimate`` has it, its traffic summed over tensors; all bytes are integers.
 
     tiles: per kernel. Compulsory bytes are those of the cell's own variant (a block table counts).
+    steps, compulsory: what ``whole`` makes an Estimate of.
     """
 
     model: str
@@ -40,11 +52,22 @@ class Totals(NamedTuple):
     compulsory_write_bytes: int
     saved_bytes: int
     extra_bytes: int
+    steps: tuple[Step, ...]
+    compulsory: Traffic
 
     @property
     def requested_bytes(self) -> int:
         """Reads, writes and atomics together."""
         return self.read_bytes + self.write_bytes + self.atomic_bytes
+
+
+class _Least(NamedTuple):
+    """What is the same for all models: nominal FLOPs and compulsory traffic."""
+
+    flops: int
+    read: int
+    write: int
+    moved: Traffic
 
 
 class _Pass(NamedTuple):
@@ -69,9 +92,9 @@ def totals(
 
     Raises as ``estimate`` does.
     """
-    least: dict[object, tuple[int, int, int]] = {}
+    least: dict[object, _Least] = {}
     rows: dict[str, list[Totals]] = {pass_: [] for pass_ in passes}
-    kinds = [(pass_, KINDS[pass_]) for pass_ in passes]
+    needs = [(pass_, kinds(pass_)) for pass_ in passes]
     for name in models:
         if not known(name):
             for pass_ in passes:
@@ -81,8 +104,8 @@ def totals(
         variant = choice.variant.only(row.takes)
         own = choice if variant is choice.variant else choice._replace(variant=variant)
         done: dict[str, _Pass] = {}
-        check(row, problem, variant, *passes)
-        for pass_, needed in kinds:
+        check(row, problem, variant)
+        for pass_, needed in needs:
             for kind in needed:
                 if kind not in done:
                     done[kind] = _one(row, problem, kind, own)
@@ -91,7 +114,9 @@ def totals(
                 key = pass_, variant.page_size, variant.density, id(variant.blocks)
             if key not in least:
                 moved = compulsory(problem, pass_, variant)
-                least[key] = flops(problem, pass_, variant), moved.read_bytes, moved.write_bytes
+                least[key] = _Least(
+                    flops(problem, pass_, variant), moved.read_bytes, moved.write_bytes, moved
+                )
             rows[pass_].append(_total(name, pass_, [done[kind] for kind in needed], least[key]))
     return [row for pass_ in passes for row in rows[pass_]]
 
@@ -114,11 +139,13 @@ def _one(row: Model, problem: Problem, pass_: str, choice: Choice) -> _Pass:
     return _Pass(tiles, source, fits, variant, done, flops, exps, read, write, atomic)
 
 
-def _total(name: str, pass_: str, parts: list[_Pass], least: tuple[int, int, int]) -> Totals:
+def _total(name: str, pass_: str, parts: list[_Pass], least: _Least) -> Totals:
     one = parts[0]
+    steps = one.work.steps
     saved = one.work.saved_bytes
     if len(parts) > 1:
         two = parts[1]
+        steps += two.work.steps
         one = _Pass(
             one.tiles | two.tiles,
             "given" if "given" in (one.source, two.source) else one.source,
@@ -133,8 +160,8 @@ def _total(name: str, pass_: str, parts: list[_Pass], least: tuple[int, int, int
         )
     extra = one.work.extra_bytes if len(parts) == 1 else extra_bytes([part.work for part in parts])
     return Totals(
-        name, pass_, one.tiles, one.source, one.fits, one.variant, least[0], one.flops, one.exps,
-        one.read, one.write, one.atomic, least[1], least[2], saved, extra,
+        name, pass_, one.tiles, one.source, one.fits, one.variant, least.flops, one.flops, one.exps,
+        one.read, one.write, one.atomic, least.read, least.write, saved, extra, steps, least.moved,
     )  # fmt: skip
 
 
@@ -147,5 +174,34 @@ def _alternative(name: str, problem: Problem, pass_: str) -> Totals:
     return Totals(
         name, pass_, {}, "", None, DEFAULT, row.flops, row.done_flops, row.exps, read.read_bytes,
         read.write_bytes, read.atomic_bytes, least.read_bytes, least.write_bytes, row.saved_bytes,
-        row.extra_bytes,
+        row.extra_bytes, row.steps, least,
     )  # fmt: skip
+
+
+def whole(row: Totals, problem: Problem, choice: Choice) -> Estimate:
+    """The Estimate of which the row is the totals; choice: as ``totals`` was given."""
+    named = name_tiles(row.tiles)
+    return Estimate(
+        model=row.model,
+        problem=problem,
+        pass_=row.pass_,
+        flops=row.flops,
+        done_flops=row.done_flops,
+        exps=row.exps,
+        requested=Traffic(
+            level="requested",
+            read=merge(*(step.read for step in row.steps)),
+            write=merge(*(step.write for step in row.steps)),
+            atomic=merge(*(step.atomic for step in row.steps)),
+        ),
+        compulsory=row.compulsory,
+        saved_bytes=row.saved_bytes,
+        extra_bytes=row.extra_bytes,
+        tiles=named,
+        assumptions=find(row.model).assumptions,
+        tile_source=row.tile_source,
+        tiles_fit=row.tiles_fit,
+        sram_elements=choice.elements(problem),
+        steps=row.steps,
+        variant=row.variant,
+    )

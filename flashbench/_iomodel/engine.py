@@ -12,14 +12,12 @@ from flashbench._iomodel.types import Model, Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench.devices import Device
 from flashbench.errors import SpecError, UnknownName
-from flashbench.problem import PASSES, Problem
+from flashbench.problem import Problem
 
 DEFAULT_SRAM_BYTES = 192 * 1024
 """On-chip memory of one A100 SM, as the FlashAttention paper counts it."""
 
-KINDS = {"fwd": ("fwd",), "bwd": ("bwd",), "fwd+bwd": ("fwd", "bwd")}
-"""The single passes that a pass consists of."""
-
+_KINDS = {"fwd": ("fwd",), "bwd": ("bwd",), "fwd+bwd": ("fwd", "bwd")}
 _BY_NAME = {model.name: model for model in MODELS}
 
 
@@ -47,11 +45,15 @@ def find(name: str) -> Model:
     return _BY_NAME[name]
 
 
-def check(row: Model, problem: Problem, variant: Variant, *passes: str) -> None:
-    """Raise UnknownName or SpecError for what the model does not cover."""
-    for pass_ in passes:
-        if pass_ not in PASSES:
-            raise UnknownName("pass", pass_, PASSES)
+def kinds(pass_: str) -> tuple[str, ...]:
+    """The single passes that a pass consists of. Raises UnknownName for an unknown one."""
+    if pass_ not in _KINDS:
+        raise UnknownName("pass", pass_, _KINDS)
+    return _KINDS[pass_]
+
+
+def check(row: Model, problem: Problem, variant: Variant) -> None:
+    """Raise SpecError for what the model does not cover."""
     if (reason := row.refuses(problem)) is not None:
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: {reason}")
     if variant is not DEFAULT:
