@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from flashbench._iomodel.l2 import Cache, Hits
+from flashbench._iomodel.l2 import Cache
 from flashbench._iomodel.tensors import FP32, sizes
 from flashbench._iomodel.types import Estimate, Step
 from flashbench.problem import Problem
@@ -112,8 +112,8 @@ class _Tracker:
     """Walks over the steps and remembers when each tensor was last touched.
 
     clock: bytes touched so far. last: per tensor, the clock in the middle of the step that touched it.
-    read, write: least, expected and most bytes so far. shared: a tensor whose requests name it per
-    query head is one in memory if it was never written so.
+    dirty: tensors that were written. read, write: least, expected and most bytes so far. dirty_share:
+    of what the last step touched, what it wrote.
     """
 
     cache: Cache
@@ -127,47 +127,73 @@ class _Tracker:
 
     def run(self, step: Step, grid: Grid | None) -> float:
         """One step; returns its expected DRAM bytes, read and written."""
-        known, sizes = self.last, self.sizes
-        inputs = [(name, req, min(req, sizes.get(name, req))) for name, req in step.read.items()]
-        adds = [(name, req, min(req, sizes.get(name, req))) for name, req in step.atomic.items()]
-        outputs = [(name, req, min(req, sizes.get(name, req))) for name, req in step.write.items()]
-        touched = float(sum(size for _, _, size in inputs) + sum(size for _, _, size in adds))
-        written = sum(size for name, _, size in outputs if name not in step.read)
+        inputs, adds, outputs = self._rows(step.read), self._rows(step.atomic), self._rows(step.write)
+        touched = written = 0
+        for _, _, size in inputs:
+            touched += size
+        for _, _, size in adds:
+            written += size
+        for name, _, size in outputs:
+            if name not in step.read:
+                written += size
         touched += written
-        again = _Again.of(self.cache, grid, inputs + adds, touched)
+        again = _ONCE if grid is None else _Again.of(self.cache, grid, inputs + adds, touched)
         middle = self.clock + touched / 2
         before = self.read[1] + self.write[1]
-        for name, req, size in inputs:
-            seen = known.get(name)
-            found = None if seen is None else self.cache.hits(middle - seen)
-            self._add(self.read, size, found, again.times(req, size))
-        for name, req, size in adds:
-            seen = known.get(name)
-            found = None if seen is None else self.cache.hits(middle - seen)
-            times = again.times(req, size)
-            self._add(self.read, size, found, times)
-            self._write(name, size, found, times)
-        for name, req, size in outputs:
-            seen = known.get(name)
-            found = None if seen is None else self.cache.hits(middle - seen)
-            self._write(name, size, found, again.times(req, size))
-        for name, _, _ in (*inputs, *adds, *outputs):
-            known[name] = middle
+        self._move(self.read, inputs, (middle, again), None)
+        if adds:
+            self._move(self.read, adds, (middle, again), None)
+            self._move(self.write, adds, (middle, again), self.dirty)
+        self._move(self.write, outputs, (middle, again), self.dirty)
+        for rows in (inputs, adds, outputs):
+            for name, _, _ in rows:
+                self.last[name] = middle
         self.clock += touched
-        self.dirty_share = (written + sum(size for _, _, size in adds)) / touched if touched else 0.0
+        self.dirty_share = written / touched if touched else 0.0
         return self.read[1] + self.write[1] - before
 
-    def _write(self, name: str, size: int, found: Hits | None, times: _Three) -> None:
-        """Write size bytes: what is still dirty in L2 from before is overwritten there and saved once."""
-        self._add(self.write, size, found if name in self.dirty else None, times)
-        self.dirty.add(name)
+    def _rows(self, moved: Mapping[str, int]) -> list[tuple[str, int, int]]:
+        """(tensor, requested bytes, bytes of the tensor itself)."""
+        sizes = self.sizes
+        return [
+            (name, count, count if (size := sizes.get(name, count)) > count else size)
+            for name, count in moved.items()
+        ]
 
-    @staticmethod
-    def _add(to: list[float], size: int, found: Hits | None, times: _Three) -> None:
-        best, value, worst = found or (0.0, 0.0, 0.0)
-        to[0] += size * (1 - best + times[0])
-        to[1] += size * (1 - value + times[1])
-        to[2] += size * (1 - worst + times[2])
+    def _move(
+        self,
+        to: list[float],
+        rows: list[tuple[str, int, int]],
+        how: tuple[float, _Again],
+        dirty: set[str] | None,
+    ) -> None:
+        """Add what the rows move: each tensor once, less what L2 holds, and what is fetched again.
+
+        dirty: of writes, the tensors that L2 may still hold unsaved: overwritten there, they are saved once.
+        """
+        middle, again = how
+        low = value = high = 0.0
+        for name, requested, size in rows:
+            seen = self.last.get(name)
+            if seen is None or (dirty is not None and name not in dirty):
+                low += size
+                value += size
+                high += size
+            else:
+                hits = self.cache.hits(middle - seen)
+                low += size * (1 - hits[0])
+                value += size * (1 - hits[1])
+                high += size * (1 - hits[2])
+            if requested > size and again is not _ONCE:
+                times = again.times(requested, size)
+                low += size * times[0]
+                value += size * times[1]
+                high += size * times[2]
+            if dirty is not None:
+                dirty.add(name)
+        to[0] += low
+        to[1] += value
+        to[2] += high
 
 
 class _Again(NamedTuple):
@@ -182,10 +208,8 @@ class _Again(NamedTuple):
     missing: _Three
 
     @classmethod
-    def of(cls, cache: Cache, grid: Grid | None, asked: list[tuple[str, int, int]], touched: float) -> _Again:
+    def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> _Again:
         """From the kernel's grid and its (tensor, requested, size) rows."""
-        if grid is None:
-            return _ONCE
         ctas, units, slots, filled, loops, _ = grid
         per_unit = ctas / units
         streamed = asked_for = 0
@@ -216,9 +240,7 @@ class _Again(NamedTuple):
         return cls(False, waves, (1 - best, 1 - value, 1 - worst))
 
     def times(self, requested: int, size: int) -> _Three:
-        """How many times over the tensor is fetched again."""
-        if requested <= size or not size:
-            return _ZERO
+        """How many times over a tensor that is requested more than once is fetched again."""
         passes = requested / size
         best, value, worst = self.missing
         if self.loops:

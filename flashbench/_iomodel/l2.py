@@ -71,9 +71,15 @@ class Cache(NamedTuple):
 
     def hits(self, working_set: float) -> Hits:
         """How likely a line is still cached after working_set bytes (its own tensor among them) went by."""
-        x = working_set / self.capacity
-        end, width, error = self.curve[:3]
+        capacity, (end, width, error, _, _) = self
+        x = working_set / capacity
+        if x >= end:
+            return Hits(1.0 if x <= _FITS else error, 0.0, 0.0)
         raw = (end - x) / width
-        value = 0.0 if raw < 0 else min(raw, 1.0)
-        best = 1.0 if x <= _FITS else min(1.0, value + error)
-        return Hits(best, value, max(0.0, min(raw - error, 1 - _BOUND * x)))
+        value = raw if raw < 1 else 1.0
+        best = 1.0 if x <= _FITS or value + error >= 1 else value + error
+        worst = raw - error
+        bound = 1 - _BOUND * x
+        if worst > bound:
+            worst = bound
+        return Hits(best, value, worst if worst > 0 else 0.0)
