@@ -72,16 +72,23 @@ def test_json_holds_the_models_own_integers(io_model: Any) -> None:
         assert row["standard_ratio"] == standard / expected.requested.total_bytes
 
 
-def test_csv_has_the_columns_of_json(io_model: Any) -> None:
-    options = ("--seqlens", "512,3k", "--models", "flash-v2,standard", "--dtypes", "fp16,fp32", "-q")
+@pytest.mark.parametrize("more", [(), ("--gpu", "l4", "--causal", "yes", "--page-size", "16")], ids=str)
+def test_csv_has_the_columns_and_values_of_json(io_model: Any, more: tuple[str, ...]) -> None:
+    options = ("--seqlens", "512,3k", "--models", "flash-v2,standard", "--dtypes", "fp16,fp32", "-q", *more)
     rows = list(csv.DictReader(io.StringIO(io_model(*options, "--csv")[1])))
     objects = json.loads(io_model(*options, "--json")[1])
     assert len(rows) == len(objects) == 8
     assert list(rows[0]) == list(objects[0])
     assert [row["model"] for row in rows[:2]] == ["flash-v2", "standard"]
-    assert [int(row["requested_read_bytes"]) for row in rows] == [
-        row["requested_read_bytes"] for row in objects
-    ]
+    for row, expected in zip(rows, objects, strict=True):
+        for name, value in expected.items():
+            cell = row[name]
+            if value is None or isinstance(value, bool):
+                assert cell == ("" if value is None else str(value).lower()), name
+            elif isinstance(value, str):
+                assert cell == value
+            else:
+                assert json.loads(cell) == value, name
 
 
 def test_a_card_brings_its_memory(io_model: Any) -> None:

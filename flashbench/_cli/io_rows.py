@@ -44,7 +44,8 @@ def rows(request: Request) -> Iterator[list[Any]]:
     for problem in request.problems:
         shape = _problem(problem)
         for choice, name, row, standard in _totals(problem, request):
-            values = [name, row.pass_, *shape, *_card(problem, choice), *_model(row, standard)]
+            model = _model(row, standard, name_tiles(row.tiles))
+            values = [name, row.pass_, *shape, *_card(problem, choice), *model]
             yield values + _time(problem, row, request, choice) if choice.device else values
 
 
@@ -53,15 +54,17 @@ def csv_lines(request: Request) -> Iterator[str]:
     yield ",".join(names(request))
     for problem in request.problems:
         shape = ",".join(map(_word, _problem(problem)))
+        cards = {id(choice): ",".join(map(_word, _card(problem, choice))) for choice in request.choices}
         for choice, name, row, standard in _totals(problem, request):
-            tiles, *values = _model(row, standard)
-            values[1] = _WORDS[values[1]]
-            values[2] = _WORDS[values[2]]
-            values[4] = values[4] or ""
+            _, source, fits, pack, splits, pages, density, *numbers = _model(row, standard, {})
+            line = (
+                f"{name},{row.pass_},{shape},{cards[id(choice)]},{_quoted(tuple(row.tiles.items()))},{source},"
+                f"{_WORDS[fits]},{_WORDS[pack]},{splits},{pages or ''},{density},"
+                f"{str(numbers)[1:-1].replace(' ', '')}"
+            )
             if choice.device:
-                values += map(_word, _time(problem, row, request, choice))
-            card = ",".join(map(_word, _card(problem, choice)))
-            yield f"{name},{row.pass_},{shape},{card},{_quoted(tiles)},{','.join(map(str, values))}"
+                line += "," + ",".join(map(_word, _time(problem, row, request, choice)))
+            yield line
 
 
 def _totals(problem: Problem, request: Request) -> Iterator[tuple[Choice, str, Totals, int]]:
@@ -90,15 +93,11 @@ def _word(value: Any) -> str:
     return _WORDS[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def _quoted(tiles: dict[str, int] | None) -> str:
-    return _quoted_tiles(tuple(tiles.items())) if tiles else ""
-
-
 @lru_cache(maxsize=256)
-def _quoted_tiles(named: tuple[tuple[str, int], ...]) -> str:
+def _quoted(tiles: tuple[tuple[str, Any], ...]) -> str:
     """Tiles as a JSON object in a cell of CSV."""
-    text = ", ".join(f'""{name}"": {value}' for name, value in named)
-    return f'"{{{text}}}"'
+    text = ", ".join(f'""{name}"": {value}' for name, value in name_tiles(dict(tiles)).items())
+    return f'"{{{text}}}"' if tiles else ""
 
 
 def _of_card(problem: Problem, request: Request, choice: Choice) -> list[tuple[Choice, str, Totals, int]]:
@@ -134,10 +133,10 @@ def kernel_tiles(name: str, problem: Problem, choice: Choice) -> dict[str, Any]:
     return dict(kernels.get(name).describe(problem, "fwd+bwd", target))
 
 
-def _model(row: Totals, standard: int) -> list[Any]:
+def _model(row: Totals, standard: int, tiles: dict[str, int]) -> list[Any]:
     variant, requested = row.variant, row.read_bytes + row.write_bytes + row.atomic_bytes
     return [
-        name_tiles(row.tiles) or None, row.tile_source, row.tiles_fit,
+        tiles or None, row.tile_source, row.tiles_fit,
         variant.pack_gqa, variant.num_splits, variant.page_size or None, variant.density,
         row.flops, row.done_flops, row.exps, row.read_bytes, row.write_bytes, row.atomic_bytes,
         row.compulsory_read_bytes, row.compulsory_write_bytes, row.saved_bytes, row.extra_bytes,
