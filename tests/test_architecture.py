@@ -135,8 +135,15 @@ def test_files_and_functions_stay_small(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], ["io-model", "--sram", "192KB"], ["run", "--help"], ["list", "devices"],
-     ["list", "presets"], ["kv-cache", "--model", "llama-3-70b", "--gpu", "h100-sxm"]],
+    [
+        ["--help"],
+        ["--version"],
+        ["io-model", "--sram", "192KB"],
+        ["run", "--help"],
+        ["list", "devices"],
+        ["list", "presets"],
+        ["kv-cache", "--model", "llama-3-70b", "--gpu", "h100-sxm"],
+    ],
     ids=" ".join,
 )
 def test_torch_stays_out(arguments: list[str]) -> None:

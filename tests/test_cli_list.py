@@ -21,6 +21,12 @@ H100 = Gpu(
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for whole names: a test runner may set COLUMNS to its own terminal's."""
+    monkeypatch.setenv("COLUMNS", "400")
+
+
 def listed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
     with pytest.raises(SystemExit) as stop:
         main(["list", *argv])
