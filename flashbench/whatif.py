@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from flashbench import crossover, devices, iomodel, presets, sweep, units
 from flashbench._iomodel import alternatives, paper
 from flashbench._iomodel.time import Prediction, predict
-from flashbench._iomodel.variant import DEFAULT, Variant
+from flashbench._iomodel.variant import AUTO, DEFAULT, Variant
 from flashbench.crossover import Crossover
 from flashbench.devices import Device
 from flashbench.errors import FlashbenchError, SpecError
@@ -226,12 +226,13 @@ def study(
     exact = [name for name in exact if all(iomodel.find(name).refuses(p) is None for p in problems)]
     tiled = [name for name in exact if name != "standard"]
     few = _few(problems)
+    one = tuple(devices[:1]) if variant.num_splits == AUTO else ()  # which the heuristic needs
     return Study(
         devices=tuple(devices),
         models=tuple(names),
         by_length=evaluate(problems, passes, names, devices=devices, variant=variant),
-        by_sram=evaluate(few, passes, exact, sram=sizes, variant=variant),
-        by_block=evaluate(few, passes, tiled, blocks=rows, variant=variant),
+        by_sram=evaluate(few, passes, exact, devices=one, sram=sizes, variant=variant),
+        by_block=evaluate(few, passes, tiled, devices=one, blocks=rows, variant=variant),
         views=tuple(paper.paper_view(p, iomodel.DEFAULT_SRAM_BYTES) for p in few if not p.lengths),
         lengths=tuple(_length_crossovers(problems[0], [n for n in names if alternatives.is_one(n)])),
     )

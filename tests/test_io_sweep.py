@@ -88,6 +88,40 @@ def test_a_decode_step_has_a_page(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 @pytest.mark.parametrize(
+    "argv",
+    [
+        ["--lengths", "512,1k", "--gpu", "h100-sxm"],
+        ["--window", "128,0", "--causal", "yes", "--seqlens", "1k"],
+        ["--dtypes", "bf16", "--gpu", "v100-sxm2", "--seqlens", "1k"],
+        [
+            "--mode",
+            "decode",
+            "--splits",
+            "auto",
+            "--gpu",
+            "h100-sxm",
+            "--model",
+            "llama-3-8b",
+            "--seqlens",
+            "1k",
+        ],
+        ["--models", "mamba", "--seqlens", "1k"],
+        ["--models", "flash-v1-cuda,flash-v4", "--seqlens", "1k"],
+        ["--seqlens", "1-64", "--head-dims", "3"],
+        ["--density", "0.25", "--dropout", "0.1", "--seqlens", "1k"],
+        ["--preset", "fa1-fig2"],
+    ],
+    ids=" ".join,
+)
+def test_whatever_the_model_covers_has_a_page(
+    argv: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    assert said([*argv, "--html", str(path), "-q"], capsys).err == ""
+    assert 'id="plot-length"' in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
     ("argv", "text"),
     [
         (["--sweep-sram", "16KB-64KB", "--sram", "192KB"], "--sweep-sram '16KB-64KB' and --sram '192KB'"),

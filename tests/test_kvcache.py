@@ -216,6 +216,14 @@ def test_the_command_by_hand_names_its_units() -> None:
     assert "GB = 10^9 bytes, GiB = 2^30 bytes" in done.stderr
 
 
+def test_mla_by_hand() -> None:
+    done = command("--layers", "61", "--latent-dim", "512", "--rope-dim", "64", "--heads", "128", "--json")
+    rows = json.loads(done.stdout)
+    assert {row["token_bytes"] for row in rows} == {70_272}
+    assert {row["attention"] for row in rows} == {"MLA"}
+    assert rows[0]["intensity"] == pytest.approx(241.8, abs=0.05)
+
+
 def test_the_command_answers_in_csv() -> None:
     done = command("--model", "gpt-oss-120b,deepseek-v3", "--seqlens", "1k,2k", "--csv", "--quiet")
     assert done.stderr == ""
@@ -237,6 +245,11 @@ def test_the_command_answers_in_csv() -> None:
         (["--model", "llama-3-70b", "--weights", "3GB"], ["--weights '3GB' needs --gpu"]),
         (["--model", "llama-3-70b", "--gpu", "h100"], ["--gpu 'h100' is not known"]),
         (["--model", "llama-3-70b", "--gpu", "h200", "--memory-fraction", "90"], ["--memory-fraction '90'"]),
+        (
+            ["--layers", "2", "--latent-dim", "512", "--kv-heads", "3"],
+            ["--latent-dim '512' and --kv-heads '3'"],
+        ),
+        (["--layers", "2", "--kv-heads", "3", "--head-dim", "8", "--rope-dim", "4"], ["needs --latent-dim"]),
         (["--layers", "2", "--kv-heads", "3", "--heads", "4", "--head-dim", "8"], ["--kv-heads '3'"]),
         (
             ["--layers", "2", "--kv-heads", "3", "--head-dim", "8", "--windowed-layers", "1"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from flashbench import kvcache, presets, sweep
@@ -89,6 +91,22 @@ def test_the_commands_say_the_remark(argv: list[str], capsys: pytest.CaptureFixt
         captured = capsys.readouterr()
         assert not stop.value.code, captured.err
         assert ("18 of its 36 layers see 128 keys" in captured.err) is said
+
+
+def test_a_config_file_may_name_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('model = "llama-3-8b"\nseqlens = 16\nbatch = 1\nimpls = "naive"\ndevice = "cpu"\n')
+    for more, heads in (([], "h32/8"), (["--heads", "16"], "h16/8")):
+        with pytest.raises(SystemExit) as stop:
+            main(["run", "--config", str(config), "--dry-run", *more])
+        captured = capsys.readouterr()
+        assert not stop.value.code, captured.err
+        assert heads in captured.out
+    config.write_text('model = "llama-3-8b"\nkv-heads = 4\n')
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "--config", str(config), "--dry-run"])
+    assert stop.value.code == 2
+    assert "model 'llama-3-8b'" in capsys.readouterr().err
 
 
 def test_without_a_model_nothing_changes() -> None:

@@ -158,6 +158,13 @@ def _models(given: Mapping[str, Any]) -> list[Preset]:
         known = [row.name for row in presets.PRESETS]
         return [presets.find(name) for name in units.parse_names(given["model"], "--model", known)]
     mla = "latent_dim" in given
+    if mla and (
+        other := next((name for name in ("kv_heads", "head_dim", "head_dim_v") if name in given), None)
+    ):
+        raise UsageError(
+            f"--latent-dim {units.quoted(given['latent_dim'])} and {options.on_line(other)}"
+            f" {units.quoted(given[other])} exclude each other; accepted: one of them (MLA caches a latent)"
+        )
     wanted = ("layers", "latent_dim") if mla else ("layers", "kv_heads", "head_dim")
     missing = [options.on_line(name) for name in wanted if name not in given]
     if missing:
@@ -291,8 +298,10 @@ def _needed(columns: Sequence[Column], rows: Sequence[CacheEstimate]) -> list[Co
     """What a person needs; JSON and CSV have all."""
     card = any(row.serving.device for row in rows)
     hidden = {*_RAW_ONLY, *(() if card else _WITH_CARD)}
+    if not any(row.preset.kind for row in rows):
+        hidden.add("attention")
     if not any(row.preset.num_heads for row in rows):
-        hidden |= {"attention", "intensity"}
+        hidden.add("intensity")
     if not any(row.window_saved_bytes for row in rows):
         hidden.add("window_saved_bytes")
     if rows[0].batch == 1:
