@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
-from flashbench import crossover, devices, iomodel, presets, sweep, units
+from flashbench import crossover, devicefile, devices, iomodel, presets, sweep, units
 from flashbench._iomodel import alternatives, paper
 from flashbench._iomodel.time import Prediction, predict
 from flashbench._iomodel.variant import AUTO, DEFAULT, Variant
@@ -262,11 +262,15 @@ def between(sizes: Sequence[int], parts: int = 4) -> tuple[int, ...]:
 
 
 def cards(gpus: str | Device | Sequence[str | Device]) -> tuple[Device, ...]:
-    """Cards by name or as they are. Raises UnknownName."""
+    """Cards by name, from a TOML file, or as they are. Raises UnknownName or SpecError."""
     if isinstance(gpus, Device):
         return (gpus,)
     listed = [part.strip() for part in gpus.split(",")] if isinstance(gpus, str) else list(gpus)
-    return tuple(item if isinstance(item, Device) else devices.find(item) for item in listed)
+    return tuple(_card(item) if isinstance(item, str) else item for item in listed)
+
+
+def _card(name: str) -> Device:
+    return devicefile.load(name) if name.endswith(".toml") else devices.find(name)
 
 
 def _problems(axes: Mapping[str, Any]) -> tuple[list[Problem], tuple[str, ...]]:

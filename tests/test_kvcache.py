@@ -216,6 +216,15 @@ def test_the_command_by_hand_names_its_units() -> None:
     assert "GB = 10^9 bytes, GiB = 2^30 bytes" in done.stderr
 
 
+def test_a_card_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "card.toml"
+    path.write_text('name = "half"\nbase = "h100-sxm"\nhbm_bytes = 42949672960\n')
+    done = command("--model", "llama-3-8b", "--gpu", f"{path},h100-sxm", "--seqlens", "1k", "--json")
+    half, full = json.loads(done.stdout)
+    assert (half["gpu"], full["gpu"]) == ("half", "h100-sxm")
+    assert full["room_bytes"] - half["room_bytes"] == 40 * 2**30 * 9 // 10
+
+
 def test_mla_by_hand() -> None:
     done = command("--layers", "61", "--latent-dim", "512", "--rope-dim", "64", "--heads", "128", "--json")
     rows = json.loads(done.stdout)

@@ -86,7 +86,11 @@ def kv_cache(
     ] = None,
     gpu: Annotated[
         str | None,
-        _card("Cards, a comma list; 'flashbench list devices' shows all.", "NAMES", options.gpus),
+        _card(
+            "Cards, a comma list; 'flashbench list devices' shows all; auto: this machine's; or a TOML file.",
+            "NAMES",
+            options.gpus,
+        ),
     ] = None,
     tp: Annotated[str | None, _card("Cards that share the K/V heads. Default: 1.", "N")] = None,
     weights: Annotated[
@@ -204,13 +208,13 @@ def _by_hand(shape: Mapping[str, int]) -> Preset:
 
 def _serving(given: Mapping[str, Any]) -> list[Serving]:
     """How it is served, once per card."""
-    from flashbench import devices, units
+    from flashbench import units
+    from flashbench._cli import gpu as gpu_
     from flashbench.kvcache import MEMORY_FRACTION, PAGE_SIZE, Serving
 
     cards: Sequence[Device | None] = [None]
     if "gpu" in given:
-        known = [row.name for row in devices.DEVICES]
-        cards = [devices.find(name) for name in units.parse_names(given["gpu"], "--gpu", known)]
+        cards = gpu_.choose(given["gpu"])
     else:
         for name in ("weights", "memory_fraction"):
             if name in given:
