@@ -253,6 +253,22 @@ def test_256k_keys_of_one_head() -> None:
     assert round((found.value - row.requested.read["q"]) / (128 * MIB)) == 16
 
 
+def test_what_is_written_again_in_l2_is_saved_once() -> None:
+    """dq's fp32 accumulator is zeroed, added to and converted while L2 holds it."""
+    p = problem(seqlen_q=2048, seqlen_k=2048)
+    row = estimate("flash-v2-atomic", p, "bwd", device=H100)
+    tensor = p.num_heads * p.seqlen_q * p.head_dim
+    once = 4 * tensor + 3 * 2 * tensor + 4 * p.num_heads * p.seqlen_q
+    assert once <= predict(row, H100).dram_write.high < 1.1 * once
+
+
+def test_rows_under_a_window_are_still_there() -> None:
+    """A window of 4k in 256k: what a head streams exceeds L2, what it comes back to does not."""
+    p = problem(seqlen_q=262144, seqlen_k=262144, num_heads=1, num_kv_heads=1, window=(4096, 0))
+    row = estimate("flash-v2", p, "fwd", device=H100)
+    assert predict(row, H100).dram_read.value < 1.02 * row.compulsory.read_bytes
+
+
 def test_small_outputs_may_stay_in_l2() -> None:
     row = estimate("flash-v2", problem(num_heads=1, num_kv_heads=1), "fwd", device=H100)
     found = predict(row, H100)

@@ -66,7 +66,8 @@ def test_no_roof_is_passed_and_every_kernel_has_a_limit(cell: tuple[Estimate, De
 @given(cells(), st.integers(2, 3))
 def test_longer_sequences_take_longer(cell: tuple[Estimate, Device], times: int) -> None:
     row, device = cell
-    p = row.problem
+    p = replace(row.problem, seqlen_k=row.problem.seqlen_q)
+    row = estimate(row.model, p, row.pass_, device=device, tiles=row.tiles)
     longer = replace(p, seqlen_q=times * p.seqlen_q, seqlen_k=times * p.seqlen_k)
     more = estimate(row.model, longer, row.pass_, device=device, tiles=row.tiles)
     assert predict(more, device).time_s >= predict(row, device).time_s * (1 - 1e-9)
@@ -140,6 +141,23 @@ def test_splits_help_where_thread_blocks_are_few() -> None:
         for n in (1, 16)
     )
     assert many.time_s < one.time_s / 4
+
+
+def test_few_thread_blocks_draw_a_share_of_the_l2() -> None:
+    shape = problem(batch=1, num_heads=8, num_kv_heads=8, seqlen_q=1, seqlen_k=131072)
+    row = estimate("flash-v3", shape, "fwd", device=H100)
+    (part,) = predict(row, H100).parts
+    assert part.l2 == pytest.approx(row.requested.total_bytes / (9.7e12 * 8 / 132), rel=1e-6)
+
+
+def test_a_window_scales_with_the_length() -> None:
+    """Every thread block sees as much: no long ones to wait for, and no K/V to come back to late."""
+    short = problem(batch=4, seqlen_q=16384, seqlen_k=16384, window=(256, 0))
+    long = replace(short, batch=1, seqlen_q=65536, seqlen_k=65536)
+    for pass_ in ("fwd", "bwd"):
+        one, four = (predict(estimate("flash-v2", p, pass_, device=H100), H100) for p in (long, short))
+        assert one.time_s == pytest.approx(four.time_s, rel=0.02)
+        assert one.dram.value == pytest.approx(four.dram.value, rel=0.02)
 
 
 def test_wave_quantisation() -> None:

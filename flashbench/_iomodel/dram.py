@@ -60,15 +60,13 @@ class Grid(NamedTuple):
     """How a tiled kernel covers the work.
 
     ctas: thread blocks in all. units: heads that share what is streamed. slots: thread blocks that
-    run at once. filled: rows of the outer side over those of its tiles, below 1 for a ragged last one.
-    loops: a thread block owns a head and passes over the same rows again itself. uneven: scores of the
-    longest thread block over those of a mean one.
+    run at once. loops: a thread block owns a head and passes over the same rows again itself.
+    uneven: scores of the longest thread block over those of a mean one.
     """
 
     ctas: int
     units: int
     slots: int
-    filled: float = 1.0
     loops: bool = False
     uneven: float = 1.0
 
@@ -210,7 +208,7 @@ class _Again(NamedTuple):
     @classmethod
     def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> _Again:
         """From the kernel's grid and its (tensor, requested, size) rows."""
-        ctas, units, slots, filled, loops, _ = grid
+        ctas, units, slots, loops, _ = grid
         per_unit = ctas / units
         streamed = asked_for = 0
         for _, requested, size in asked:
@@ -224,7 +222,7 @@ class _Again(NamedTuple):
             return cls(True, _ZERO, (1 - one.best, 1 - one.value, 1 - one.worst))
         if ctas <= slots or not streamed:
             return _ONCE
-        active = min(float(units), max(1.0, slots / (per_unit * filled)))
+        active = min(float(units), max(1.0, slots / per_unit))
         # under a mask a pass ends early and comes back to its rows sooner, after seen of them on average
         seen = min(1.0, asked_for / (streamed * per_unit))
         best = cache.hits(active * unit_bytes * seen + own).best

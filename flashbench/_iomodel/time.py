@@ -148,10 +148,7 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
     most = (kv_heads if packed else heads) * outer * estimate.variant.thin(seen) * block_q * block_k
     ctas = step.ctas or heads * outer
     units = heads if kernel == "bwd" else kv_heads
-    return Grid(
-        ctas, min(units, ctas), slots, rows / (outer * block),
-        uneven=max(1.0, min(most / step.exps, ctas)),
-    )  # fmt: skip
+    return Grid(ctas, min(units, ctas), slots, uneven=max(1.0, min(most / step.exps, ctas)))
 
 
 def _tiled(step: Step, estimate: Estimate, card: tuple[Grid, Setting], l2: float, memory: float) -> Part:
