@@ -308,6 +308,29 @@ def test_it_takes_under_half_a_second() -> None:
     assert min(seconds() for _ in range(5)) < 0.5
 
 
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_fp8_is_modelled_but_not_run(command: str, capsys: pytest.CaptureFixture[str], io_model: Any) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--dtypes", "bf16,fp8", "--seqlens", "128", "--device", "cpu"])
+    out, err = capsys.readouterr()
+    assert (stop.value.code, out, len(err.splitlines())) == (2, "", 1)
+    assert "--dtypes 'fp8'" in err
+    options = (
+        "--seqlens",
+        "1k",
+        "--models",
+        "flash-v3",
+        "--block-q",
+        "128",
+        "--block-k",
+        "128",
+        "--json",
+        "-q",
+    )
+    half, whole = (json.loads(io_model(*options, "--dtypes", dtype)[1])[0] for dtype in ("fp8", "bf16"))
+    assert whole["requested_read_bytes"] == 2 * half["requested_read_bytes"]
+
+
 BIG = (
     "--head-dims", "32,64,96,128,192,256", "--causal", "both", "--batch", "1",
     "--csv", "-q",

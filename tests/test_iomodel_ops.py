@@ -174,14 +174,15 @@ def eager(style: str, p: Problem) -> Callable[[Any, Any, Any], Any]:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dropout_p", [0.0, 0.25])
 @pytest.mark.parametrize("style", ["standard", "standard-hf"])
+@pytest.mark.parametrize("seqlen", [96, 8])
 def test_eager_styles_are_the_ops_that_torch_runs(
-    style: str, dropout_p: float, causal: bool, pass_: str
+    seqlen: int, style: str, dropout_p: float, causal: bool, pass_: str
 ) -> None:
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call
 
-    p = replace(problem(causal=causal), dropout_p=dropout_p)
+    p = replace(problem(causal=causal, seqlen_q=seqlen, seqlen_k=seqlen), dropout_p=dropout_p)
     function = eager(style, p)
     shape = (p.batch, p.num_heads, p.seqlen_q, p.head_dim)
     q, k, v = inputs = tuple(torch.ones(shape).requires_grad_() for _ in range(3))
