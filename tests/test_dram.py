@@ -269,6 +269,14 @@ def test_rows_under_a_window_are_still_there() -> None:
     assert predict(row, H100).dram_read.value < 1.02 * row.compulsory.read_bytes
 
 
+def test_query_heads_of_a_group_share_what_they_stream() -> None:
+    """16 query heads on one K/V head of 64 MiB, more than L2: again for each of 62 waves, not per head."""
+    p = problem(num_heads=16, num_kv_heads=1, seqlen_q=131072, seqlen_k=131072)
+    row = estimate("flash-v2", p, "fwd", device=H100)
+    read = predict(row, H100).dram_read.value - row.requested.read["q"]
+    assert 50 < read / (64 * MIB) < 63
+
+
 def test_small_outputs_may_stay_in_l2() -> None:
     row = estimate("flash-v2", problem(num_heads=1, num_kv_heads=1), "fwd", device=H100)
     found = predict(row, H100)

@@ -184,6 +184,16 @@ def test_packed_batches_take_about_the_sum() -> None:
     assert together == pytest.approx(apart, rel=0.15)
 
 
+def test_both_passes_take_as_long_as_one_after_the_other() -> None:
+    """Eager ops reach another share of the bandwidth in the backward; both passes together know it too."""
+    for model in ("standard", "flash-v1", "flash-v2"):
+        both, forward, backward = (
+            predict(estimate(model, problem(), pass_, device=H100), H100).time_s
+            for pass_ in ("fwd+bwd", "fwd", "bwd")
+        )
+        assert both == pytest.approx(forward + backward, rel=0.02)
+
+
 def test_families() -> None:
     row = estimate("flash-v2", problem(), "fwd", device=H100)
     assert predict(row, H100).family == "triton"
