@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flashbench.problem import Cell, Problem
     from flashbench.record import Record
     from flashbench.sweep import Sweep
+    from flashbench.whatif import IoTable, io_table
 
 __version__ = "0.1.0"
 
@@ -18,23 +19,27 @@ _HOME = {
     "Cell": "problem",
     "Estimate": "iomodel",
     "FlashbenchError": "errors",
+    "IoTable": "whatif",
     "Problem": "problem",
     "Record": "record",
     "Sweep": "sweep",
     "Traffic": "iomodel",
     "estimate": "iomodel",
+    "io_table": "whatif",
 }
 
 __all__ = [
     "Cell",
     "Estimate",
     "FlashbenchError",
+    "IoTable",
     "Problem",
     "Record",
     "Sweep",
     "Traffic",
     "__version__",
     "estimate",
+    "io_table",
 ]
 
 

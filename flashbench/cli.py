@@ -15,9 +15,11 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
 from flashbench._cli.doctor import doctor
 from flashbench._cli.io_model import io_model
+from flashbench._cli.kv_cache import kv_cache
 from flashbench._cli.list import list_
 from flashbench._cli.report import report
 from flashbench._cli.run import run
@@ -33,6 +35,8 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("io-model")(io_model)
+app.command("kv-cache")(kv_cache)
+app.command("calibrate")(calibrate)
 app.command("check")(check)
 app.command("report")(report)
 app.command("list")(list_)

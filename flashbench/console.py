@@ -12,7 +12,7 @@ import json as json_
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
@@ -63,6 +63,14 @@ def show_table(
     sys.stdout.flush()
     for text in notes:
         note(text)
+
+
+def show_lines(lines: Iterable[str]) -> None:
+    """Print lines of result to stdout, once the last one is there."""
+    text = "\n".join(lines)
+    tolerate(sys.stdout)
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def show_json(value: Any) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from flashbench.errors import UnknownName
+from flashbench import ceilings
+from flashbench.ceilings import Ceilings
+from flashbench.errors import SpecError, UnknownName
 
 KIB = 2**10
 MIB = 2**20
@@ -30,6 +32,9 @@ class Device:
     peak_flops_per_s: dense peak per dtype (fp16, bf16, tf32, fp32, fp8), FLOP/s, None where the
     card lacks it. mufu_per_clk_per_sm: exponentials per clock per SM. clock_hz: the boost clock
     that the peaks are quoted at. tdp_w: watts. uncertain: what is doubtful about the row, or empty.
+    l2_bytes_per_s: measured bandwidth from L2 to all SMs, None where nobody measured it. measured:
+    ceilings of this very card that replace the data sheet's (``with_calibration``), by name, and
+    calibration, one line that says so; both are empty for a row of the table.
     """
 
     name: str
@@ -49,6 +54,19 @@ class Device:
     tdp_w: int
     source: str
     uncertain: str = ""
+    l2_bytes_per_s: float | None = None
+    measured: Mapping[str, float] = field(default_factory=dict)
+    calibration: str = ""
+
+    @property
+    def exps_per_s(self) -> float:
+        """Exponentials per second of the whole card: measured, else units x SMs x clock."""
+        return self.measured.get("exps_per_s") or self.mufu_per_clk_per_sm * self.num_sms * self.clock_hz
+
+    @property
+    def roofs(self) -> str:
+        """Where the ceilings come from, for a note beside a table."""
+        return self.calibration or f"data sheet ({self.source})"
 
 
 def _peaks(
@@ -70,8 +88,9 @@ _V100 = partial(
 _A100 = partial(
     Device, arch="sm80", capability=(8, 0), num_sms=108,
     smem_per_sm_bytes=164 * KIB, smem_per_block_bytes=163 * KIB,
-    l2_bytes=40 * MIB, peak_flops_per_s=_peaks(312, 156, 19.5, None), clock_hz=1410e6,
-    source="NVIDIA A100 data sheet; gpu-benches measures 1503 GB/s (40 GB) and 1880 GB/s (80 GB)",
+    l2_bytes=40 * MIB, l2_bytes_per_s=5.4e12, peak_flops_per_s=_peaks(312, 156, 19.5, None),
+    clock_hz=1410e6,
+    source="NVIDIA A100 data sheet; gpu-benches measures 1503 GB/s (40 GB), 1880 GB/s (80 GB), L2 5.4 TB/s",
 )  # fmt: skip
 _GDDR = partial(Device, smem_per_sm_bytes=100 * KIB, smem_per_block_bytes=99 * KIB)
 _AMPERE = partial(_GDDR, arch="sm86", capability=(8, 6))
@@ -81,7 +100,11 @@ _HOPPER = partial(
     smem_per_block_bytes=227 * KIB, l2_bytes=50 * MIB,
 )  # fmt: skip
 _HOPPER_SXM = partial(
-    _HOPPER, peak_flops_per_s=_peaks(989.4, 494.7, 66.9, 1978.9), clock_hz=1830e6, tdp_w=700
+    _HOPPER,
+    peak_flops_per_s=_peaks(989.4, 494.7, 66.9, 1978.9),
+    clock_hz=1830e6,
+    tdp_w=700,
+    l2_bytes_per_s=9.7e12,
 )
 _BLACKWELL = partial(_HOPPER, arch="sm100", capability=(10, 0), l2_bytes=126 * MIB, hbm_bytes_per_s=8000e9)
 _BLACKWELL_ULTRA = partial(_BLACKWELL, arch="sm103", capability=(10, 3), mufu_per_clk_per_sm=32)
@@ -124,7 +147,8 @@ DEVICES: tuple[Device, ...] = (
     _ADA(
         name="l40s", reported=("L40S",), num_sms=142, l2_bytes=96 * MIB, hbm_bytes=48 * GIB,
         hbm_bytes_per_s=864e9, peak_flops_per_s=_peaks(362, 183, 91.6, 733), clock_hz=2520e6, tdp_w=350,
-        source="NVIDIA L40S data sheet; gpu-benches measures 846 GB/s on an L40",
+        source="NVIDIA L40S data sheet; gpu-benches measures 846 GB/s, L2 5.2 TB/s on an L40",
+        l2_bytes_per_s=5.2e12,
     ),
     _AMPERE(
         name="rtx-3090", reported=("GeForce RTX 3090",), num_sms=82, l2_bytes=6 * MIB,
@@ -146,11 +170,12 @@ DEVICES: tuple[Device, ...] = (
     ),
     _HOPPER_SXM(name="h100-sxm", reported=("H100 80GB HBM3",), hbm_bytes=80 * GIB,
           hbm_bytes_per_s=3350e9, source="NVIDIA H100 data sheet; about 3.0 TB/s copy measured;"
+           " L2 9.7 TB/s as gpu-benches measures on an H200, with the same SMs;"
            " clock: the boost that the tensor peaks are quoted at (the highest is 1980 MHz)"),
     _HOPPER(
-        name="h100-pcie", num_sms=114, reported=("H100 PCIe",), hbm_bytes=80 * GIB,
+        name="h100-pcie", l2_bytes_per_s=6.9e12, num_sms=114, reported=("H100 PCIe",), hbm_bytes=80 * GIB,
         hbm_bytes_per_s=2039e9, peak_flops_per_s=_peaks(756, 378, 51, 1513), clock_hz=1755e6, tdp_w=350,
-        source="NVIDIA H100 data sheet; gpu-benches measures 2016 GB/s",
+        source="NVIDIA H100 data sheet; gpu-benches measures 2016 GB/s, L2 6.9 TB/s",
     ),
     _HOPPER(
         name="h100-nvl", reported=("H100 NVL",), hbm_bytes=94 * GIB, hbm_bytes_per_s=3938e9,
@@ -158,8 +183,8 @@ DEVICES: tuple[Device, ...] = (
         source="NVIDIA H100 NVL product brief", uncertain="from memory; L2 and clock most of all",
     ),
     _HOPPER_SXM(name="h200", reported=("H200",), hbm_bytes=141 * GIB, hbm_bytes_per_s=4800e9,
-           source="NVIDIA H200 data sheet; gpu-benches measures 3890 GB/s read, about 4300 GB/s copy;"
-           " clock as H100 SXM (the highest is 1980 MHz)",
+           source="NVIDIA H200 data sheet; gpu-benches measures 3890 GB/s read, about 4300 GB/s copy,"
+           " L2 9.7 TB/s; clock as H100 SXM (the highest is 1980 MHz)",
            uncertain="torch reports 60 MB of L2"),
     _BLACKWELL(
         name="b200", num_sms=148, reported=("B200",), hbm_bytes=180 * GIB,
@@ -220,13 +245,19 @@ def find(name: str) -> Device:
     return _BY_NAME[name]
 
 
-def match(reported_name: str, *, sms: int | None = None, memory_bytes: int | None = None) -> Device | None:
+def match(
+    reported_name: str,
+    *,
+    sms: int | None = None,
+    memory_bytes: int | None = None,
+    l2_bytes: int | None = None,
+) -> Device | None:
     """The row of the card that a driver reports by that name, or None for a card without a row.
 
     The whole name must agree, so that an "H100 PCIe" or an "RTX 4090 D" never passes for a
-    relative. sms and memory_bytes, where given, are the driver's and win over the table. A MIG
-    slice ("… MIG 3g.40gb") is the card scaled to its SMs and memory; it needs both numbers, else
-    the answer is None.
+    relative. sms, memory_bytes and l2_bytes, where given, are the driver's and win over the table.
+    A MIG slice ("… MIG 3g.40gb") is the card scaled to its SMs and memory; it needs both numbers,
+    else the answer is None.
     """
     name = " ".join(reported_name.split())
     slice_ = _MIG.search(name)
@@ -238,21 +269,71 @@ def match(reported_name: str, *, sms: int | None = None, memory_bytes: int | Non
         return None
     if slice_:
         return None if sms is None or memory_bytes is None else _sliced(device, sms, memory_bytes)
-    return replace(device, num_sms=sms or device.num_sms, hbm_bytes=memory_bytes or device.hbm_bytes)
+    return replace(
+        device,
+        num_sms=sms or device.num_sms,
+        hbm_bytes=memory_bytes or device.hbm_bytes,
+        l2_bytes=l2_bytes or device.l2_bytes,
+    )
 
 
 def _sliced(device: Device, sms: int, memory_bytes: int) -> Device:
-    """The card scaled to a MIG slice: compute with its SMs, bandwidth and L2 with its memory in eighths."""
+    """The card scaled to a MIG slice: compute with its SMs, bandwidth and L2 with its memory in eighths.
+
+    L2 bandwidth goes with the smaller of the two shares.
+    """
     compute = sms / device.num_sms
     memory = max(1, round(8 * memory_bytes / device.hbm_bytes)) / 8
     return replace(
         device,
         num_sms=sms,
         l2_bytes=round(device.l2_bytes * memory),
+        l2_bytes_per_s=device.l2_bytes_per_s and device.l2_bytes_per_s * min(compute, memory),
         hbm_bytes=memory_bytes,
         hbm_bytes_per_s=device.hbm_bytes_per_s * memory,
         peak_flops_per_s={
             dtype: rate if rate is None else rate * compute for dtype, rate in device.peak_flops_per_s.items()
         },
         uncertain="; ".join(filter(None, (device.uncertain, "MIG slice, scaled from the whole card"))),
+    )
+
+
+def with_calibration(device: Device, path: str) -> Device:
+    """The card with the ceilings that ``flashbench calibrate`` measured in place of the data sheet's.
+
+    Raises RunFileError for a file that is no calibration, SpecError for one of another card.
+    """
+    found = ceilings.load(path)
+    other = match(found.device_name)
+    if other is not None and other.name != device.name:
+        raise SpecError(f"calibration {path!r} is of {found.device_name!r}; accepted: one of {device.name}")
+    return with_ceilings(device, found)
+
+
+def with_ceilings(device: Device, found: Ceilings) -> Device:
+    """The card with measured ceilings: memory (the better of copy and read), L2, exp and products by dtype.
+
+    What was not measured stays the data sheet's; ``calibration`` says which are which.
+    """
+    memory = max((rate for rate in (found.copy_bytes_per_s, found.read_bytes_per_s) if rate), default=None)
+    products = {name: rate for name, rate in found.flops_per_s.items() if rate}
+    measured = {f"{name}_flops_per_s": rate for name, rate in products.items()} | {
+        name: rate
+        for name, rate in (
+            ("hbm_bytes_per_s", memory),
+            ("l2_bytes_per_s", found.l2_bytes_per_s),
+            ("exps_per_s", found.exps_per_s),
+        )
+        if rate
+    }
+    names = {"hbm_bytes_per_s": "memory", "l2_bytes_per_s": "L2", "exps_per_s": "exp"}
+    said = ", ".join(names.get(name, name.removesuffix("_flops_per_s")) for name in measured)
+    when = f" {found.created_at[:10]}" if found.created_at else ""
+    return replace(
+        device,
+        hbm_bytes_per_s=memory or device.hbm_bytes_per_s,
+        l2_bytes_per_s=found.l2_bytes_per_s or device.l2_bytes_per_s,
+        peak_flops_per_s=dict(device.peak_flops_per_s) | products,
+        measured=measured,
+        calibration=f"measured on this card{when} ({said or 'nothing'}; the rest from the data sheet)",
     )

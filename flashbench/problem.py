@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from flashbench.errors import SpecError, UnknownName
 
@@ -12,15 +15,22 @@ PASSES = ("fwd", "bwd", "fwd+bwd")
 
 MAX_SEQLEN = 2**31 - 1
 
+ALIGNMENTS = ("bottom-right", "top-left")
+"""Where the diagonal of a causal mask or window ends: at the last query and key, or at the first."""
+
+UNLIMITED = -1
+"""A side of a window that hides nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DType:
-    """A dtype name of the command line and what it stands for."""
+    """A dtype name of the command line and what it stands for; runs: False if it is only modelled."""
 
     name: str
     bytes: int
     torch_name: str
     help: str
+    runs: bool = True
 
 
 DTYPES = {
@@ -30,6 +40,7 @@ DTYPES = {
         DType(name="bf16", bytes=2, torch_name="bfloat16", help="bfloat16"),
         DType(name="fp32", bytes=4, torch_name="float32", help="IEEE single, no TF32 anywhere"),
         DType(name="tf32", bytes=4, torch_name="float32", help="fp32 storage, TF32 products"),
+        DType(name="fp8", bytes=1, torch_name="float8_e4m3fn", help="8-bit float, modelled only", runs=False),
     )
 }
 
@@ -41,8 +52,16 @@ class Problem:
     Tensors: q (batch, num_heads, seqlen_q, head_dim), k (batch, num_kv_heads, seqlen_k, head_dim),
     v (batch, num_kv_heads, seqlen_k, head_dim_v), o (batch, num_heads, seqlen_q, head_dim_v).
 
-    Causal is bottom-right aligned: query i sees keys j <= i + seqlen_k - seqlen_q, so the last
-    query sees every key. A row without visible keys has o = 0, lse = -inf and zero gradients.
+    Query i sees keys j with lo <= j - i <= hi (``band``): all of them, or with causal those up to
+    the diagonal, or with window = (left, right) those from ``left`` before the diagonal to ``right``
+    after it, both included (flash-attention's meaning: left 4 shows 5 keys; -1 is unlimited). The
+    diagonal is j = i + seqlen_k - seqlen_q, so that the last query sees the last key
+    (bottom-right), or j = i (top-left). A row without visible keys has o = 0, lse = -inf and zero
+    gradients. dropout_p: share of the probabilities that are dropped.
+
+    lengths: (seqlen_q, seqlen_k) of each sequence of a packed batch of sequences of different
+    lengths (``packed`` makes one); seqlen_q and seqlen_k are then the longest ones. Empty: every
+    sequence is as long as they say.
 
     Raises SpecError or UnknownName for values out of range.
     """
@@ -56,6 +75,10 @@ class Problem:
     head_dim_v: int
     dtype: str
     causal: bool
+    window: tuple[int, int] = (UNLIMITED, UNLIMITED)
+    alignment: str = ALIGNMENTS[0]
+    dropout_p: float = 0.0
+    lengths: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -71,13 +94,38 @@ class Problem:
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads};"
                 " every K/V head serves the same number of query heads"
             )
+        # as read back from JSON, which knows lists only
+        object.__setattr__(self, "window", tuple(self.window))
+        if self.window != (UNLIMITED, UNLIMITED) or self.dropout_p or self.alignment != ALIGNMENTS[0]:
+            self._check_options()
+        object.__setattr__(self, "lengths", tuple((q, k) for q, k in self.lengths))
+        if self.lengths:
+            self._check_lengths()
 
-    @property
+    def _check_options(self) -> None:
+        if len(self.window) != 2 or min(self.window) < UNLIMITED:
+            raise SpecError(f"window {self.window} is out of range; it must be two counts of keys, or -1")
+        if self.alignment not in ALIGNMENTS:
+            raise UnknownName("alignment", self.alignment, ALIGNMENTS)
+        if not 0 <= self.dropout_p < 1:
+            raise SpecError(f"dropout_p {self.dropout_p} is out of range; it must be at least 0 and below 1")
+
+    def _check_lengths(self) -> None:
+        if min(map(min, self.lengths)) < 1:
+            raise SpecError("lengths are out of range; every sequence must have 1 query and 1 key or more")
+        longest = tuple(max(side) for side in zip(*self.lengths, strict=True))
+        if len(self.lengths) != self.batch or longest != (self.seqlen_q, self.seqlen_k):
+            raise SpecError(
+                f"batch {self.batch} of {self.seqlen_q}x{self.seqlen_k} does not agree with its lengths:"
+                f" {len(self.lengths)} sequences, the longest {longest[0]}x{longest[1]}"
+            )
+
+    @cached_property
     def group(self) -> int:
         """Query heads per K/V head: 1 is MHA, num_heads is MQA."""
         return self.num_heads // self.num_kv_heads
 
-    @property
+    @cached_property
     def dtype_bytes(self) -> int:
         """Bytes of one element of q, k, v, o."""
         return DTYPES[self.dtype].bytes
@@ -87,22 +135,61 @@ class Problem:
         """1/sqrt(head_dim)."""
         return 1 / math.sqrt(self.head_dim)
 
-    @property
+    @cached_property
+    def masked(self) -> bool:
+        """Whether a causal mask or a window may hide keys."""
+        return self.causal or self.window != (UNLIMITED, UNLIMITED)
+
+    @cached_property
+    def band(self) -> tuple[int, int]:
+        """(lo, hi): query i sees key j if lo <= j - i <= hi; -seqlen_q and seqlen_k hide nothing."""
+        nq, nk = self.seqlen_q, self.seqlen_k
+        if not self.masked:
+            return -nq, nk
+        diagonal = nk - nq if self.alignment == ALIGNMENTS[0] else 0
+        left, right = self.window
+        low = -nq if left == UNLIMITED else max(-nq, diagonal - left)
+        if self.causal:
+            right = 0
+        return low, nk if right == UNLIMITED else min(nk, diagonal + right)
+
+    @cached_property
     def visible_pairs(self) -> int:
         """(query, key) pairs that the mask leaves visible, over batch and query heads."""
+        if self.lengths:
+            return sum(part.visible_pairs for part in self.parts())
         nq, nk = self.seqlen_q, self.seqlen_k
-        if not self.causal:
-            per_head = nq * nk
-        else:
-            # query i sees clamp(i + 1 + nk - nq, 0, nk) keys: the series 1..nk, or its upper part
-            first = max(1, nk - nq + 1)
-            per_head = (first + nk) * (nk - first + 1) // 2
+        per_head = nq * nk
+        if self.masked:
+            low, high = self.band
+            # keys up to the upper edge of the band, less those before its lower edge
+            per_head = _clamped_sum(nq, high + 1, nk) - _clamped_sum(nq, low, nk)
         return self.batch * self.num_heads * per_head
 
-    @property
+    @cached_property
     def rows_without_keys(self) -> int:
-        """Query rows per head that see no key (causal with seqlen_q > seqlen_k)."""
-        return max(0, self.seqlen_q - self.seqlen_k) if self.causal else 0
+        """Query rows per head that see no key (causal, bottom-right: the first ones, seqlen_q > seqlen_k)."""
+        if not self.masked:
+            return 0
+        low, high = self.band
+        return self.seqlen_q - max(0, min(self.seqlen_q - 1, self.seqlen_k - 1 - low) - max(0, -high) + 1)
+
+    @cached_property
+    def keys_without_queries(self) -> int:
+        """Key rows per head that no query sees."""
+        if not self.masked:
+            return 0
+        low, high = self.band
+        return self.seqlen_k - max(0, min(self.seqlen_k - 1, self.seqlen_q - 1 + high) - max(0, low) + 1)
+
+    def parts(self) -> list[Problem]:
+        """The problem itself, or of a packed batch one problem per distinct length, with its batch."""
+        if not self.lengths:
+            return [self]
+        return [
+            replace(self, batch=count, seqlen_q=q, seqlen_k=k, lengths=())
+            for (q, k), count in Counter(self.lengths).items()
+        ]
 
     @property
     def key(self) -> str:
@@ -113,7 +200,41 @@ class Problem:
             f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
         )
         mask = "causal" if self.causal else "full"
-        return f"b{self.batch} {heads} {rows} {dims} {self.dtype} {mask}"
+        return f"b{self.batch} {heads} {rows} {dims} {self.dtype} {mask}{self._options_key()}"
+
+    def _options_key(self) -> str:
+        """What the key says of options that differ from their defaults, each after a space."""
+        words = []
+        if self.window != (UNLIMITED, UNLIMITED):
+            words.append(f"w{self.window[0]},{self.window[1]}")
+        if self.masked and self.alignment != ALIGNMENTS[0]:
+            words.append(self.alignment)
+        if self.dropout_p:
+            words.append(f"dropout{self.dropout_p:g}")
+        if self.lengths:
+            words.append("lengths" + "+".join(f"{q}x{k}" for q, k in self.lengths))
+        return "".join(f" {word}" for word in words)
+
+
+def packed(problem: Problem, lengths: Sequence[tuple[int, int]]) -> Problem:
+    """The problem with a packed batch of sequences, (seqlen_q, seqlen_k) each, in its place.
+
+    Raises SpecError for no sequence and for one without queries or keys.
+    """
+    if not lengths:
+        raise SpecError("lengths are empty; a packed batch has 1 sequence or more")
+    longest_q, longest_k = (max(1, *side) for side in zip(*lengths, strict=True))
+    return replace(
+        problem, batch=len(lengths), seqlen_q=longest_q, seqlen_k=longest_k, lengths=tuple(lengths)
+    )
+
+
+def _clamped_sum(count: int, first: int, limit: int) -> int:
+    """Sum over i < count of i + first, clamped to 0..limit: an arithmetic series and a flat end."""
+    start = min(count, max(0, -first))  # the first i whose term is 0 or more
+    stop = min(count, max(start, limit - first))  # the first that is capped
+    rising = (stop - start) * (2 * first + start + stop - 1) // 2
+    return rising + (count - stop) * limit
 
 
 @dataclass(frozen=True, kw_only=True)

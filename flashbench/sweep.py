@@ -86,6 +86,7 @@ OPTIONS = {
         Opt(name="heads", accepted=_NUMBER, parse=_int(MAX_HEADS)),
         Opt(name="hidden", accepted=_NUMBER, parse=_int(2**30)),
         Opt(name="kv_heads", accepted=_LENGTHS, parse=_axis(MAX_HEADS)),
+        Opt(name="model", accepted="a model such as 'llama-3-8b'", parse=lambda t, label, _: t),
         Opt(name="device", accepted="'cpu', 'cuda' or 'cuda:0'", parse=_device),
         Opt(
             name="cache",
@@ -179,8 +180,13 @@ class Sweep:
     def cells(self) -> tuple[Cell, ...]:
         """Every cell in a fixed order: by problem, then pass, the implementation innermost.
 
-        Raises SpecError for a cell that occurs twice and for more than MAX_CELLS cells.
+        Raises SpecError for a dtype that is only modelled, for a cell that occurs twice and for more
+        than MAX_CELLS cells.
         """
+        for name in self.dtypes:
+            if not DTYPES[name].runs:
+                able = ", ".join(row.name for row in DTYPES.values() if row.runs)
+                raise SpecError(f"--dtypes '{name}': no implementation runs it, only io-model; accepted: {able}")
         axes = (
             self.dtypes, self.head_dims, self.head_dims_v, self.causal, self.kv_heads,
             self.seqlens, self.seqlens_k, self.passes, self.impls,

@@ -22,8 +22,10 @@ from flashbench.runfile import RunFile
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-PROBLEM_COLUMNS = tuple(Problem.__dataclass_fields__)
-"""batch, num_heads, num_kv_heads, seqlen_q, seqlen_k, head_dim, head_dim_v, dtype, causal."""
+PROBLEM_COLUMNS = (
+    "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "dtype", "causal",
+)  # fmt: skip
+"""What a sweep can vary of a problem; the problem's other fields are at their defaults in a run."""
 
 IDENTITY_COLUMNS = (
     "run", "implementation", "pass", *PROBLEM_COLUMNS, "status", "reason", "flags", "backend",

@@ -178,6 +178,36 @@ def parse_bytes(text: str, option: str) -> int:
     return int(value)
 
 
+def parse_byte_axis(text: str, option: str) -> tuple[int, ...]:
+    """Sizes in the order given: "64KB,192KB" lists, "16KB-512KB" doubles and must land on its end.
+
+    Raises SpecError for an empty list, a size given twice, and a range that misses its end.
+    """
+    accepted = "sizes such as 64KB,192KB or 16KB-512KB (doubling)"
+    values: list[int] = []
+    for item in _items(text, option, accepted):
+        low, dash, high = item.partition("-")
+        label = f"{option} {quoted(text)}:" if low.strip() != text.strip() else option
+        start = parse_bytes(low, label)
+        end = parse_bytes(high, label) if dash else start
+        if dash and end <= start:
+            raise SpecError(f"{option} {quoted(text)}: {quoted(item)} must rise; accepted: {accepted}")
+        value = start
+        while value < end:
+            values.append(value)
+            value *= 2
+        if value != end:
+            raise SpecError(
+                f"{option} {quoted(text)}: doubling from {low.strip()} passes {high.strip()} without reaching"
+                f" it; accepted: {accepted}"
+            )
+        values.append(value)
+        if len(values) > MAX_VALUES:
+            raise SpecError(f"{option} {quoted(text)}: too many values; accepted: at most {MAX_VALUES}")
+    _no_duplicates(values, text, option)
+    return tuple(values)
+
+
 def parse_duration(text: str, option: str) -> float:
     """Seconds: "5m", "90s", "1h30m", "1.5h". Raises SpecError without a unit or for 0."""
     accepted = "a time such as 90s, 5m or 1h30m"

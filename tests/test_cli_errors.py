@@ -143,7 +143,10 @@ OTHER = [
     ("run --seqlens", ["--seqlens", "'flashbench run --help'"]),
     ("run --quiet=yes", ["--quiet"]),
     ("rum", ["'rum' is not a command", "did you mean run?"]),
-    ("profile", ["'profile' is not a command; accepted: run, io-model, check, report, list, doctor"]),
+    (
+        "profile",
+        ["'profile' is not a command; accepted: run, io-model, kv-cache, calibrate, check, report, list,"],
+    ),
     ("--nope", ["--nope is not an option of 'flashbench'"]),
     ("report", ["files"]),
     ("report missing.jsonl", ["missing.jsonl"]),

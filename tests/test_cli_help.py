@@ -21,12 +21,16 @@ GRID = (
     "--kv-heads --device --seed --json --csv --quiet --verbose"
 )
 EXPECTED = {
-    "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run",
+    "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run --model",
     "check": GRID,
     "report": "--output --quiet",
     "list": "--json --csv",
     "doctor": "--json --csv",
     "io-model": "--seqlens --sram --json --csv",
+    "kv-cache": "--model --layers --heads --kv-heads --head-dim --head-dim-v --window --windowed-layers "
+    "--latent-dim --rope-dim --seqlens --batch --dtypes --page-size --scale-bytes --gpu --tp --weights "
+    "--memory-fraction --json --csv --quiet",
+    "calibrate": "--device --out --json --csv --quiet",
 }
 
 
@@ -36,7 +40,8 @@ def options(name: str) -> dict[str, str]:
     for parameter in inspect.signature(COMMANDS[name], eval_str=True).parameters.values():
         for info in typing.get_args(parameter.annotation)[1:]:
             if isinstance(info, typer.models.OptionInfo):
-                declared = [d.split("/")[0] for d in info.param_decls or () if d.startswith("--")]
+                names = [name for name in (info.default, *(info.param_decls or ())) if isinstance(name, str)]
+                declared = [name.split("/")[0] for name in names if name.startswith("--")]
                 found[declared[0] if declared else "--" + parameter.name.replace("_", "-")] = info.help or ""
     return found
 

@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 
-from flashbench import devices, iomodel, kernels, metrics
+from flashbench import devices, iomodel, kernels, metrics, presets
 from flashbench._cli import driver
 from flashbench._cli.driver import Driver, Gpu
+from flashbench._iomodel import alternatives
 from flashbench.cli import main
 
 H100 = Gpu(
     index=0, name="NVIDIA H100 80GB HBM3", persistence=True, clock_mhz=1980, max_clock_mhz=1980, processes=(),
     mig=False, caps=(),
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for whole names: a test runner may set COLUMNS to its own terminal's."""
+    monkeypatch.setenv("COLUMNS", "400")
 
 
 def listed(argv: list[str], capsys: pytest.CaptureFixture[str]) -> Any:
@@ -35,14 +42,15 @@ def test_all_tables_stand_in_one_json_document(capsys: pytest.CaptureFixture[str
         "implementations": list(kernels.registry()),
         "devices": [row.name for row in devices.DEVICES],
         "metrics": [row.name for row in metrics.METRICS],
-        "models": [row.name for row in iomodel.MODELS],
+        "models": [*(row.name for row in iomodel.MODELS), *alternatives.names()],
+        "presets": [row.name for row in presets.PRESETS],
     }
     for rows in tables.values():
         for row in rows:
             assert row["available"] is (row["why_not"] is None)
 
 
-@pytest.mark.parametrize("subject", ["implementations", "devices", "metrics", "models"])
+@pytest.mark.parametrize("subject", ["implementations", "devices", "metrics", "models", "presets"])
 def test_one_subject_as_table_json_and_csv(subject: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = json.loads(listed([subject, "--json"], capsys))
     table = listed([subject], capsys)

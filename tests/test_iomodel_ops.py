@@ -9,13 +9,14 @@ out-of-place masked_fill is a copy and a fill.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from flashbench import kernels
+from flashbench import iomodel, kernels
 from flashbench.iomodel import estimate
-from flashbench.problem import Problem
+from flashbench.problem import Problem, packed
 
 VIEWS = {"view", "expand", "transpose", "unsqueeze", "slice", "alias", "detach", "_unsafe_view", "permute",
          "as_strided", "squeeze", "t", "select", "narrow", "split_with_sizes"}  # fmt: skip
@@ -138,6 +139,122 @@ def test_standard_is_what_naive_runs(changes: dict[str, Any], pass_: str) -> Non
     read, write, peak = observe(calls("naive", p)[pass_])
     assert (row.requested.read_bytes, row.requested.write_bytes) == (read, write)
     assert row.extra_bytes == peak
+
+
+def eager(style: str, p: Problem) -> Callable[[Any, Any, Any], Any]:
+    """Attention in the ops of a style; in fp32, since a CPU has no softmax from 16 bit to fp32."""
+    import torch
+
+    hidden = torch.ones(p.seqlen_q, p.seqlen_k, dtype=torch.bool).triu_(p.seqlen_k - p.seqlen_q + 1)
+    mask = torch.zeros(p.batch, 1, p.seqlen_q, p.seqlen_k).masked_fill_(hidden, float("-inf"))
+
+    def naive(q: Any, k: Any, v: Any) -> Any:
+        scores = (q * p.softmax_scale) @ k.transpose(-2, -1)
+        if p.causal:
+            scores.masked_fill_(hidden, float("-inf"))
+        probabilities = scores.softmax(dim=-1)
+        del scores
+        if p.dropout_p:
+            probabilities = torch.native_dropout(probabilities, p.dropout_p, True)[0]
+        return probabilities @ v
+
+    def hugging_face(q: Any, k: Any, v: Any) -> Any:
+        weights = (q @ k.transpose(-2, -1)) * p.softmax_scale
+        if p.causal:
+            weights = weights + mask
+        weights = torch.nn.functional.softmax(weights, dim=-1, dtype=torch.float32).to(q.dtype)
+        if p.dropout_p:
+            weights = torch.native_dropout(weights, p.dropout_p, True)[0]
+        return weights @ v
+
+    return {"standard": naive, "standard-hf": hugging_face}[style]
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.25])
+@pytest.mark.parametrize("style", ["standard", "standard-hf"])
+@pytest.mark.parametrize("seqlen", [96, 8])
+def test_eager_styles_are_the_ops_that_torch_runs(
+    seqlen: int, style: str, dropout_p: float, causal: bool, pass_: str
+) -> None:
+    import torch
+
+    from flashbench.kernels._backward import backward_call, forward_backward_call
+
+    p = replace(problem(causal=causal, seqlen_q=seqlen, seqlen_k=seqlen), dropout_p=dropout_p)
+    function = eager(style, p)
+    shape = (p.batch, p.num_heads, p.seqlen_q, p.head_dim)
+    q, k, v = inputs = tuple(torch.ones(shape).requires_grad_() for _ in range(3))
+    do = torch.ones(shape)
+
+    def call() -> Any:
+        return function(q, k, v)
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return call()
+
+    timed = {
+        "fwd": forward,
+        "bwd": backward_call(call, inputs, do)[0],
+        "fwd+bwd": forward_backward_call(call, inputs, do),
+    }
+    row = estimate(style, p, pass_)
+    read, write, peak = observe(timed[pass_])
+    assert (row.requested.read_bytes, row.requested.write_bytes) == (read, write)
+    assert row.extra_bytes == peak
+
+
+def test_a_softmax_in_fp32_doubles_what_it_writes_in_16_bit() -> None:
+    """Hugging Face's softmax: P read, fp32 written, cast back; the backward's six passes are wide."""
+    p = replace(problem(dtype="bf16"), seqlen_k=4096)
+    one = p.batch * p.num_heads * p.seqlen_q * p.seqlen_k * 2
+    steps = {step.name: step for step in estimate("standard-hf", p, "fwd+bwd").steps}
+    assert (steps["softmax"].read, steps["softmax"].write) == ({"s_scaled": one}, {"p_fp32": 2 * one})
+    assert (steps["cast p"].read, steps["cast p"].write) == ({"p_fp32": 2 * one}, {"p": one})
+    rows = steps["softmax backward: rows"]
+    assert sum(rows.read.values()) == 4 * one
+    assert rows.write == {"ds": one}
+    wide = steps["softmax backward: dp·p"]
+    assert sum(wide.read.values()) + sum(wide.write.values()) == 6 * one
+
+
+def test_the_least_standard_attention_is_the_papers() -> None:
+    """Figure 2's problem: 4N² + 4Nd forward, 7N² + 8Nd backward: 9.13, 16.11 and 25.23 GB."""
+    p = problem(batch=64, num_heads=16, num_kv_heads=16, seqlen_q=1024, seqlen_k=1024, head_dim=64,
+                head_dim_v=64, dtype="fp16")  # fmt: skip
+    heads, n2, nd = 64 * 16, 1024 * 1024 * 2, 1024 * 64 * 2
+    forward = estimate("standard-minimal", p, "fwd").requested.total_bytes
+    backward = estimate("standard-minimal", p, "bwd").requested.total_bytes
+    assert (forward, backward) == (heads * (4 * n2 + 4 * nd), heads * (7 * n2 + 8 * nd))
+    assert [round(x / 1e9, 2) for x in (forward, backward, forward + backward)] == [9.13, 16.11, 25.23]
+    assert round(40.3e9 / (heads * n2), 1) == 18.8  # what the figure prints, in score matrices
+    for causal in (False, True):
+        assert estimate("standard-minimal", replace(p, causal=causal), "fwd").requested.total_bytes == forward
+
+
+def test_dropout_costs_a_flag_per_score_in_eager_and_nothing_in_flash() -> None:
+    p = problem(dtype="bf16")
+    dropped = replace(p, dropout_p=0.1)
+    one, flags = p.batch * p.num_heads * p.seqlen_q * p.seqlen_k * 2, 2 * 96 * 96
+    for pass_, read, write in (("fwd", one, one + flags), ("bwd", one + flags, one)):
+        plain, more = (estimate("standard", x, pass_).requested for x in (p, dropped))
+        assert more.read_bytes - plain.read_bytes == read
+        assert more.write_bytes - plain.write_bytes == write
+    for model in ("flash-v1", "flash-v2", "flash-v2-atomic"):
+        tiles = {"block_q": 64, "block_k": 64}
+        for pass_ in ("fwd", "bwd"):
+            moved = [estimate(model, x, pass_, tiles=tiles).requested for x in (p, dropped)]
+            assert moved[0] == moved[1]
+
+
+def test_a_padded_batch_is_masked_per_sequence() -> None:
+    p = packed(problem(batch=2), [(10, 20), (96, 96)])
+    row = estimate("standard", p, "fwd")
+    assert row.requested.read["mask"] == 2 * 96 * 96
+    assert row.flops < row.done_flops
+    assert iomodel.compulsory(p, "fwd").read["k"] == 2 * (20 + 96) * 32 * 4
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])

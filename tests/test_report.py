@@ -434,7 +434,7 @@ def test_figure_json_cannot_end_its_script_whatever_the_figure_library_writes() 
         def to_json(self) -> str:
             return json.dumps({"name": HOSTILE})
 
-    text = page_module._script_json(Figure())
+    text = page_module.script_json(Figure())
     assert "<" not in text
     assert json.loads(text) == {"name": HOSTILE}
 

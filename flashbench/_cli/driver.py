@@ -72,3 +72,65 @@ def _gpu(nvml: Any, index: int) -> Gpu | None:
         mig=None if mig is None else bool(mig[0]),
         caps=tuple(now["throttle"] or ()),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What the driver says of one card or MIG slice; None where it refuses. memory_bytes: in all."""
+
+    name: str
+    uuid: str | None
+    num_sms: int | None
+    memory_bytes: int | None
+
+
+def card(library: Any = None) -> Card | None:
+    """The first card that the driver shows, or its first MIG slice where it is cut up. Never raises."""
+    from flashbench._profilers.clocks import optional, text
+
+    try:
+        nvml = library if library is not None else importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    except Exception:
+        return None
+    mode = optional(lambda: nvml.nvmlDeviceGetMigMode(handle))
+    slice_ = _first_slice(nvml, handle) if mode is not None and mode[0] else None
+    chosen = handle if slice_ is None else slice_
+    name = text(optional(lambda: nvml.nvmlDeviceGetName(chosen)))
+    if not name:
+        return None
+    memory = optional(lambda: nvml.nvmlDeviceGetMemoryInfo(chosen).total)
+    sms = (
+        _num_sms(nvml, handle)
+        if slice_ is None
+        else optional(lambda: nvml.nvmlDeviceGetAttributes(slice_).multiprocessorCount)
+    )
+    return Card(
+        name=name,
+        uuid=text(optional(lambda: nvml.nvmlDeviceGetUUID(chosen))),
+        num_sms=None if sms is None else int(sms),
+        memory_bytes=None if memory is None else int(memory),
+    )
+
+
+def _first_slice(nvml: Any, handle: Any) -> Any:
+    from flashbench._profilers.clocks import optional
+
+    count = optional(lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(handle)) or 0
+    for index in range(count):
+        found = optional(lambda: nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))  # noqa: B023
+        if found is not None:
+            return found
+    return None
+
+
+def _num_sms(nvml: Any, handle: Any) -> int | None:
+    """fp32 cores over those of one SM: 64 on Volta, Turing, GA100, else 128 (CUDA programming guide)."""
+    from flashbench._profilers.clocks import optional
+
+    cores = optional(lambda: nvml.nvmlDeviceGetNumGpuCores(handle))
+    capability = optional(lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+    if not cores or capability is None:
+        return None
+    return int(cores) // (64 if capability in ((7, 0), (7, 2), (7, 5), (8, 0)) else 128)

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from flashbench.devices import Device
     from flashbench.metrics import Metric, Row
 
-SUBJECTS = ("implementations", "devices", "metrics", "models")
+SUBJECTS = ("implementations", "devices", "metrics", "models", "presets")
 
 
 def list_(
     subject: Annotated[
         str | None,
         typer.Argument(
-            help="implementations, devices, metrics or models. Default: all.",
+            help="implementations, devices, metrics, models or presets. Default: all.",
             metavar="[SUBJECT]",
             autocompletion=lambda incomplete: [name for name in SUBJECTS if name.startswith(incomplete)],
         ),
@@ -31,14 +31,15 @@ def list_(
     json: options.Json = False,
     csv: options.Csv = False,
 ) -> None:
-    """List implementations, devices, metrics and models, each with why it is not available here."""
+    """List implementations, devices, metrics, models and presets, each with why it is not available here."""
     from flashbench import console, units
 
     options.one_format(json, csv)
     if subject is not None:
         units.parse_choice(subject, "SUBJECT", SUBJECTS)
         table = _TABLES[subject]()
-        console.show_table(table.columns, table.rows, json=json, csv=csv, title=subject)
+        columns = table.columns if json or csv else table.shown
+        console.show_table(columns, table.rows, json=json, csv=csv, title=subject)
         return
     if csv:
         raise UsageError(f"--csv prints one table; accepted: 'list SUBJECT --csv' with {', '.join(SUBJECTS)}")
@@ -47,13 +48,19 @@ def list_(
         console.show_json({name: [table.picked(row) for row in table.rows] for name, table in tables.items()})
         return
     for name, table in tables.items():
-        console.show_table(table.columns, table.rows, title=name)
+        console.show_table(table.shown, table.rows, title=name)
 
 
 @dataclass(frozen=True)
 class _Table:
     columns: list[Column]
     rows: list[dict[str, Any]]
+    raw_only: frozenset[str] = frozenset()
+    """Columns of JSON and CSV that a person's table does without."""
+
+    @property
+    def shown(self) -> list[Column]:
+        return [column for column in self.columns if column.name not in self.raw_only]
 
     def picked(self, row: dict[str, Any]) -> dict[str, Any]:
         return {column.name: row[column.name] for column in self.columns}
@@ -213,12 +220,16 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
 
 
 def _models() -> _Table:
+    from flashbench import iomodel
+    from flashbench._iomodel import alternatives
     from flashbench.console import Column
-    from flashbench.iomodel import MODELS
 
+    known: list[iomodel.Model | alternatives.Alternative] = [
+        *iomodel.MODELS, *(alternatives.find(name) for name in alternatives.names())
+    ]  # fmt: skip
     rows = [
         {"name": row.name, "available": True, "why_not": None, "summary": row.summary, "source": row.source}
-        for row in MODELS
+        for row in known
     ]
     columns = [
         Column(name="name", header="model"),
@@ -229,9 +240,38 @@ def _models() -> _Table:
     return _Table(columns, rows)
 
 
+def _presets() -> _Table:
+    from flashbench.console import Column
+    from flashbench.presets import PRESETS
+
+    rows = [
+        {
+            "name": row.name, "available": True, "why_not": None, "attention": row.kind, "layers": row.layers,
+            "num_heads": row.num_heads, "num_kv_heads": row.num_kv_heads, "head_dim": row.head_dim,
+            "head_dim_v": row.head_dim_v, "window": row.window,
+            "windowed_layers": row.windowed_layers or None, "source": row.source,
+            "uncertain": row.uncertain or None,
+        }
+        for row in PRESETS
+    ]  # fmt: skip
+    numbers = {"layers": "layers", "num_heads": "heads", "num_kv_heads": "kv", "head_dim": "d",
+               "head_dim_v": "dv", "window": "window", "windowed_layers": "windowed layers"}  # fmt: skip
+    columns = [
+        Column(name="name", header="preset"),
+        *_availability(),
+        Column(name="attention", header="kind"),
+        *(Column(name=name, header=header, justify="right") for name, header in numbers.items()),
+        Column(name="source", header="source"),
+        Column(name="uncertain", header="uncertain"),
+    ]
+    hidden = frozenset({"available", "why_not", "windowed_layers", "uncertain"})
+    return _Table(columns, rows, hidden)
+
+
 _TABLES: dict[str, Callable[[], _Table]] = {
     "implementations": _implementations,
     "devices": _devices,
     "metrics": _metrics,
     "models": _models,
+    "presets": _presets,
 }

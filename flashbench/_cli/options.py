@@ -6,12 +6,14 @@ messages are those of ``sweep`` and ``units``, for the command line and config f
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashbench.errors import UsageError
+from flashbench.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.kernels import Target
@@ -30,6 +32,20 @@ def _implementations(incomplete: str) -> list[str]:
     from flashbench import kernels
 
     return complete_names(tuple(kernels.registry()), incomplete)
+
+
+def models(incomplete: str) -> list[str]:
+    """Completions of --model."""
+    from flashbench.presets import PRESETS
+
+    return complete_names(tuple(row.name for row in PRESETS), incomplete)
+
+
+def gpus(incomplete: str) -> list[str]:
+    """Completions of --gpu."""
+    from flashbench.devices import DEVICES
+
+    return complete_names(tuple(row.name for row in DEVICES), incomplete)
 
 
 def _dtypes(incomplete: str) -> list[str]:
@@ -85,6 +101,10 @@ KvHeads = Annotated[
     str | None,
     _grid("K/V heads (GQA, MQA), a number or a list; must divide the heads. Default: as heads.", "N"),
 ]
+Model = Annotated[
+    str | None,
+    _grid("Heads and head dims of a published model; 'flashbench list presets' shows all.", "NAME", models),
+]
 Device = Annotated[
     str | None,
     typer.Option(help="cuda:N, cuda or cpu. Default: the first GPU, else cpu.", metavar="DEVICE"),
@@ -111,6 +131,15 @@ def on_line(name: str) -> str:
 def given(values: Mapping[str, Any]) -> dict[str, str | bool]:
     """The options that stand on the line."""
     return {name: value for name, value in values.items() if value is not None}
+
+
+def fraction(text: str, option: str) -> Fraction:
+    """A share above 0, at most 1, exact: "0.9" is 9/10. Raises SpecError."""
+    found = re.fullmatch(r"[0-9]?\.[0-9]{1,9}|[01]", text.strip())
+    value = Fraction(text.strip()) if found else Fraction(0)
+    if not 0 < value <= 1:
+        raise SpecError(f"{option} {text!r}: not a share; accepted: a number above 0, at most 1, such as 0.9")
+    return value
 
 
 def settle(names: Iterable[str], target: Target) -> None:

@@ -38,6 +38,7 @@ def run(
     heads: options.Heads = None,
     hidden: options.Hidden = None,
     kv_heads: options.KvHeads = None,
+    model: options.Model = None,
     device: options.Device = None,
     cache: Annotated[
         str | None,
@@ -100,6 +101,8 @@ def run(
     """
     given = options.given(locals())
     request = resolve(given, str(given.pop("config")) if "config" in given else None)
+    if isinstance(model, str) and not request.flag("quiet"):
+        _remark(model)
     if request.flag("dry_run"):
         from flashbench._cli.dry_run import show
 
@@ -108,6 +111,14 @@ def run(
         from flashbench._cli.measure import measure
 
         measure(request)
+
+
+def _remark(model: str) -> None:
+    """Say what a preset's heads do not say of it."""
+    from flashbench import console, presets
+
+    if text := presets.remark(presets.find(model)):
+        console.note(text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,12 +142,16 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     Bad input is found before torch is imported wherever it does not depend on the device.
     Raises UsageError, SpecError, UnknownName; UnavailableError for a device that is not here.
     """
-    from flashbench import kernels, sweep
+    from flashbench import kernels, presets, sweep
+
+    def in_file(name: str) -> str:
+        return f"--config {config!r}: {name}"
 
     known = kernels.registry()
-    file = sweep.load_config(config) if config is not None else {}
+    line = presets.expand(line, options.on_line)
+    file = presets.expand(sweep.load_config(config), in_file) if config is not None else {}
     typed = sweep.parse(line, options.on_line, known)
-    filed = sweep.parse(file, lambda name: f"--config {config!r}: {name}", known)
+    filed = sweep.parse(file, in_file, known)
     joined = sweep.combine(typed, filed)
     out = check_out(joined.get("out"), resume=joined.get("resume") is True)
     before = _earlier(out / RESULTS) if out and joined.get("resume") and (out / RESULTS).exists() else {}

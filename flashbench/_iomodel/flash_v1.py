@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from flashbench._iomodel.tensors import FP32, Sizes, sizes
 from flashbench._iomodel.types import Step, Tiles, Work
+from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench._iomodel.visits import visits
 from flashbench.problem import Problem
 
@@ -19,13 +20,13 @@ STATS = 2 * FP32
 """Bytes per query row of the paper's running sum and maximum."""
 
 
-def forward(problem: Problem, tiles: Mapping[str, Tiles]) -> Work:
+def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
     """Algorithm 2: for each K/V tile, Q and O and ℓ, m are read, O and ℓ, m written back.
 
     O, ℓ, m are initialised in memory. Source: FlashAttention (arXiv:2205.14135), Algorithm 2.
     """
     p, s, tile = problem, sizes(problem), tiles["fwd"]
-    seen = visits(p, tile.block_q, tile.block_k)
+    seen = visits(p, tile.block_q, tile.block_k, variant)
     heads, e = p.batch * p.num_heads, p.dtype_bytes
     passes = heads * seen.query_rows
     pairs = heads * seen.tiles * tile.block_q * tile.block_k
@@ -36,18 +37,19 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles]) -> Work:
         write={"o": s.o + passes * p.head_dim_v * e, "l, m": 2 * s.lse + passes * STATS},
         flops=2 * pairs * (p.head_dim + p.head_dim_v),
         exps=pairs,
+        ctas=p.batch * p.num_heads,
     )  # fmt: skip
     kept = s.o + 2 * s.lse
     return Work(steps=(step,), extra_bytes=kept, saved_bytes=kept, held_bytes=kept)
 
 
-def backward(problem: Problem, tiles: Mapping[str, Tiles]) -> Work:
+def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
     """Algorithm 4: for each K/V tile, Q, O, dO, dQ, ℓ, m are read and dQ written back.
 
     dQ, dK, dV are initialised in memory. Source: FlashAttention (arXiv:2205.14135), Algorithm 4.
     """
     p, s, tile = problem, sizes(problem), tiles["bwd"]
-    seen = visits(p, tile.block_q, tile.block_k)
+    seen = visits(p, tile.block_q, tile.block_k, variant)
     heads, e = p.batch * p.num_heads, p.dtype_bytes
     q = heads * seen.query_rows * p.head_dim * e
     o = heads * seen.query_rows * p.head_dim_v * e
@@ -60,11 +62,12 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles]) -> Work:
         write={"dq": s.q + q, dk: 2 * s.k_heads, dv: 2 * s.v_heads},
         flops=2 * pairs * (3 * p.head_dim + 2 * p.head_dim_v),
         exps=pairs,
+        ctas=p.batch * p.num_heads,
     )  # fmt: skip
     return Work(steps=(step, *sum_groups(p, s)), extra_bytes=gradients(p, s))
 
 
-def cuda_forward(problem: Problem, tiles: Mapping[str, Tiles]) -> Work:
+def cuda_forward(problem: Problem, tiles: Mapping[str, Tiles], _: Variant = DEFAULT) -> Work:
     """Release 1.0's fmha forward: one CTA per head, O kept in fp32 scratch between K/V tiles.
 
     Source: flash-attention 1.0, fmha_fprop_kernel_1xN.h.
@@ -80,13 +83,14 @@ def cuda_forward(problem: Problem, tiles: Mapping[str, Tiles]) -> Work:
         write={"o_tmp": (passes - 1) * scratch, "o": s.o, "lse": passes * s.lse},
         flops=2 * pairs * (p.head_dim + p.head_dim_v),
         exps=pairs,
+        ctas=p.batch * p.num_heads,
     )  # fmt: skip
     kept = s.o + s.lse
     extra = kept + (scratch if passes > 1 else 0)
     return Work(steps=(step,), extra_bytes=extra, saved_bytes=kept, held_bytes=kept)
 
 
-def cuda_backward(problem: Problem, tiles: Mapping[str, Tiles]) -> Work:
+def cuda_backward(problem: Problem, tiles: Mapping[str, Tiles], _: Variant = DEFAULT) -> Work:
     """Release 1.0's fmha backward: dQ in fp32 scratch, O read once, delta kept after the first pass.
 
     Source: flash-attention 1.0, fmha_dgrad_kernel_1xN_loop.h.
@@ -103,14 +107,15 @@ def cuda_backward(problem: Problem, tiles: Mapping[str, Tiles]) -> Work:
         write={"dq_tmp": (passes - 1) * scratch, "dq": s.q, dk: s.k_heads, dv: s.v_heads, "delta": s.lse},
         flops=2 * pairs * (3 * p.head_dim + 2 * p.head_dim_v),
         exps=pairs,
+        ctas=p.batch * p.num_heads,
     )  # fmt: skip
     extra = gradients(p, s) + s.lse + (scratch if passes > 1 else 0)
     return Work(steps=(step, *sum_groups(p, s)), extra_bytes=extra)
 
 
 def cuda_refuses(problem: Problem) -> str | None:
-    """The counting is known without a causal mask only."""
-    return "its causal counting is not known; use causal no" if problem.causal else None
+    """The counting is known without a mask only."""
+    return "its causal counting is not known; use causal no" if problem.masked else None
 
 
 def gradients(problem: Problem, s: Sizes) -> int:

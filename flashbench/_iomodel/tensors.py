@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from flashbench._iomodel.types import Traffic
+from flashbench._iomodel.variant import DEFAULT, Variant
+from flashbench._iomodel.visits import seen_rows, visible_pairs
 from flashbench.errors import UnknownName
-from flashbench.problem import PASSES, Problem
+from flashbench.problem import PASSES, UNLIMITED, Problem
 
 FP32 = 4
 """Bytes of lse, delta and fp32 accumulators."""
+
+INT32 = 4
+"""Bytes of an entry of a block table, a list of blocks or cumulative lengths."""
 
 
 class Sizes(NamedTuple):
@@ -27,12 +32,20 @@ class Sizes(NamedTuple):
     v_heads: int
 
 
+_latest: tuple[Problem | None, Sizes] = (None, Sizes(0, 0, 0, 0, 0, 0, 0))
+"""The last problem and its sizes: the models of one problem ask for them in a row."""
+
+
 def sizes(problem: Problem) -> Sizes:
     """Bytes of every tensor of the problem, in its dtype."""
+    global _latest
+    known, latest = _latest
+    if known is problem:
+        return latest
     p, e = problem, problem.dtype_bytes
     heads, kv_heads = p.batch * p.num_heads, p.batch * p.num_kv_heads
     k, v = p.seqlen_k * p.head_dim * e, p.seqlen_k * p.head_dim_v * e
-    return Sizes(
+    latest = Sizes(
         q=heads * p.seqlen_q * p.head_dim * e,
         k=kv_heads * k,
         v=kv_heads * v,
@@ -41,41 +54,67 @@ def sizes(problem: Problem) -> Sizes:
         k_heads=heads * k,
         v_heads=heads * v,
     )
+    _latest = (problem, latest)
+    return latest
 
 
-def compulsory(problem: Problem, pass_: str) -> Traffic:
-    """Bytes that any algorithm moves: each tensor once. Query rows without keys need not be read.
+def compulsory(problem: Problem, pass_: str, variant: Variant = DEFAULT) -> Traffic:
+    """Bytes that any algorithm moves: each tensor once, and of a paged cache its block table.
 
     Forward: reads q, k, v; writes o, lse. Backward: reads q, k, v, o, do, lse; writes dq, dk, dv.
+    Query rows without keys, and key rows without queries, need not be read. A density is taken to
+    leave no row out.
     """
+    parts = [_compulsory(part, pass_, variant) for part in problem.parts()]
+    total = parts[0]
+    for part in parts[1:]:
+        total += part
+    return total
+
+
+def _compulsory(problem: Problem, pass_: str, variant: Variant) -> Traffic:
     s = sizes(problem)
-    seen = problem.seqlen_q - problem.rows_without_keys
-    q, o, lse = (size // problem.seqlen_q * seen for size in (s.q, s.o, s.lse))
-    parts = []
-    if pass_ != "bwd":
-        parts.append(
-            Traffic(level="compulsory", read={"q": q, "k": s.k, "v": s.v}, write={"o": s.o, "lse": s.lse})
-        )
-    if pass_ != "fwd":
-        read = {"q": q, "k": s.k, "v": s.v, "o": o, "do": o, "lse": lse}
-        parts.append(Traffic(level="compulsory", read=read, write={"dq": s.q, "dk": s.k, "dv": s.v}))
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+    q, o, lse, k, v = s.q, s.o, s.lse, s.k, s.v
+    if problem.masked or variant.blocks is not None:
+        rows, keys = seen_rows(problem, variant)
+        q, o, lse = (size // problem.seqlen_q * rows for size in (s.q, s.o, s.lse))
+        k, v = (size // problem.seqlen_k * keys for size in (s.k, s.v))
+    read, write = {"q": q, "k": k, "v": v}, {"o": s.o, "lse": s.lse}
+    if variant.page_size and pass_ != "bwd":
+        read["block_table"] = problem.batch * -(-problem.seqlen_k // variant.page_size) * INT32
+    if pass_ == "fwd":
+        return Traffic(level="compulsory", read=read, write=write)
+    back = {"q": q, "k": k, "v": v, "o": o, "do": o, "lse": lse}
+    gradients = Traffic(level="compulsory", read=back, write={"dq": s.q, "dk": s.k, "dv": s.v})
+    if pass_ == "bwd":
+        return gradients
+    return Traffic(level="compulsory", read=read, write=write) + gradients
 
 
-def flops(problem: Problem, pass_: str) -> int:
+def flops(problem: Problem, pass_: str, variant: Variant = DEFAULT) -> int:
     """Nominal matrix FLOPs over visible pairs, the same for every implementation of a cell.
 
     Forward 2·pairs·(d + dv): S = QKᵀ and O = PV. Backward 2·pairs·(3d + 2dv): S, dQ, dK over d;
     dP, dV over dv. Raises UnknownName for an unknown pass.
     """
-    return _flops(problem, pass_, problem.visible_pairs)
+    return _flops(problem, pass_, visible_pairs(problem, variant))
+
+
+def flops_materialised(problem: Problem, pass_: str) -> int:
+    """The same where the backward does not compute S again: 2·pairs·(2d + 2dv), twice the forward's."""
+    pairs = problem.visible_pairs
+    again = 2 * pairs * problem.head_dim if pass_ != "fwd" else 0
+    return _flops(problem, pass_, pairs) - again
 
 
 def flops_half_convention(problem: Problem, pass_: str) -> int:
     """FLOPs as papers count them: causal is exactly half of full, whatever the mask leaves visible.
 
+    With a window or sequences of different lengths there is no such convention: visible pairs.
     Source: FlashAttention-2 (arXiv:2307.08691), section 4.1.
     """
+    if problem.lengths or problem.window != (UNLIMITED, UNLIMITED):
+        return _flops(problem, pass_, problem.visible_pairs)
     pairs = problem.batch * problem.num_heads * problem.seqlen_q * problem.seqlen_k
     return _flops(problem, pass_, pairs) // (2 if problem.causal else 1)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench.problem import Problem
 
 if TYPE_CHECKING:
@@ -68,20 +69,26 @@ def merge(*parts: Mapping[str, int]) -> dict[str, int]:
     return total
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
-    """One kernel or op: the bytes that it requests per tensor, its matrix FLOPs and its exponentials."""
+NO_BYTES: Mapping[str, int] = {}
+"""Traffic of no tensor."""
+
+
+class Step(NamedTuple):
+    """One kernel or op: the bytes that it requests per tensor, its matrix FLOPs and its exponentials.
+
+    ctas: thread blocks that a tiled kernel launches, one per outer tile; 0 where that is not known.
+    """
 
     name: str
     read: Mapping[str, int]
     write: Mapping[str, int]
-    atomic: Mapping[str, int] = field(default_factory=dict)
+    atomic: Mapping[str, int] = NO_BYTES
     flops: int = 0
     exps: int = 0
+    ctas: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(NamedTuple):
     """What one pass of an algorithm does.
 
     saved_bytes: what a forward keeps for the backward beyond the inputs. held_bytes: all that is
@@ -98,38 +105,46 @@ class Work:
     joined_extra_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Tiles:
+class Tiles(NamedTuple):
     """Rows of Q (block_q) and of K/V (block_k) in one tile of one kernel."""
 
     block_q: int
     block_k: int
 
 
+def _as_it_is(_: Problem, __: Mapping[str, Tiles], variant: Variant, ___: Device | None) -> Variant:
+    return variant
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """One algorithm. To add one: its functions, and a row of iomodel.MODELS.
 
-    forward, backward (problem, tiles per kernel) -> Work. fwd_kernels, bwd_kernels: the kernels
-    that have tiles. sram_tiles(problem, kernel, elements): the tile that a fast memory of so many
-    elements gives; None if the algorithm has no such rule. shipped_tiles(problem, kernel, device):
-    the tile of the published code. footprint(problem, kernel, tiles): elements that must be in fast
-    memory at once. refuses(problem): why the model does not cover it, or None. shown: in the
-    default table.
+    forward, backward (problem, tiles per kernel, variant) -> Work, of a batch of equal sequences.
+    fwd_kernels, bwd_kernels: the kernels that have tiles. sram_tiles(problem, kernel, elements): the
+    tile that a fast memory of so many elements gives; None if the algorithm has no such rule.
+    shipped_tiles(problem, kernel, device): the tile of the published code. footprint(problem,
+    kernel, tiles): elements that must be in fast memory at once. refuses(problem): why the model
+    does not cover it, or None. takes: the options of a Variant that it knows. settle(problem,
+    tiles, variant, device): the variant with what is left open (pack_gqa None, num_splits 0) decided. pads: a
+    packed batch is padded to its longest sequence. shown: in the default table.
     """
 
     name: str
     summary: str
     source: str
     assumptions: str
-    forward: Callable[[Problem, Mapping[str, Tiles]], Work]
-    backward: Callable[[Problem, Mapping[str, Tiles]], Work]
+    forward: Callable[[Problem, Mapping[str, Tiles], Variant], Work]
+    backward: Callable[[Problem, Mapping[str, Tiles], Variant], Work]
     fwd_kernels: tuple[str, ...] = ()
     bwd_kernels: tuple[str, ...] = ()
     sram_tiles: Callable[[Problem, str, int], Tiles] | None = None
     shipped_tiles: Callable[[Problem, str, Device | None], Tiles] | None = None
     footprint: Callable[[Problem, str, Tiles], int] | None = None
     refuses: Callable[[Problem], str | None] = lambda _: None
+    takes: tuple[str, ...] = ()
+    settle: Callable[[Problem, Mapping[str, Tiles], Variant, Device | None], Variant] = _as_it_is
+    pads: bool = False
     shown: bool = True
 
     def kernels(self, pass_: str) -> tuple[str, ...]:
@@ -149,7 +164,7 @@ class Estimate:
     with its name before (``fwd_block_q``, ``dkdv_block_k``). tile_source: ``sram`` (derived from
     M), ``shipped`` (published code), ``given``, or empty without tiles. tiles_fit: whether they
     fit fast memory, None where no size was given. sram_elements: M, in elements of the dtype.
-    steps: the same traffic kernel by kernel.
+    steps: the same traffic kernel by kernel. variant: as asked, with what was left open decided.
     """
 
     model: str
@@ -168,6 +183,7 @@ class Estimate:
     tiles_fit: bool | None = None
     sram_elements: int | None = None
     steps: tuple[Step, ...] = field(default=(), repr=False)
+    variant: Variant = DEFAULT
 
     @property
     def intensity(self) -> float:

@@ -71,7 +71,8 @@
       hoversubplots: "axis", // so that the lane speaks beside the lines
       dragmode: touch.matches ? false : "zoom",
       annotations: traces.length ? [] : [{
-        text: "Nothing was measured for this selection.", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
+        text: figure.layout.meta.empty ?? "Nothing was measured for this selection.",
+        showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
       }],
     };
     const lanes = traces.map((trace) => painted(width < 600 && trace.meta.lane !== undefined
@@ -88,7 +89,7 @@
     const chosen = selection();
     const colour = theme();
     for (const plot of plots) draw(plot, chosen, colour);
-    for (const row of document.querySelectorAll("tr[data-where]")) {
+    for (const row of document.querySelectorAll("[data-where]")) {
       row.hidden = !printing && !shown(JSON.parse(row.dataset.where), chosen);
     }
   }

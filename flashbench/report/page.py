@@ -38,6 +38,20 @@ CPU_NOTICE = (
 
 def document(results: Results, sections: Sequence[Section], bodies: Sequence[str]) -> str:
     """The whole page: template, style, script and plotly.js, each once."""
+    devices = sorted({str(name) for name in results.table["device"].dropna()})
+    return shell(
+        title="Attention on " + (", ".join(devices) or "an unnamed device"),
+        commands=_commands(results),
+        contents={s.key: s.title for s in sections},
+        controls=_controls(results.table),
+        bodies=bodies,
+    )
+
+
+def shell(
+    *, title: str, commands: str, contents: Mapping[str, str], controls: str, bodies: Sequence[str]
+) -> str:
+    """A page of the report's design around sections of HTML. title, contents (titles by key): plain text."""
     from plotly.offline import get_plotlyjs
 
     folder = files("flashbench.report")
@@ -45,13 +59,10 @@ def document(results: Results, sections: Sequence[Section], bodies: Sequence[str
     def text(name: str) -> str:
         return folder.joinpath(name).read_text(encoding="utf-8")
 
-    devices = sorted({str(name) for name in results.table["device"].dropna()})
     return Template(text("page.html")).substitute(
-        title=escape("Attention on " + (", ".join(devices) or "an unnamed device")),
-        palette=_palette(), style=text("style.css"), commands=_commands(results),
-        contents="".join(f'<a href="#{s.key}">{escape(s.title)}</a>' for s in sections),
-        controls=_controls(results.table), sections="\n".join(bodies),
-        plotly=get_plotlyjs(), script=text("page.js"),
+        title=escape(title), palette=_palette(), style=text("style.css"), commands=commands,
+        contents="".join(f'<a href="#{key}">{escape(name)}</a>' for key, name in contents.items()),
+        controls=controls, sections="\n".join(bodies), plotly=get_plotlyjs(), script=text("page.js"),
     )  # fmt: skip
 
 
@@ -72,7 +83,7 @@ def plot(row: Section, frame: DataFrame) -> str:
         f'<figure><figcaption class="selection"></figcaption>'
         f'<div class="plot" id="plot-{row.key}" role="img" aria-label="{label}"></div>'
         f'<script type="application/json" class="plot-data" data-for="plot-{row.key}">'
-        f"{_script_json(row.figure(frame))}</script>"
+        f"{script_json(row.figure(frame))}</script>"
         f"<details><summary>Numbers</summary>{_numbers(row, frame)}</details></figure>"
     )
 
@@ -197,7 +208,7 @@ def _controls(cells: DataFrame) -> str:
     return "".join(parts)
 
 
-def _script_json(figure: Figure) -> str:
+def script_json(figure: Figure) -> str:
     """The figure as JSON that cannot end its script element."""
     return str(figure.to_json()).replace("<", "\\u003c").replace("&", "\\u0026")
 

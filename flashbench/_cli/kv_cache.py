@@ -1,0 +1,364 @@
+"""``flashbench kv-cache``: what a decoder caches, how much fits on the cards, the bound on decode time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flashbench._cli import options
+from flashbench.errors import SpecError, UsageError
+
+if TYPE_CHECKING:
+    from flashbench.console import Column
+    from flashbench.devices import Device
+    from flashbench.kvcache import CacheEstimate, Serving
+    from flashbench.presets import Preset
+
+SEQLENS = "1k-128k"
+"""Lengths where --seqlens is not given."""
+
+_SHAPE, _CARD, _OUTPUT = "Model", "Cards", "Output"
+_BY_HAND = ("layers", "heads", "kv_heads", "head_dim", "head_dim_v", "window", "windowed_layers",
+            "latent_dim", "rope_dim")  # fmt: skip
+
+
+def _dtypes(incomplete: str) -> list[str]:
+    from flashbench.kvcache import CACHE_BITS
+
+    return options.complete_names(tuple(CACHE_BITS), incomplete)
+
+
+def _shape(help_: str, *names: str) -> Any:
+    return typer.Option(*names, help=help_, metavar="N", rich_help_panel=_SHAPE)
+
+
+def _card(help_: str, metavar: str, complete: Any = None) -> Any:
+    return typer.Option(help=help_, metavar=metavar, rich_help_panel=_CARD, autocompletion=complete)
+
+
+def kv_cache(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Published models, a comma list; 'flashbench list presets' shows all.",
+            metavar="NAMES",
+            rich_help_panel=_SHAPE,
+            autocompletion=options.models,
+        ),
+    ] = None,
+    layers: Annotated[str | None, _shape("Layers, for a model given by hand.")] = None,
+    heads: Annotated[str | None, _shape("Query heads, for FLOPs.")] = None,
+    kv_heads: Annotated[str | None, _shape("K/V heads.")] = None,
+    head_dim: Annotated[str | None, _shape("Head dim of Q and K.", "--head-dim", "--head-dims")] = None,
+    head_dim_v: Annotated[
+        str | None, _shape("Head dim of V. Default: as --head-dim.", "--head-dim-v", "--head-dims-v")
+    ] = None,
+    window: Annotated[str | None, _shape("Tokens that a windowed layer keeps.")] = None,
+    windowed_layers: Annotated[str | None, _shape("Layers with the window. Default: all.")] = None,
+    latent_dim: Annotated[str | None, _shape("MLA: numbers of the latent per token and layer.")] = None,
+    rope_dim: Annotated[str | None, _shape("MLA: numbers of the rotary key beside it.")] = None,
+    seqlens: Annotated[
+        str | None, typer.Option(help=f"Tokens per sequence. Default: {SEQLENS}.", metavar="LENGTHS")
+    ] = None,
+    batch: Annotated[str | None, typer.Option(help="Sequences. Default: 1.", metavar="N")] = None,
+    dtypes: Annotated[
+        str | None,
+        typer.Option(
+            "--dtypes",
+            "--dtype",
+            help="bf16, fp16, fp32, fp8, int8, fp4, int4: a comma list. Default: bf16.",
+            metavar="NAMES",
+            autocompletion=_dtypes,
+        ),
+    ] = None,
+    page_size: Annotated[
+        str | None, typer.Option(help="Tokens per page of one layer. Default: 16.", metavar="N")
+    ] = None,
+    scale_bytes: Annotated[
+        str | None,
+        typer.Option(
+            help="Bytes of scales per token, layer, K/V head and tensor. Default: 0 (scales per tensor).",
+            metavar="N",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        _card(
+            "Cards, a comma list; 'flashbench list devices' shows all; auto: this machine's; or a TOML file.",
+            "NAMES",
+            options.gpus,
+        ),
+    ] = None,
+    tp: Annotated[str | None, _card("Cards that share the K/V heads. Default: 1.", "N")] = None,
+    weights: Annotated[
+        str | None,
+        _card("Size of the weights, such as 141GB or 0. Default: the published checkpoint.", "SIZE"),
+    ] = None,
+    memory_fraction: Annotated[
+        str | None, _card("Share of the memory for weights and cache. Default: 0.9.", "X")
+    ] = None,
+    json: options.Json = False,
+    csv: options.Csv = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.", rich_help_panel=_OUTPUT)] = False,
+) -> None:
+    """Size the KV cache of a model: per token, per sequence, on the cards; needs no GPU.
+
+    Either --model, or --layers, --kv-heads and --head-dim (MLA: --layers, --latent-dim, --rope-dim,
+    --heads).
+    """  # fmt: skip
+    given = options.given({name: value for name, value in locals().items() if isinstance(value, str)})
+    from flashbench import console
+
+    options.one_format(json, csv)
+    rows = _estimates(given)
+    columns = _columns()
+    if not (json or csv):
+        columns = _needed(columns, rows)
+    notes = [] if quiet else _notes(rows)
+    console.show_table(
+        columns, [_row(row) for row in rows], json=json, csv=csv, title=_title(rows), notes=notes
+    )
+
+
+def _estimates(given: Mapping[str, Any]) -> list[CacheEstimate]:
+    """One row per model, dtype, card and length, the length innermost."""
+    from flashbench import kvcache, units
+    from flashbench.problem import MAX_SEQLEN
+    from flashbench.sweep import MAX_CELLS
+
+    models = _models(given)
+    dtypes = units.parse_names(given.get("dtypes", "bf16"), "--dtypes", kvcache.CACHE_BITS)
+    seqlens = units.parse_axis(given.get("seqlens", SEQLENS), "--seqlens", maximum=MAX_SEQLEN)
+    batch = units.parse_int(given.get("batch", "1"), "--batch")
+    served = _serving(given)
+    count = len(models) * len(dtypes) * len(seqlens) * len(served)
+    if count > MAX_CELLS:
+        raise SpecError(f"the axes multiply to {count} rows; accepted: at most {MAX_CELLS}")
+    try:
+        return [
+            kvcache.estimate(model, seqlen=seqlen, batch=batch, dtype=dtype, serving=how)
+            for model in models for dtype in dtypes for how in served for seqlen in seqlens
+        ]  # fmt: skip
+    except SpecError as problem:
+        name, value, rest = str(problem).split(" ", 2)
+        rest = rest.replace("; it must", "; accepted: it must")
+        raise SpecError(f"{options.on_line(name)} '{value}': {rest}") from None
+
+
+def _models(given: Mapping[str, Any]) -> list[Preset]:
+    from flashbench import presets, units
+
+    typed = [name for name in _BY_HAND if name in given]
+    if "model" in given:
+        if typed:
+            option = options.on_line(typed[0])
+            raise UsageError(
+                f"--model {units.quoted(given['model'])} and {option} {units.quoted(given[typed[0]])} exclude"
+                " each other; accepted: one of the two"
+            )
+        known = [row.name for row in presets.PRESETS]
+        return [presets.find(name) for name in units.parse_names(given["model"], "--model", known)]
+    mla = "latent_dim" in given
+    if mla and (
+        other := next((name for name in ("kv_heads", "head_dim", "head_dim_v") if name in given), None)
+    ):
+        raise UsageError(
+            f"--latent-dim {units.quoted(given['latent_dim'])} and {options.on_line(other)}"
+            f" {units.quoted(given[other])} exclude each other; accepted: one of them (MLA caches a latent)"
+        )
+    wanted = ("layers", "latent_dim") if mla else ("layers", "kv_heads", "head_dim")
+    missing = [options.on_line(name) for name in wanted if name not in given]
+    if missing:
+        raise UsageError(
+            f"{', '.join(missing)} not given; accepted: --model NAME, or --layers, --kv-heads and --head-dim",
+            hint="'flashbench list presets' shows the models",
+        )
+    return [_by_hand({name: units.parse_int(given[name], options.on_line(name)) for name in typed})]
+
+
+def _by_hand(shape: Mapping[str, int]) -> Preset:
+    """A model from its dims. Raises SpecError where they contradict each other."""
+    from flashbench.presets import Preset
+
+    layers, kv_heads = shape["layers"], shape.get("kv_heads", 1)
+    heads = shape.get("heads", 0)
+    if heads % kv_heads:
+        raise SpecError(
+            f"--kv-heads '{kv_heads}': {heads} query heads are not divisible by {kv_heads};"
+            f" accepted: a divisor of {heads}"
+        )
+    windowed = shape.get("windowed_layers", layers if "window" in shape else 0)
+    if windowed > layers:
+        raise SpecError(f"--windowed-layers '{windowed}': out of range; accepted: 0 to {layers}")
+    if windowed and "window" not in shape:
+        raise SpecError(f"--windowed-layers '{windowed}' needs --window; accepted: the tokens that they keep")
+    if "rope_dim" in shape and "latent_dim" not in shape:
+        raise SpecError(f"--rope-dim '{shape['rope_dim']}' needs --latent-dim; accepted: both, for MLA")
+    return Preset(
+        name="by hand", layers=layers, num_heads=heads, num_kv_heads=kv_heads,
+        head_dim=shape.get("head_dim", shape.get("latent_dim", 0) + shape.get("rope_dim", 0)),
+        head_dim_v=shape.get("head_dim_v", 0), window=shape.get("window"), windowed_layers=windowed,
+        latent_dim=shape.get("latent_dim", 0), rope_dim=shape.get("rope_dim", 0), weights_bytes=0,
+        weights="not given", source="the command line",
+    )  # fmt: skip
+
+
+def _serving(given: Mapping[str, Any]) -> list[Serving]:
+    """How it is served, once per card."""
+    from flashbench import units
+    from flashbench._cli import gpu as gpu_
+    from flashbench.kvcache import MEMORY_FRACTION, PAGE_SIZE, Serving
+
+    cards: Sequence[Device | None] = [None]
+    if "gpu" in given:
+        cards = gpu_.choose(given["gpu"])
+    else:
+        for name in ("weights", "memory_fraction"):
+            if name in given:
+                raise UsageError(
+                    f"{options.on_line(name)} {units.quoted(given[name])} needs --gpu; accepted: a card"
+                )
+    share = MEMORY_FRACTION
+    if "memory_fraction" in given:
+        share = options.fraction(given["memory_fraction"], "--memory-fraction")
+    weights = given.get("weights")
+    size = 0 if weights == "0" else None if weights is None else units.parse_bytes(weights, "--weights")
+    return [
+        Serving(
+            page_size=units.parse_int(given.get("page_size", str(PAGE_SIZE)), "--page-size"),
+            device=card, tp=units.parse_int(given.get("tp", "1"), "--tp", maximum=65536),
+            weights_bytes=size, memory_fraction=share,
+            scale_bytes=units.parse_int(given.get("scale_bytes", "0"), "--scale-bytes", minimum=0),
+        )
+        for card in cards
+    ]  # fmt: skip
+
+
+def _row(row: CacheEstimate) -> dict[str, Any]:
+    p, how = row.preset, row.serving
+    weights = p.weights_bytes if how.weights_bytes is None else how.weights_bytes
+    return {
+        "model": p.name, "attention": p.kind or None, "layers": p.layers, "num_heads": p.num_heads or None,
+        "num_kv_heads": p.num_kv_heads, "head_dim": p.head_dim, "head_dim_v": p.head_dim_v,
+        "latent_dim": p.latent_dim or None, "rope_dim": p.rope_dim or None, "window": p.window,
+        "windowed_layers": p.windowed_layers, "dtype": row.dtype, "batch": row.batch, "seqlen": row.seqlen,
+        "token_bytes": row.token_bytes, "sequence_bytes": row.sequence_bytes, "total_bytes": row.total_bytes,
+        "total_gb": row.total_bytes / 1e9, "total_gib": row.total_bytes / 2**30,
+        "window_saved_bytes": row.window_saved_bytes,
+        "page_size": how.page_size, "pages": row.pages, "page_bytes": row.page_bytes,
+        "gpu": how.device.name if how.device else None, "tp": how.tp, "card_bytes": row.card_bytes,
+        "weights_bytes": weights if how.device else None, "room_bytes": row.room_bytes,
+        "sequences": row.sequences, "decode_read_bytes": row.decode_read_bytes,
+        "decode_flops": row.decode_flops or None, "intensity": row.intensity, "decode_s": row.decode_s,
+        "tokens_per_s": row.tokens_per_s, "limit": row.limit,
+    }  # fmt: skip
+
+
+def _columns() -> list[Column]:
+    from flashbench import units
+    from flashbench.console import Column
+
+    def number(name: str, header: str, format: Any = str) -> Column:
+        return Column(name=name, header=header, format=format, justify="right")
+
+    size, gib = units.format_bytes, partial(units.format_bytes, binary=True)
+    exact = "{:,} B".format
+    return [
+        Column(name="model", header="model"),
+        Column(name="attention", header="kind"),
+        number("layers", "layers"), number("num_heads", "heads"), number("num_kv_heads", "kv heads"),
+        number("head_dim", "d"), number("head_dim_v", "dv"), number("latent_dim", "latent"),
+        number("rope_dim", "rope"), number("window", "window"), number("windowed_layers", "windowed"),
+        Column(name="dtype", header="dtype"),
+        number("batch", "batch"), number("seqlen", "seqlen", units.format_length),
+        number("token_bytes", "per token", exact), number("sequence_bytes", "per sequence", gib),
+        number("total_bytes", "bytes", exact),
+        number("total_gb", "total GB", "{:.2f}".format), number("total_gib", "total GiB", "{:.2f}".format),
+        number("window_saved_bytes", "saved by window", gib),
+        number("page_size", "page"), number("pages", "pages/seq", "{:,}".format),
+        number("page_bytes", "page bytes", exact),
+        Column(name="gpu", header="card"), number("tp", "cards"), number("card_bytes", "on each card", gib),
+        number("weights_bytes", "weights", size), number("room_bytes", "room per card", gib),
+        number("sequences", "sequences that fit", "{:,}".format),
+        number("decode_read_bytes", "read per step", size),
+        number("decode_flops", "FLOPs per step", partial(units.format_count, unit="FLOP")),
+        number("intensity", "FLOP/B", "{:.1f}".format),
+        number("decode_s", "step at least", units.format_seconds),
+        number("tokens_per_s", "tokens/s at most", units.format_count),
+        Column(name="limit", header="limit"),
+    ]  # fmt: skip
+
+
+_RAW_ONLY = ("layers", "num_heads", "num_kv_heads", "head_dim", "head_dim_v", "latent_dim", "rope_dim",
+             "window", "windowed_layers", "total_bytes", "page_size", "page_bytes", "decode_read_bytes",
+             "decode_flops", "weights_bytes", "batch")  # fmt: skip
+_WITH_CARD = ("gpu", "tp", "room_bytes", "sequences", "decode_s", "tokens_per_s", "limit")
+
+
+def _needed(columns: Sequence[Column], rows: Sequence[CacheEstimate]) -> list[Column]:
+    """What a person needs; JSON and CSV have all."""
+    card = any(row.serving.device for row in rows)
+    hidden = {*_RAW_ONLY, *(() if card else _WITH_CARD)}
+    if not any(row.preset.kind for row in rows):
+        hidden.add("attention")
+    if not any(row.preset.num_heads for row in rows):
+        hidden.add("intensity")
+    if not any(row.window_saved_bytes for row in rows):
+        hidden.add("window_saved_bytes")
+    if rows[0].batch == 1:
+        hidden.add("sequence_bytes")
+    return [column for column in columns if column.name not in hidden]
+
+
+def _title(rows: Sequence[CacheEstimate]) -> str:
+    how, first = rows[0].serving, rows[0]
+    parts = [f"KV cache, batch {first.batch}, pages of {how.page_size} tokens"]
+    shapes = {row.preset.name: row.preset for row in rows}
+    if len(shapes) == 1:
+        p = first.preset
+        cached = (
+            f"a latent of {p.latent_dim} + {p.rope_dim}"
+            if p.latent_dim
+            else f"{p.num_kv_heads} K/V heads of {p.head_dim}"
+            + ("" if p.head_dim == p.head_dim_v else f" and {p.head_dim_v}")
+        )
+        parts.append(f"{p.layers} layers with {cached}")
+        if p.windowed_layers:
+            parts.append(f"{p.windowed_layers} of them keep {p.window} tokens")
+    return ", ".join(parts)
+
+
+def _notes(rows: Sequence[CacheEstimate]) -> list[str]:
+    notes = [
+        "GB = 10^9 bytes, GiB = 2^30 bytes; lengths k = 1024; per token: all layers of the whole model, while"
+        " no window is full; on each card: whole pages, with what tensor parallel cannot share",
+    ]
+    shapes = {row.preset.name: row.preset for row in rows}.values()
+    if any(row.serving.device for row in rows):
+        share = float(rows[0].serving.memory_fraction)
+        notes.append(
+            f"room per card: {share:g} of its memory less its share of the weights"
+            + "".join(
+                f"; {p.name}: {row_weights / 1e9:.1f} GB ({p.weights})"
+                for p, row_weights in {row.preset: _row(row)["weights_bytes"] for row in rows}.items()
+            )
+        )
+        notes.append(
+            "step at least: one token for each sequence, its attention alone: bytes of the cache over the"
+            " card's bandwidth or FLOPs over its dense peak, whichever is larger; reading the weights comes"
+            " on top"
+        )
+    if any(row.room_bytes is not None and row.room_bytes < 0 for row in rows):
+        notes.append(
+            "room below 0: the weights alone do not fit; take more cards (--tp) or smaller --weights"
+        )
+    notes += [
+        f"{p.name}: an encoder keeps no cache; shown is what K and V take" for p in shapes if not p.causal
+    ]
+    if any(p.latent_dim for p in shapes) and rows[0].serving.tp > 1:
+        notes.append("MLA: every card holds the whole latent; only the query heads are shared")
+    notes += [f"{p.name}: {p.source}" + (f"; {p.uncertain}" if p.uncertain else "") for p in shapes]
+    return notes

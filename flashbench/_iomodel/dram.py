@@ -1,0 +1,254 @@
+"""DRAM traffic: the requested bytes that L2 does not hold, as a value between the least and the most.
+
+Kernel by kernel, from a cold cache. Three kinds of reuse:
+
+- between kernels: a tensor that was touched before is found with the probability that the L2's curve
+  gives for the bytes touched since;
+- between waves: thread blocks that run at the same time stream the same K/V (or Q) nearly in step, so a
+  wave fetches it once. A head whose thread blocks spread over several waves is fetched again per wave;
+- inside a thread block: one that passes over the same rows again (FlashAttention-1's inner loop).
+
+The least takes an LRU cache and heads that start with a wave; the most takes the curve less its error
+and two heads at a time wherever one spreads over waves. Reads never exceed what is requested and never
+fall below what is compulsory. Dirty lines may stay in L2 when the last kernel ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
+
+from flashbench._iomodel.l2 import Cache
+from flashbench._iomodel.tensors import FP32, sizes
+from flashbench._iomodel.types import Estimate, Step
+from flashbench.problem import Problem
+
+
+class Band(NamedTuple):
+    """Bytes: the least that the model allows, what it expects, the most."""
+
+    low: int
+    value: int
+    high: int
+
+    def plus(self, other: Band) -> Band:
+        """Both together."""
+        return Band(self.low + other.low, self.value + other.value, self.high + other.high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dram:
+    """Traffic between L2 and memory. steps: the expected bytes of each kernel, dirty lines written."""
+
+    read: Band
+    write: Band
+    steps: tuple[float, ...]
+
+    @property
+    def total(self) -> Band:
+        """Reads and writes."""
+        return self.read.plus(self.write)
+
+
+_Three = tuple[float, float, float]
+"""Least, expected, most."""
+
+
+class Grid(NamedTuple):
+    """How a tiled kernel covers the work.
+
+    ctas: thread blocks in all. units: heads that share what is streamed. slots: thread blocks that
+    run at once. loops: a thread block owns a head and passes over the same rows again itself.
+    uneven: scores of the longest thread block over those of a mean one.
+    """
+
+    ctas: int
+    units: int
+    slots: int
+    loops: bool = False
+    uneven: float = 1.0
+
+
+def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dram:
+    """What of the requested traffic reaches DRAM. grids: one per step, None for one without tiles."""
+    tracker = _Tracker(cache, tensor_bytes(estimate.problem))
+    steps = tuple(tracker.run(step, grid) for step, grid in zip(estimate.steps, grids, strict=True))
+    atomic = estimate.requested.atomic_bytes
+    most = estimate.requested.read_bytes + atomic
+    least = min(estimate.compulsory.read_bytes, most)
+    read = Band(*(min(max(round(part), least), most) for part in tracker.read))
+    most = estimate.requested.write_bytes + atomic
+    low, value, high = (min(round(part), most) for part in tracker.write)
+    left = min(value, tracker.dirty_share * cache.capacity)
+    low = max(0, low - round(cache.capacity))
+    return Dram(read=read, write=Band(low, max(low, value - round(left)), max(high, value)), steps=steps)
+
+
+@lru_cache(maxsize=64)
+def tensor_bytes(problem: Problem) -> dict[str, int]:
+    """Bytes of every tensor by its name in a step."""
+    total: dict[str, int] = {}
+    for part in problem.parts():
+        s = sizes(part)
+        scale = FP32 // part.dtype_bytes if part.dtype_bytes <= FP32 else 1
+        rows = {
+            "q": s.q, "k": s.k, "v": s.v, "o": s.o, "do": s.o, "lse": s.lse, "delta": s.lse,
+            "lse_log2": s.lse, "l, m": 2 * s.lse, "dq": s.q, "dk": s.k, "dv": s.v,
+            "dq_acc": s.q * scale, "dq_tmp": s.q * scale, "o_tmp": s.o * scale, "dk_acc": s.k * scale,
+            "dv_acc": s.v * scale, "k_heads": s.k_heads, "v_heads": s.v_heads, "dk_heads": s.k_heads,
+            "dv_heads": s.v_heads,
+        }  # fmt: skip
+        for name, size in rows.items():
+            total[name] = total.get(name, 0) + size
+    return total
+
+
+@dataclass(slots=True)
+class _Tracker:
+    """Walks over the steps and remembers when each tensor was last touched.
+
+    clock: bytes touched so far. last: per tensor, the clock in the middle of the step that touched it.
+    dirty: tensors that were written. read, write: least, expected and most bytes so far. dirty_share:
+    of what the last step touched, what it wrote.
+    """
+
+    cache: Cache
+    sizes: Mapping[str, int]
+    clock: float = 0.0
+    last: dict[str, float] = field(default_factory=dict)
+    dirty: set[str] = field(default_factory=set)
+    read: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    write: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    dirty_share: float = 0.0
+
+    def run(self, step: Step, grid: Grid | None) -> float:
+        """One step; returns its expected DRAM bytes, read and written."""
+        inputs, adds, outputs = self._rows(step.read), self._rows(step.atomic), self._rows(step.write)
+        touched = written = 0
+        for _, _, size in inputs:
+            touched += size
+        for _, _, size in adds:
+            written += size
+        for name, _, size in outputs:
+            if name not in step.read:
+                written += size
+        touched += written
+        again = _ONCE if grid is None else _Again.of(self.cache, grid, inputs + adds, touched)
+        middle = self.clock + touched / 2
+        before = self.read[1] + self.write[1]
+        self._move(self.read, inputs, (middle, again), None)
+        if adds:
+            self._move(self.read, adds, (middle, again), None)
+            self._move(self.write, adds, (middle, again), self.dirty)
+        self._move(self.write, outputs, (middle, again), self.dirty)
+        for rows in (inputs, adds, outputs):
+            for name, _, _ in rows:
+                self.last[name] = middle
+        self.clock += touched
+        self.dirty_share = written / touched if touched else 0.0
+        return self.read[1] + self.write[1] - before
+
+    def _rows(self, moved: Mapping[str, int]) -> list[tuple[str, int, int]]:
+        """(tensor, requested bytes, bytes of the tensor itself)."""
+        sizes = self.sizes
+        return [
+            (name, count, count if (size := sizes.get(name, count)) > count else size)
+            for name, count in moved.items()
+        ]
+
+    def _move(
+        self,
+        to: list[float],
+        rows: list[tuple[str, int, int]],
+        how: tuple[float, _Again],
+        dirty: set[str] | None,
+    ) -> None:
+        """Add what the rows move: each tensor once, less what L2 holds, and what is fetched again.
+
+        dirty: of writes, the tensors that L2 may still hold unsaved: overwritten there, they are saved once.
+        """
+        middle, again = how
+        low = value = high = 0.0
+        for name, requested, size in rows:
+            seen = self.last.get(name)
+            if seen is None or (dirty is not None and name not in dirty):
+                low += size
+                value += size
+                high += size
+            else:
+                hits = self.cache.hits(middle - seen)
+                low += size * (1 - hits[0])
+                value += size * (1 - hits[1])
+                high += size * (1 - hits[2])
+            if requested > size and again is not _ONCE:
+                times = again.times(requested, size)
+                low += size * times[0]
+                value += size * times[1]
+                high += size * times[2]
+            if dirty is not None:
+                dirty.add(name)
+        to[0] += low
+        to[1] += value
+        to[2] += high
+
+
+class _Again(NamedTuple):
+    """How often a kernel fetches again what it streams.
+
+    loops: a thread block makes its passes itself; missing: what is not found in L2 per pass. Else
+    waves: further waves over which a unit's passes spread, per pass; missing: what is then not found.
+    """
+
+    loops: bool
+    waves: _Three
+    missing: _Three
+
+    @classmethod
+    def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> _Again:
+        """From the kernel's grid and its (tensor, requested, size) rows."""
+        ctas, units, slots, loops, _ = grid
+        per_unit = ctas / units
+        streamed = asked_for = 0
+        for _, requested, size in asked:
+            if requested > size:
+                streamed += size
+                asked_for += requested
+        own = (touched - streamed) * min(slots, ctas) / ctas
+        unit_bytes = streamed / units
+        if loops:
+            one = cache.hits(min(float(units), float(slots)) * unit_bytes + own)
+            return cls(True, _ZERO, (1 - one.best, 1 - one.value, 1 - one.worst))
+        if ctas <= slots or not streamed:
+            return _ONCE
+        active = min(float(units), max(1.0, slots / per_unit))
+        # under a mask a pass ends early and comes back to its rows sooner, after seen of them on average
+        seen = min(1.0, asked_for / (streamed * per_unit))
+        best = cache.hits(active * unit_bytes * seen + own).best
+        typical = unit_bytes * seen**_MASKED
+        value = cache.hits(active * typical + own).value
+        if per_unit > slots:
+            # in its first and last wave a unit shares the cache with a neighbour, for half the time
+            edges = min(1.0, 2 * slots / per_unit)
+            value += edges * (cache.hits(min(float(units), 1.5) * typical + own).value - value)
+        worst = cache.hits(min(float(units), active + 1) * unit_bytes + own).worst
+        # how units and waves line up is not known: at best every unit starts with a wave
+        waves = (max(0.0, 1 / slots - 1 / per_unit), 1 / slots - 0.5 / ctas, 1 / slots)
+        return cls(False, waves, (1 - best, 1 - value, 1 - worst))
+
+    def times(self, requested: int, size: int) -> _Three:
+        """How many times over a tensor that is requested more than once is fetched again."""
+        passes = requested / size
+        best, value, worst = self.missing
+        if self.loops:
+            return (passes - 1) * best, (passes - 1) * value, (passes - 1) * worst
+        low, mean, high = (min(passes * wave, passes - 1) for wave in self.waves)
+        return low * best, mean * value, high * worst
+
+
+_MASKED = 0.585
+"""A row that sees the share s is come back to after s**0.585: 2/3 for causal, where long rows count most."""
+
+_ZERO = (0.0, 0.0, 0.0)
+_ONCE = _Again(False, _ZERO, _ZERO)

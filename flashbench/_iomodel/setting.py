@@ -1,0 +1,114 @@
+"""One card with one family's constants and one dtype: every number that the time model needs of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from flashbench._iomodel.constants import (
+    FAMILIES,
+    LIKE,
+    OF_MODEL,
+    REFERENCE_MATMUL,
+    REFERENCE_MEMORY,
+    Family,
+    Rates,
+)
+from flashbench._iomodel.l2 import Cache
+from flashbench._iomodel.roofline import Roofs, roofs
+from flashbench.errors import UnknownName
+
+if TYPE_CHECKING:
+    from flashbench.devices import Device
+
+
+class Setting(NamedTuple):
+    """family, device: where the numbers come from. roof: the card's ceilings, as they are shown.
+
+    flops, dram: its ceilings as data sheets count them, which the constants refer to. fwd, bwd: rates
+    of tiled kernels, None for a family without. stream_fwd, stream_bwd: shares of the memory bandwidth.
+    calibrated: whether a published table of the card's generation stands behind the constants.
+    """
+
+    family: Family
+    device: Device
+    roof: Roofs
+    flops: float
+    dram: float
+    clock: float
+    sms: int
+    cache: Cache
+    fwd: Rates | None
+    bwd: Rates | None
+    stream_fwd: float
+    stream_bwd: float
+    calibrated: bool
+    note: str
+
+
+_made: dict[tuple[int, int, str], Setting] = {}
+_MOST = 64
+
+
+def setting(device: Device, model: str, family: str | None, dtype: str) -> Setting:
+    """The setting for a model's own family or the named one; made once per card, family and dtype.
+
+    Raises UnknownName for an unknown family, SpecError for a dtype that the card lacks.
+    """
+    name = family or OF_MODEL.get(model, "triton")
+    row = FAMILIES.get(name)
+    if row is None:
+        raise UnknownName("family", name, FAMILIES)
+    key = id(device), id(row), dtype
+    found = _made.get(key)
+    if found is None or found.device is not device or found.family is not row:
+        if len(_made) >= _MOST:
+            _made.clear()
+        found = _made[key] = _make(device, row, dtype)
+    return found
+
+
+def _make(device: Device, row: Family, dtype: str) -> Setting:
+    roof = roofs(device, dtype)
+    generation, own = _generation(row, device.arch)
+    measured = device.measured
+    streams = [row.stream.get((pass_, generation)) or row.stream[pass_, "sm80"] for pass_ in ("fwd", "bwd")]
+    return Setting(
+        family=row,
+        device=device,
+        roof=roof,
+        flops=roof.flops / REFERENCE_MATMUL if f"{dtype}_flops_per_s" in measured else roof.flops,
+        dram=roof.dram / REFERENCE_MEMORY if "hbm_bytes_per_s" in measured else roof.dram,
+        clock=device.clock_hz,
+        sms=device.num_sms,
+        cache=Cache.of(device),
+        fwd=row.rates.get(("fwd", generation)),
+        bwd=row.rates.get(("bwd", generation)),
+        stream_fwd=streams[0],
+        stream_bwd=streams[1],
+        calibrated=row.calibrated and own,
+        note=_note(row, device, generation, own),
+    )
+
+
+def _generation(row: Family, arch: str) -> tuple[str, bool]:
+    """Whose constants stand for the card's generation, and whether they are its own."""
+    known = {generation for _, generation in (row.rates or row.stream)}
+    found = arch
+    while found not in known and found in LIKE:
+        found = LIKE[found]
+    if found not in known:
+        found = "sm80" if "sm80" in known else min(known)
+    return found, found == arch
+
+
+def _note(row: Family, device: Device, generation: str, own: bool) -> str:
+    words = [f"time by the constants of {row.name}"]
+    if not own:
+        words.append(f"those of {generation}, for want of {device.arch}'s")
+    if not row.calibrated:
+        words.append("from a single published number")
+    words.append(f"L2 hits {device.name}: {Cache.of(device).curve.source}")
+    if device.l2_bytes_per_s is None:
+        words.append("L2 bandwidth estimated")
+    words.append(f"roofs: {device.roofs}")
+    return "; ".join(words)

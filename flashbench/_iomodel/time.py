@@ -1,0 +1,228 @@
+"""Time of one pass on one card, kernel by kernel: the slowest of the SMs, L2, DRAM and shared memory.
+
+    T = Σ over kernels (T_launch + max(T_sm, T_l2, T_smem, T_dram))
+
+T_sm of a tiled kernel, with the work of a thread block t = products/(mma·F) + softmax·exps/X + fixed:
+in whole waves, ⌈ctas/SMs⌉·t, where all thread blocks are alike; else their sum over the SMs, and half
+of the longest one for those that end alone. The constants are those of the implementation family
+(constants.py). docs/time-model.md derives all this and lists what remains against published tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from flashbench._iomodel.constants import LAUNCH_S
+from flashbench._iomodel.dram import Band, Grid, dram
+from flashbench._iomodel.roofline import Roofs
+from flashbench._iomodel.setting import Setting, setting
+from flashbench._iomodel.types import Estimate, Step
+
+if TYPE_CHECKING:
+    from flashbench.devices import Device
+
+KERNELS = {"forward": "fwd", "backward": "bwd", "dkdv": "dkdv", "dq": "dq"}
+"""Steps that are tiled kernels, and the name of their tiles."""
+
+TAIL = 0.5
+"""Share of the longest thread block for which, on average, SMs wait at the end of an uneven launch."""
+
+RESOURCES = ("tensor cores", "exponentials", "L2", "DRAM", "shared memory")
+"""What can limit, each with a roof; beside them ``prologue`` and ``launch``, which have none."""
+
+
+class Part(NamedTuple):
+    """One kernel: seconds in all, and what each resource alone would take.
+
+    products, softmax, fixed: parts of the SMs' time; exps: of the MUFU alone. waiting: SMs without
+    work (waves, uneven blocks). limiting: the resource that sets the time.
+    """
+
+    name: str
+    time_s: float
+    products: float
+    softmax: float
+    exps: float
+    fixed: float
+    waiting: float
+    l2: float
+    smem: float
+    dram: float
+    launch: float
+    limiting: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What the model expects of one estimate on one card.
+
+    dram: bytes read and written, with dram_read and dram_write apart, each from low to high. time_s:
+    seconds. limiting: the resource that sets most of the time. roofs: share of each roof that is
+    used. parts: kernel by kernel. family: whose constants. calibrated: False where they come from no
+    published table of that card's generation. note: what was assumed, one line. setting: the numbers
+    behind it.
+    """
+
+    dram: Band
+    dram_read: Band
+    dram_write: Band
+    time_s: float
+    limiting: str
+    roofs: Mapping[str, float]
+    parts: tuple[Part, ...]
+    family: str
+    device: str
+    calibrated: bool
+    note: str
+    setting: Setting = field(repr=False)
+
+
+def predict(estimate: Estimate, device: Device, family: str | None = None) -> Prediction:
+    """DRAM traffic and time of the estimate on the device.
+
+    family: whose constants, else those of the model's own family. Raises UnknownName for an unknown
+    family, SpecError for a dtype that the card lacks.
+    """
+    on = setting(device, estimate.model, family, estimate.problem.dtype)
+    grids = tuple([_grid(step, estimate, on) for step in estimate.steps])
+    moved = dram(estimate, on.cache, grids)
+    backward = estimate.pass_ == "bwd"
+    parts = []
+    for step, grid, bytes_ in zip(estimate.steps, grids, moved.steps, strict=True):
+        backward = backward or step.name == _FIRST_OF_BACKWARD
+        memory = bytes_ / ((on.stream_bwd if backward else on.stream_fwd) * on.dram)
+        requested = sum(step.read.values()) + sum(step.write.values()) + sum(step.atomic.values())
+        l2 = requested / on.roof.l2
+        if grid is None:
+            parts.append(_streamed(step, on, l2, memory))
+        else:
+            parts.append(_tiled(step, estimate, (grid, on), l2, memory))
+    total = sum([part.time_s for part in parts])
+    return Prediction(
+        dram=moved.total,
+        dram_read=moved.read,
+        dram_write=moved.write,
+        time_s=total,
+        limiting=_limiting(parts),
+        roofs=_shares(estimate, moved.total.value, parts, on.roof, total),
+        parts=tuple(parts),
+        family=on.family.name,
+        device=device.name,
+        calibrated=on.calibrated,
+        note=on.note,
+        setting=on,
+    )
+
+
+_FIRST_OF_BACKWARD = "dp"
+"""The op with which an eager backward begins; other families reach the same bandwidth in both passes."""
+
+
+LOOPING = frozenset({"flash-v1", "flash-v1-cuda"})
+"""Models with one thread block per head, which loops over K/V and Q."""
+
+
+def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
+    """The grid of a tiled kernel, None for any other step."""
+    kernel = KERNELS.get(step.name)
+    rates = on.fwd if kernel == "fwd" else on.bwd
+    if kernel is None or rates is None or not step.exps:
+        return None
+    p, tiles = estimate.problem, estimate.tiles
+    heads, kv_heads = p.batch * p.num_heads, p.batch * p.num_kv_heads
+    slots = on.sms * rates.resident
+    if estimate.model in LOOPING:
+        ctas = step.ctas or heads
+        return Grid(ctas, heads, slots, loops=True)
+    packed = kernel == "fwd" and bool(estimate.variant.pack_gqa) and p.group > 1
+    block_q, block_k = tiles[f"{kernel}_block_q"], tiles[f"{kernel}_block_k"]
+    low, high = p.band
+    if kernel in ("fwd", "dq"):
+        rows, block = p.seqlen_q * (p.group if packed else 1), block_q
+        seen = -(-min(p.seqlen_k, high - low + block_q) // block_k)
+    else:
+        rows, block = p.seqlen_k, block_k
+        seen = -(-min(p.seqlen_q, high - low + block_k) // block_q)
+    outer = -(-rows // block)
+    most = (kv_heads if packed else heads) * outer * estimate.variant.thin(seen) * block_q * block_k
+    ctas = step.ctas or heads * outer
+    units = heads if kernel == "bwd" else kv_heads
+    return Grid(ctas, min(units, ctas), slots, uneven=max(1.0, min(most / step.exps, ctas)))
+
+
+def _tiled(step: Step, estimate: Estimate, card: tuple[Grid, Setting], l2: float, memory: float) -> Part:
+    """A kernel of products and softmax on tiles."""
+    grid, on = card
+    rates = on.fwd if step.name == "forward" else on.bwd
+    assert rates is not None
+    ctas, sms = grid.ctas, on.sms
+    products = step.flops / (rates.mma * on.flops)
+    softmax = rates.softmax * step.exps / on.roof.exps
+    exps = rates.mufu * step.exps / on.roof.exps
+    fixed = ctas * rates.fixed_clocks / (on.clock * sms)
+    busy = max(products + softmax, exps) + fixed
+    mean = busy * sms / ctas
+    waves = -(-ctas // sms)
+    if on.family.fills:
+        span = busy
+    elif estimate.problem.masked or estimate.problem.lengths:
+        longest = mean + (grid.uneven - 1) * (busy - fixed) * sms / ctas
+        span = min(max(busy + TAIL * rates.resident * longest, longest), waves * longest)
+    else:
+        span = waves * mean
+    if ctas < sms and not on.family.fills:
+        l2 *= sms / ctas
+    smem = rates.smem_bytes * step.flops * estimate.problem.dtype_bytes / on.roof.smem
+    slowest = max(span, l2, smem, memory)
+    if slowest <= LAUNCH_S:
+        limiting = "launch"
+    elif slowest == span:
+        scores = max(softmax, busy - fixed - products)
+        limiting = "tensor cores" if products >= scores else "exponentials"
+        limiting = limiting if max(products, scores) >= fixed else "prologue"
+    else:
+        limiting = "DRAM" if slowest == memory else "L2" if slowest == l2 else "shared memory"
+    return Part(
+        step.name, LAUNCH_S + slowest, products, softmax, exps, fixed, span - busy, l2, smem, memory,
+        LAUNCH_S, limiting,
+    )  # fmt: skip
+
+
+def _streamed(step: Step, on: Setting, l2: float, memory: float) -> Part:
+    """A kernel that passes over its operands once: elementwise, a reduction, a library's product."""
+    products = step.flops / (on.family.gemm * on.flops)
+    exps = step.exps / on.roof.exps
+    slowest = max(products, exps, l2, memory)
+    if slowest <= LAUNCH_S:
+        limiting = "launch"
+    elif slowest == memory:
+        limiting = "DRAM"
+    else:
+        limiting = "L2" if slowest == l2 else "exponentials" if slowest == exps else "tensor cores"
+    return Part(
+        step.name, LAUNCH_S + slowest, products, exps, exps, 0.0, 0.0, l2, 0.0, memory, LAUNCH_S, limiting
+    )
+
+
+def _limiting(parts: list[Part]) -> str:
+    """The resource that sets most of the time; launches count with every kernel."""
+    spent: dict[str, float] = {}
+    for part in parts:
+        spent[part.limiting] = spent.get(part.limiting, 0.0) + part.time_s - part.launch
+        spent["launch"] = spent.get("launch", 0.0) + part.launch
+    return max(spent, key=lambda name: spent[name])
+
+
+def _shares(
+    estimate: Estimate, dram_bytes: float, parts: list[Part], roof: Roofs, total: float
+) -> dict[str, float]:
+    """Share of each roof that the pass uses, over its whole time."""
+    return {
+        "tensor cores": estimate.done_flops / (roof.flops * total),
+        "exponentials": sum([part.exps for part in parts]) / total,
+        "L2": estimate.requested.total_bytes / (roof.l2 * total),
+        "DRAM": dram_bytes / (roof.dram * total),
+        "shared memory": sum([part.smem for part in parts]) / total,
+    }
