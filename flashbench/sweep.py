@@ -186,7 +186,9 @@ class Sweep:
         for name in self.dtypes:
             if not DTYPES[name].runs:
                 able = ", ".join(row.name for row in DTYPES.values() if row.runs)
-                raise SpecError(f"--dtypes '{name}': no implementation runs it, only io-model; accepted: {able}")
+                raise SpecError(
+                    f"--dtypes '{name}': no implementation runs it, only io-model; accepted: {able}"
+                )
         axes = (
             self.dtypes, self.head_dims, self.head_dims_v, self.causal, self.kv_heads,
             self.seqlens, self.seqlens_k, self.passes, self.impls,

@@ -1,4 +1,4 @@
-"""flash answers every problem within the budget, forward and backward, whatever the lengths, dims and strides.
+"""flash is within the budget, forward and backward, whatever the lengths, head dims, dtypes and strides.
 
 On a machine without a GPU this runs in Triton's interpreter, on one the compiled kernels.
 """
@@ -58,7 +58,7 @@ def gradients(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool = True
 
 
 def grid():
-    """Every dtype with every head dim, twice, over lengths, masks and groups that differ from cell to cell."""
+    """Every dtype with every head dim, over lengths, masks and groups that differ from cell to cell."""
     pairs = itertools.cycle(itertools.product(LENGTHS, (False, True), (1, 2)))
     for dtype, dim in itertools.product(DTYPES, HEAD_DIMS):
         for _ in range(2 if dim < 128 and dtype != "tf32" else 1):
@@ -79,7 +79,10 @@ def test_every_dtype_and_head_dim_is_within_budget(p) -> None:
 @pytest.mark.parametrize("lengths", [(1, 129), (129, 1), (7, 65), (65, 7), (64, 128), (130, 65), (100, 229)])
 @pytest.mark.usefixtures("poisoned")
 def test_any_two_lengths(lengths: tuple[int, int], causal: bool) -> None:
-    assert_within_budget(small(seqlen_q=lengths[0], seqlen_k=lengths[1], causal=causal, num_kv_heads=1))
+    seqlen_q, seqlen_k = lengths
+    assert_within_budget(
+        small(seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=causal, num_kv_heads=1, dtype="fp16")
+    )
 
 
 @pytest.mark.parametrize("dims", [(64, 16), (16, 80), (96, 40), (8, 100), (1, 3)])
@@ -365,13 +368,16 @@ import sys
 from flashbench.kernels import Target, get
 from flashbench.problem import Problem
 flash = get("flash")
-p = Problem(batch=1, num_heads=1, num_kv_heads=1, seqlen_q=8, seqlen_k=8, head_dim=64, head_dim_v=64,
-            dtype="bf16", causal=True)
+p = Problem(
+    batch=1, num_heads=1, num_kv_heads=1, seqlen_q=8, seqlen_k=8,
+    head_dim=64, head_dim_v=64, dtype="bf16", causal=True,
+)
 h100 = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=232448)
-print(flash.why_unsupported(p, "fwd+bwd", h100), sorted(flash.describe(p, "fwd", h100)), "torch" in sys.modules)
+print(flash.why_unsupported(p, "fwd+bwd", h100), *sorted(flash.describe(p, "fwd", h100)))
+print("torch" in sys.modules)
 """
-    names = "['fwd_block_k', 'fwd_block_q', 'fwd_num_stages', 'fwd_num_warps']"
-    assert _in_new_process(code) == f"None {names} False"
+    names = "fwd_block_k fwd_block_q fwd_num_stages fwd_num_warps"
+    assert _in_new_process(code) == f"None {names}\nFalse"
 
 
 def _refusal(pass_: str, capability: tuple[int, int], limit: int, **changes) -> str | None:

@@ -94,7 +94,10 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
     try:
         kernel = launch(task).compile()
     except Exception as error:  # whatever the compiler raises is the result
-        return Compiled(task, error=f"{type(error).__name__}: {error}")
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # Triton wraps the cause once for every call in the source
+            cause = cause.__cause__
+        return Compiled(task, error=f"{type(cause).__name__}: {cause}")
     registers, spills = _inspect(kernel.asm["cubin"]) if inspect else (None, None)
     return Compiled(task, kernel.metadata.shared, registers, spills)
 

@@ -202,9 +202,9 @@ def _row(name: str, forced: str | None, summary: str, io_model: str | None) -> I
     )
 
 
-# Only sdpa-flash is known to be FlashAttention-2, with its tiles and its atomic backward. cuDNN's tiles are not published and
-# the efficient kernel has others of its own, so a model of their requested bytes would be a guess;
-# math up-casts half precision and is not the textbook op list; sdpa may be any of them.
+# Only sdpa-flash is known to be FlashAttention-2, with its tiles and its atomic backward. cuDNN's tiles
+# are not published and the efficient kernel has others of its own, so a model of their requested bytes
+# would be a guess; math up-casts half precision and is not the textbook op list; sdpa may be any of them.
 IMPLEMENTATIONS = (
     _row("sdpa", None, "torch's scaled_dot_product_attention, the backend that torch picks", None),
     _row("sdpa-flash", "flash", "torch's FlashAttention-2 backend", "flash-v2-atomic"),

@@ -1,0 +1,120 @@
+"""Every kernel compiles for every architecture within its shared memory, and the tuned ones do not spill.
+
+No GPU is needed: Triton compiles for an architecture by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from attention import problem
+
+from flashbench.kernels import Target, _compile, _flash_configs, _triton
+from flashbench.kernels._flash_configs import TABLE, choose, math_of, shared_bytes, split, widest
+
+pytest.importorskip("triton")
+
+LIMITS = {(8, 0): 166912, (8, 6): 101376, (9, 0): 232448, (10, 0): 232448}
+"""Shared memory that a block may have, bytes, by compute capability (CUDA C++ Programming Guide)."""
+
+SPILLS_ALLOWED = {("dkdv", 128): 40}
+"""Of the configurations tuned on an H100: measured as the fastest with these few spills outside its loop."""
+
+
+def ask(kernel: str, capability: tuple[int, int], dtype: str, head_dim: int, causal: bool = True, **changes):
+    heads = {"num_heads": 16, "num_kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096}
+    p = problem(
+        **{**heads, "head_dim": head_dim, "head_dim_v": head_dim, "dtype": dtype, "causal": causal, **changes}
+    )
+    return _compile.Task(kernel, p, capability, LIMITS[capability])
+
+
+TASKS = [
+    *(
+        ask(kernel, (9, 0), "bf16", head_dim, causal)
+        for kernel, head_dim, causal in itertools.product(("fwd", "dq", "dkdv"), (64, 128), (False, True))
+    ),
+    *(ask(kernel, (9, 0), "fp16", 256) for kernel in ("fwd", "dq", "dkdv", "delta")),
+    *(ask(kernel, (9, 0), "fp32", 256) for kernel in ("fwd", "dq", "dkdv", "delta")),
+    *(ask(kernel, (9, 0), "tf32", 96, head_dim_v=80) for kernel in ("fwd", "dq", "dkdv")),
+    *(ask(kernel, (8, 0), "bf16", 128, num_kv_heads=4) for kernel in ("fwd", "dq", "dkdv")),
+    *(ask(kernel, (8, 6), "fp32", 80, head_dim_v=48) for kernel in ("fwd", "dkdv")),
+    *(ask(kernel, (8, 6), "bf16", 256) for kernel in ("fwd", "dkdv")),
+    *(ask(kernel, (10, 0), "bf16", 128) for kernel in ("fwd", "dkdv")),
+]
+
+
+def name(task: _compile.Task) -> str:
+    return f"{task.kernel} sm{task.capability[0]}{task.capability[1]} {task.problem.key}"
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[_compile.Task, _compile.Compiled]:
+    return {done.task: done for done in _compile.compile_all(TASKS, inspect=True)}
+
+
+@pytest.mark.parametrize("task", TASKS, ids=name)
+def test_compiles_within_the_shared_memory_it_was_chosen_for(task, compiled) -> None:
+    done = compiled[task]
+    assert not done.error
+    p = task.problem
+    shape = math_of(p.dtype), p.head_dim, p.head_dim_v
+    config = choose(task.kernel, *shape, task.capability, task.limit)
+    assert done.shared_bytes <= shared_bytes(task.kernel, config, *shape) <= task.limit
+    tuned = task.capability == (9, 0) and p.dtype == "bf16" and p.head_dim in (64, 128)
+    if tuned and done.spills is not None:
+        assert done.spills <= SPILLS_ALLOWED.get((task.kernel, p.head_dim), 0)
+
+
+def test_a_kernel_that_does_not_compile_is_a_result() -> None:
+    task = ask("fwd", (9, 0), "bf16", 64)
+    odd = _compile.Task("fwd", task.problem, (9, 0), None, _flash_configs.Config(48, 64, 4, 1))
+    (done,) = _compile.compile_all([odd])
+    assert "power of 2" in done.error
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "tf32"])
+@pytest.mark.parametrize("capability", LIMITS)
+def test_every_head_dim_fits_every_card(capability: tuple[int, int], dtype: str) -> None:
+    for kernel, head_dim in itertools.product(_flash_configs.KERNELS, range(1, 257)):
+        shape = math_of(dtype), head_dim, 256 - head_dim or 1
+        config = choose(kernel, *shape, capability, LIMITS[capability])
+        assert shared_bytes(kernel, config, *shape) <= LIMITS[capability]
+
+
+def test_the_table_has_a_row_for_every_kernel_and_dtype() -> None:
+    for kernel, math in itertools.product(_flash_configs.KERNELS, ("half", "ieee", "tf32")):
+        assert any(
+            (row.kernel, row.family, row.math, row.max_dim) == (kernel, "any", math, 256) for row in TABLE
+        )
+
+
+def test_the_table_asks_for_powers_of_two() -> None:
+    for config in itertools.chain.from_iterable(row.configs for row in TABLE):
+        sizes = config.block_q, config.block_k, config.num_warps
+        assert all(size & (size - 1) == 0 for size in sizes)
+        assert config.block_q >= 16 <= config.block_k
+
+
+@pytest.mark.parametrize("math", ["half", "ieee", "tf32"])
+def test_pieces_cover_a_head_dim_without_gap_or_much_waste(math: str) -> None:
+    for dim in range(1, 257):
+        pieces = split(dim, widest(math))
+        assert all(width in (32, 64, 128, 256) and width <= widest(math) for _, width in pieces)
+        starts = [start for start, _ in pieces]
+        ends = [start + width for start, width in pieces]
+        assert starts == [0, *ends[:-1]]
+        assert pieces[-1][0] < dim <= ends[-1]
+        assert ends[-1] < max(33, 2 * dim)
+
+
+def test_precompile_needs_a_gpu_to_compile_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compile, "compile_all", lambda tasks: pytest.fail("compiled for a CPU"))
+    _compile.precompile([], Target())
+
+
+def test_load_refuses_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_triton, "why_unavailable", lambda target: "triton is not installed")
+    with pytest.raises(_triton.UnavailableError, match="flash: triton is not installed"):
+        _triton.load("cpu")
