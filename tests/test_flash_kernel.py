@@ -24,7 +24,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FLASH = kernels.get("flash")
 DTYPES = ("fp32", "tf32", "fp16", "bf16")
 HEAD_DIMS = (16, 40, 64, 80, 96, 128, 192, 256)
-LENGTHS = (1, 7, 63, 64, 65, 127, 129)
+LENGTHS = (1, 7, 63, 64, 65, 127, 128, 129)
 CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else None
 
 if (REASON := FLASH.why_unavailable(Target(device=DEVICE, capability=CAPABILITY))) is not None:
@@ -76,7 +76,7 @@ def test_every_dtype_and_head_dim_is_within_budget(p) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("lengths", [(1, 129), (129, 1), (7, 65), (65, 7), (64, 128), (130, 65), (100, 229)])
+@pytest.mark.parametrize("lengths", [(1, 129), (129, 1), (7, 65), (65, 7), (192, 128), (130, 65), (100, 229)])
 @pytest.mark.usefixtures("poisoned")
 def test_any_two_lengths(lengths: tuple[int, int], causal: bool) -> None:
     seqlen_q, seqlen_k = lengths
@@ -109,17 +109,18 @@ def test_the_last_query_sees_every_key() -> None:
 
 @pytest.mark.usefixtures("poisoned")
 def test_rows_without_keys_are_zero_and_move_nothing() -> None:
-    q, k, v, dout = (random(2, 2, n, 32, seed=n) for n in (133, 5, 5, 133))
+    empty, seqlen_q, seqlen_k = 95, 100, 5  # a tile of 64 rows holds rows with and without keys
+    q, k, v, dout = (random(2, 2, n, 32, seed=n) for n in (seqlen_q, seqlen_k, seqlen_k, seqlen_q))
     q.requires_grad_()
     o, lse = attention(q, k, v, causal=True, return_lse=True)
     (dq,) = torch.autograd.grad(o, q, dout)
-    assert (o[:, :, :128] == 0).all()
-    assert (lse[:, :, :128] == -torch.inf).all()
-    assert (dq[:, :, :128] == 0).all()
-    for tensor in (o, lse[:, :, 128:], dq, *gradients(q, k, v, dout)[1:]):
+    assert (o[:, :, :empty] == 0).all()
+    assert (lse[:, :, :empty] == -torch.inf).all()
+    assert (dq[:, :, :empty] == 0).all()
+    for tensor in (o, lse[:, :, empty:], dq, *gradients(q, k, v, dout)[1:]):
         assert tensor.isfinite().all()
-    alone = attention(q[:, :, 128:], k, v, causal=True)
-    assert torch.allclose(o[:, :, 128:], alone, atol=1e-6)
+    alone = attention(q[:, :, empty:], k, v, causal=True)
+    assert torch.allclose(o[:, :, empty:], alone, atol=1e-6)
 
 
 def test_a_single_key_leaves_no_gradient_behind() -> None:
@@ -224,11 +225,19 @@ def test_expanded_tensors_are_read_through_their_zero_strides() -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("strides", [(0, 0, 2**26), (0, 2**31 + 16, 16), (2**31 + 16, 0, 16)])
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [
+        ((1, 1, 34, 16), (0, 0, 2**26)),  # rows of one tile
+        ((1, 1, 66, 16), (0, 0, 2**25)),  # tiles
+        ((1, 3, 34, 16), (0, 2**30, 16)),  # heads
+        ((3, 1, 34, 16), (2**30, 0, 16)),  # batches
+        ((2, 1, 34, 16), (2**31 + 16, 0, 16)),
+    ],
+)
 @pytest.mark.skipif(DEVICE != "cpu", reason="needs gigabytes that nobody touches: virtual memory")
-def test_offsets_are_64_bit(strides: tuple[int, int, int]) -> None:
-    """Rows, heads and batches that lie more than 2^31 elements apart."""
-    shape = (1 if strides[0] == 0 else 2, 1 if strides[1] == 0 else 2, 34, 16)
+def test_offsets_are_64_bit(shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    """Elements that lie 2^31 elements apart and more."""
     span = sum((n - 1) * stride for n, stride in zip(shape, strides, strict=False)) + 16
     far = torch.as_strided(torch.empty(span, dtype=torch.float16), shape, (*strides, 1))
     near = random(*shape, dtype=torch.float16)
