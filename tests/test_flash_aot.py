@@ -18,8 +18,8 @@ pytest.importorskip("triton")
 LIMITS = {(8, 0): 166912, (8, 6): 101376, (9, 0): 232448, (10, 0): 232448}
 """Shared memory that a block may have, bytes, by compute capability (CUDA C++ Programming Guide)."""
 
-SPILLS_ALLOWED = {("dkdv", 128): 40}
-"""Of the configurations tuned on an H100: measured as the fastest with these few spills outside its loop."""
+SPILLS_ALLOWED = {("dkdv", 64): 8, ("dkdv", 128): 40}
+"""Instructions that spill in a tuned configuration: these were the fastest on an H100 in spite of them."""
 
 
 def ask(kernel: str, capability: tuple[int, int], dtype: str, head_dim: int, causal: bool = True, **changes):
