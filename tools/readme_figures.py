@@ -48,7 +48,7 @@ def render(root: Path) -> str:
         "| pass | seqlen | " + " | ".join(f"`{name}`" for name in IMPLEMENTATIONS) + " |",
         "|---|---|" + "---|" * len(IMPLEMENTATIONS),
     ]
-    for (pass_, seqlen), row in rows.items():
+    for (pass_, seqlen), row in sorted(rows.items(), key=lambda item: (item[0][0] != "fwd", item[0][1])):
         cells = " | ".join(row.get(name, "") for name in IMPLEMENTATIONS)
         out.append(f"| {pass_} | {seqlen // 1024}k | {cells} |")
     page = RESULTS.replace("results.jsonl", "report.html")
