@@ -10,7 +10,7 @@ from attention import SHAPES, exact, problem, run
 
 from flashbench import kernels
 from flashbench.kernels import _reference
-from flashbench.kernels._reference import SAMPLED_ROWS, Reference, make_inputs, rounding, sample_rows
+from flashbench.kernels._reference import SAMPLED_ROWS, Reference, make_inputs, rounding, sample_rows, to_tf32
 
 NAMES = ("o", "dq", "dk", "dv")
 
@@ -100,6 +100,107 @@ def test_an_overflow_of_naive_falls_back_to_rounded_fp32() -> None:
     assert reference._forward.budget < 0.1
     fp32 = run(kernels.get("naive"), problem(causal=False), tuple(t.float() for t in inputs))
     assert reference.compare(fp32[0].half()).ok
+
+
+def on_the_tf32_grid(x: torch.Tensor) -> bool:
+    return bool(((x.view(torch.int32) & 0x1FFF) == 0).all())
+
+
+def test_tf32_rounds_to_ten_bits_to_nearest_and_ties_away_from_zero() -> None:
+    step = 2.0**-10
+    x = torch.tensor([1, 1 + step / 2, 1 + 1.5 * step, 1 + step * 0.499, -1 - step / 2, 2 - step / 2, 0.0])
+    wanted = torch.tensor([1, 1 + step, 1 + 2 * step, 1, -1 - step, 2, 0.0])
+    assert torch.equal(to_tf32(x), wanted)
+    anything = torch.randn(10_000, generator=torch.Generator().manual_seed(0)) * 1e3
+    rounded = to_tf32(anything)
+    assert on_the_tf32_grid(rounded)
+    assert ((rounded - anything).abs() <= anything.abs() * 2**-11).all()
+    assert torch.equal(to_tf32(rounded), rounded)
+    special = torch.tensor([math.inf, -math.inf, math.nan, 1e-40])
+    assert torch.equal(to_tf32(special).isfinite(), special.isfinite())
+    worst = torch.tensor([-1, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)  # NaNs of all ones
+    assert to_tf32(worst).isnan().all()
+
+
+def in_tf32(p, inputs: tuple) -> tuple:
+    """o, dq, dk, dv of attention whose products, forward and backward, take TF32 operands."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, a, b):
+            ctx.save_for_backward(a, b)
+            return to_tf32(a) @ to_tf32(b)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            a, b = (to_tf32(x).transpose(-2, -1) for x in ctx.saved_tensors)
+            gradient = to_tf32(gradient)
+            return gradient @ b, a @ gradient
+
+    q, k, v = (x.detach().clone().requires_grad_() for x in inputs[:3])
+    all_k, all_v = (x.repeat_interleave(p.group, dim=1) for x in (k, v))
+    scores = Product.apply(q * p.softmax_scale, all_k.transpose(-2, -1))
+    if p.causal:
+        hidden = torch.ones(p.seqlen_q, p.seqlen_k, dtype=torch.bool).triu(p.seqlen_k - p.seqlen_q + 1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    o = Product.apply(scores.softmax(-1), all_v)
+    return o.detach(), *torch.autograd.grad(o, (q, k, v), inputs[3])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"seqlen_q": 65, "seqlen_k": 65, "head_dim": 80, "head_dim_v": 80},
+        {"seqlen_q": 64, "seqlen_k": 64, "head_dim": 64, "head_dim_v": 64, "causal": False},
+        {"seqlen_q": 7, "seqlen_k": 129, "head_dim": 41, "head_dim_v": 33, "num_kv_heads": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("all_rows", [True, False])
+def test_tf32s_yardstick_is_tf32_arithmetic_on_every_device(changes: dict, all_rows: bool) -> None:
+    p = problem(dtype="tf32", **changes)
+    inputs = make_inputs(p, "cpu", seed=12)
+    reference = Reference(p, *inputs, all_rows=all_rows)
+    mine = in_tf32(p, inputs)
+    accuracy = reference.compare(mine[0], mine[1:])
+    assert accuracy.ok
+    single = Reference(problem(dtype="fp32", **changes), *inputs, all_rows=all_rows)
+    single.prepare(gradients=True)
+    for name, ref, same in zip(NAMES, references(reference), references(single), strict=True):
+        assert torch.equal(ref, same), "the reference itself knows no dtype"
+        wanted = 2 * accuracy.max_abs_error[name] + 2 * rounding(ref, torch.float32)
+        assert accuracy.budget[name] == pytest.approx(wanted, rel=0.05)
+    assert accuracy.budget["o"] > 20 * single._forward.budget
+    assert not single.compare(mine[0], mine[1:]).ok, "TF32 products are not fp32's"
+    half = tuple(x.bfloat16().float() for x in inputs)
+    coarse = in_tf32(p, half)
+    assert not reference.compare(coarse[0], coarse[1:]).ok, "bf16 products are not TF32's"
+
+
+def test_the_yardstick_of_tf32_does_not_ask_the_library_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = torch.backends.cuda.matmul
+    seen = []
+    real = _reference.to_tf32
+    monkeypatch.setattr(_reference, "to_tf32", lambda x: (seen.append(switch.allow_tf32), real(x))[1])
+    p = problem(dtype="tf32")
+    Reference(p, *make_inputs(p, "cpu", seed=0)).prepare(gradients=True)
+    assert seen
+    assert not any(seen)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("length", [64, 65])
+@pytest.mark.parametrize("dim", [64, 80])
+def test_a_gpu_has_the_same_tf32_yardstick_for_aligned_sizes_and_others(length: int, dim: int) -> None:
+    p = problem(dtype="tf32", seqlen_q=length, seqlen_k=length, head_dim=dim, head_dim_v=dim)
+    inputs = make_inputs(p, "cpu", seed=0)
+    budgets = []
+    for device in ("cpu", "cuda:0"):
+        reference = Reference(p, *(x.to(device) for x in inputs))
+        reference.prepare(gradients=True)
+        found = (reference._forward, reference._query_side, *reference._key_side)
+        budgets.append([expected.budget for expected in found])
+    assert budgets[0] == pytest.approx(budgets[1], rel=0.01)
 
 
 def wrong(p, o, dq, dk, dv, how: str) -> tuple:

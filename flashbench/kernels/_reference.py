@@ -5,7 +5,9 @@ An implementation's tensor x passes if, with maxima over the compared rows,
     max|x − ref| ≤ 2·max|naive − ref| + 2·max|((ref + 0.3) − 0.3 in the dtype) − ref|
 
 where naive is the textbook op list run in the tensors' dtype (or, where that is not finite, in fp32
-with its result rounded). Small problems compare every row; larger ones o and dq on sampled query rows
+with its result rounded). In tf32 that is the dtype's own arithmetic on every device: the operands of
+each product rounded to TF32 (``to_tf32``) and multiplied in fp32. ref knows no dtype: it takes the
+inputs as they are. Small problems compare every row; larger ones o and dq on sampled query rows
 and dk and dv on sampled key rows, of all heads, so that 64k is checked in bounded memory. dk and dv
 need the log-sum-exp and delta = rowsum(dout * o) of every query row; both are streamed in fp64.
 
@@ -71,6 +73,15 @@ def sample_rows(rows: int, seed: int) -> list[int]:
     return sorted(chosen)
 
 
+def to_tf32(x: Tensor) -> Tensor:
+    """fp32 x rounded to TF32's 10 mantissa bits: to nearest, ties away from zero, exponent range as fp32.
+
+    Source: PTX ISA, cvt.rna.tf32.f32.
+    """
+    bits = x.view(torch.int32).add(0x1000).bitwise_and_(-0x2000)
+    return torch.where(x.isnan(), x, bits.view(torch.float32))  # a NaN's bits could wrap around
+
+
 def rounding(ref: Tensor, dtype: torch.dtype) -> float:
     """max|((ref + 0.3) − 0.3 in the dtype) − ref|: what rounding alone does at the data's scale."""
     if not ref.numel():
@@ -126,7 +137,8 @@ class Reference:
 
     def prepare(self, *, gradients: bool) -> None:
         """Compute now what ``compare`` will need, so that a caller can tell its cost apart."""
-        with precision(self.problem):
+        # whether a library's TF32 products are TF32 depends on the sizes; the yardstick's must not
+        with precision(replace(self.problem, dtype="fp32")):
             _ = self._forward
             if gradients:
                 _ = self._query_side, self._key_side
@@ -203,8 +215,7 @@ class Reference:
         dtype = torch_dtype(self.problem.dtype)
         yardstick = naive(dtype)
         if dtype != torch.float32 and not bool(yardstick.isfinite().all()):
-            with precision(replace(self.problem, dtype="fp32")):
-                yardstick = naive(torch.float32).to(dtype)
+            yardstick = naive(torch.float32).to(dtype)
         return _Expected(ref, 2 * _max_error(yardstick, ref) + 2 * rounding(ref, dtype))
 
     def _in_slices(self, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
@@ -235,7 +246,9 @@ class Reference:
         """o, or dq, on some query rows: (heads, group, rows, width) fp64."""
         q, dout, k, v, every, empty = self._gather(heads, rows, torch.float64)
         hidden = self._hidden(every, self._columns)
-        p = _naive_softmax(q * self.problem.softmax_scale, k, hidden).masked_fill_(empty, 0)
+        scores = (q * self.problem.softmax_scale) @ k.transpose(-2, -1)
+        p = _softmax(scores, hidden).masked_fill_(empty, 0)
+        del scores
         result = p @ v
         if dq:
             delta = (result * dout).sum(-1, keepdim=True)
@@ -304,16 +317,22 @@ class Reference:
             dk += (ds.transpose(-2, -1) @ q).sum(0)
         return dk * p.softmax_scale, dv
 
+    def _product(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b as the problem's dtype multiplies, for naive."""
+        return to_tf32(a) @ to_tf32(b) if self.problem.dtype == "tf32" else a @ b
+
     def _naive_rows(self, heads: slice, rows: Tensor, dtype: torch.dtype, *, dq: bool) -> Tensor:
         """naive's o, or dq, on some query rows: (heads, group, rows, width), op by op in the dtype."""
         q, dout, k, v, every, empty = self._gather(heads, rows, dtype)
         hidden = self._hidden(every, self._columns)
-        p = _naive_softmax(q * self.problem.softmax_scale, k, hidden).masked_fill_(empty, 0)
+        scores = self._product(q * self.problem.softmax_scale, k.transpose(-2, -1))
+        p = _softmax(scores, hidden).masked_fill_(empty, 0)
+        del scores
         if dq:
-            ds = _softmax_backward(dout @ v.transpose(-2, -1), p)
-            result = (ds @ k) * self.problem.softmax_scale
+            ds = _softmax_backward(self._product(dout, v.transpose(-2, -1)), p)
+            result = self._product(ds, k) * self.problem.softmax_scale
         else:
-            result = p @ v
+            result = self._product(p, v)
         return result.unflatten(1, (self.problem.group, len(rows)))
 
     def _naive_columns(self, head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -329,20 +348,20 @@ class Reference:
         for start, end, visible in self._chunks():
             q = self._q[head, :, start:end].to(dtype) * p.softmax_scale
             hidden = self._hidden(torch.arange(start, end, device=k.device), self._columns[:visible])
-            probabilities = _naive_softmax(q, k[:visible], hidden)
-            dp = self._dout[head, :, start:end].to(dtype) @ v[:visible].T
+            probabilities = _softmax(self._product(q, k[:visible].T), hidden)
+            dp = self._product(self._dout[head, :, start:end].to(dtype), v[:visible].T)
             ds = _softmax_backward(dp, probabilities)
             seen = int((self.key_rows < visible).sum())  # key_rows ascend; later ones are invisible here
             kept_p[:, start:end, :seen] = probabilities.index_select(2, self.key_rows[:seen])
             kept_ds[:, start:end, :seen] = ds.index_select(2, self.key_rows[:seen])
         q, dout = self._q[head].to(dtype) * p.softmax_scale, self._dout[head].to(dtype)
-        dk = (kept_ds.transpose(-2, -1) @ q).sum(0)
-        dv = (kept_p.transpose(-2, -1) @ dout).sum(0)
+        dk = self._product(kept_ds.transpose(-2, -1), q).sum(0)
+        dv = self._product(kept_p.transpose(-2, -1), dout).sum(0)
         return dk, dv
 
 
-def _naive_softmax(scaled_q: Tensor, k: Tensor, hidden: Tensor | None) -> Tensor:
-    scores = scaled_q @ k.transpose(-2, -1)
+def _softmax(scores: Tensor, hidden: Tensor | None) -> Tensor:
+    """Over the last dimension, without what is hidden; scores is overwritten."""
     if hidden is not None:
         scores.masked_fill_(hidden, float("-inf"))
     return scores.softmax(-1)
