@@ -54,6 +54,37 @@ def test_sampled_rows_are_those_of_the_whole(changes: dict) -> None:
         assert torch.allclose(mine, theirs.index_select(2, at), atol=1e-13, rtol=1e-12)
 
 
+@pytest.mark.parametrize("all_rows", [True, False])
+@pytest.mark.parametrize("dtype", ["fp32", "tf32", "fp16"])
+def test_heads_together_are_as_heads_alone_in_fewer_operations(
+    dtype: str, all_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Count(TorchDispatchMode):
+        operations = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.operations += 1
+            return func(*args, **(kwargs or {}))
+
+    p = problem(batch=3, num_kv_heads=2, seqlen_q=150, seqlen_k=130, dtype=dtype)
+    inputs = make_inputs(p, "cpu", seed=13)
+    found, operations = [], []
+    for batched in (2**23, 8):
+        monkeypatch.setitem(_reference.BATCHED_BYTES, "cpu", batched)
+        reference = Reference(p, *inputs, all_rows=all_rows)
+        with Count() as count:
+            reference.prepare(gradients=True)
+        operations.append(count.operations)
+        found.append((reference._forward, reference._query_side, *reference._key_side))
+    for together, alone in zip(*found, strict=True):
+        assert torch.allclose(together.ref, alone.ref, atol=1e-13, rtol=1e-12)
+        # a product of another height may add in another order
+        assert together.budget == pytest.approx(alone.budget, rel=0.1)
+    assert operations[0] < operations[1] / 3, "six K/V heads"
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0, 200.0])
 def test_scores_of_any_size_keep_fp64s_precision(scale: float) -> None:
     # 30: exp(S) would overflow fp32; 200: it would overflow fp64 without the maximum

@@ -17,6 +17,7 @@ FlashAttention's own tests (naive in the same dtype as the yardstick) with an fp
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,6 +37,9 @@ SAMPLED_ROWS = 96
 
 WORKSPACE_BYTES = {"cpu": 2**26, "cuda": 2**29}
 """Size of the largest scratch tensor; in all, about three of them are alive."""
+
+BATCHED_BYTES = {"cpu": 2**23, "cuda": 2**28}
+"""K/V heads go together up to this scratch tensor: few launches on a GPU, warm caches on a CPU."""
 
 LARGEST_EXPONENT = 600.0
 """exp(±600) is far inside fp64's range: scores below that need no running maximum."""
@@ -133,7 +137,9 @@ class Reference:
         rows_k = range(p.seqlen_k) if all_rows else sample_rows(p.seqlen_k, seed + 1)
         self.query_rows = torch.tensor(list(rows_q), device=device)
         self.key_rows = torch.tensor(list(rows_k), device=device)
+        self._compared_keys = list(rows_k)
         self._elements = WORKSPACE_BYTES[device.type] // 8
+        self._batched = min(WORKSPACE_BYTES[device.type], BATCHED_BYTES[device.type]) // 8
 
     def prepare(self, *, gradients: bool) -> None:
         """Compute now what ``compare`` will need, so that a caller can tell its cost apart."""
@@ -195,19 +201,20 @@ class Reference:
     @cached_property
     def _key_side(self) -> tuple[_Expected, _Expected]:
         """dk and dv on the compared key rows."""
-        heads = range(self._k.shape[0])
-        refs = [self._columns_in_fp64(head) for head in heads]
+        p = self.problem
+        slices = self._head_slices(p.group * p.seqlen_q * p.seqlen_k)
+        refs = [self._columns_in_fp64(heads) for heads in slices]
         naives: dict[torch.dtype, tuple[Tensor, Tensor]] = {}
 
         def naive(dtype: torch.dtype, index: int) -> Tensor:
             if dtype not in naives:
-                both = [self._naive_columns(head, dtype) for head in heads]
-                naives[dtype] = torch.stack([dk for dk, _ in both]), torch.stack([dv for _, dv in both])
+                both = [self._naive_columns(heads, dtype) for heads in slices]
+                naives[dtype] = torch.cat([dk for dk, _ in both]), torch.cat([dv for _, dv in both])
             return naives[dtype][index]
 
         return (
-            self._expected(torch.stack([dk for dk, _ in refs]), lambda dtype: naive(dtype, 0)),
-            self._expected(torch.stack([dv for _, dv in refs]), lambda dtype: naive(dtype, 1)),
+            self._expected(torch.cat([dk for dk, _ in refs]), lambda dtype: naive(dtype, 0)),
+            self._expected(torch.cat([dv for _, dv in refs]), lambda dtype: naive(dtype, 1)),
         )
 
     def _expected(self, ref: Tensor, naive: Callable[[torch.dtype], Tensor]) -> _Expected:
@@ -220,12 +227,15 @@ class Reference:
 
     def _in_slices(self, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
         """Run over slices of K/V heads and compared query rows whose scores fit the workspace; join."""
-        per_row, count = self.problem.group * self.problem.seqlen_k, self._k.shape[0]
-        row_step = max(1, self._elements // per_row)
-        parts = self.query_rows.split(row_step)
-        step = max(1, self._elements // (per_row * len(parts[0])))
-        heads = [slice(start, min(start + step, count)) for start in range(0, count, step)]
+        per_row = self.problem.group * self.problem.seqlen_k
+        parts = self.query_rows.split(max(1, self._elements // per_row))
+        heads = self._head_slices(per_row * len(parts[0]))
         return torch.cat([torch.cat([compute(these, rows) for rows in parts], dim=2) for these in heads])
+
+    def _head_slices(self, elements: int) -> list[slice]:
+        """Some K/V heads at a time, at least one; elements: the scratch tensor of one."""
+        count, step = self._k.shape[0], max(1, self._batched // elements)
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
     def _hidden(self, rows: Tensor, columns: Tensor) -> Tensor | None:
         """True where a query row may not see a key column (bottom-right causal), or None."""
@@ -260,61 +270,65 @@ class Reference:
     def _columns(self) -> Tensor:
         return torch.arange(self.problem.seqlen_k, device=self._k.device)
 
-    def _chunks(self) -> Iterator[tuple[int, int, int]]:
+    @cached_property
+    def _rows(self) -> Tensor:
+        return torch.arange(self.problem.seqlen_q, device=self._k.device)
+
+    def _chunks(self, heads: int) -> Iterator[tuple[int, int, int]]:
         """(first row, end row, end of the keys visible to any of them) over the query rows with keys."""
         p = self.problem
-        step = max(1, self._elements // (p.group * p.seqlen_k))
+        step = max(1, self._elements // (heads * p.group * p.seqlen_k))
         for start in range(p.rows_without_keys, p.seqlen_q, step):
             end = min(start + step, p.seqlen_q)
             yield start, end, min(p.seqlen_k, end + p.seqlen_k - p.seqlen_q) if p.causal else p.seqlen_k
 
-    def _lse_and_delta(self, head: int) -> tuple[Tensor, Tensor]:
-        """log-sum-exp and rowsum(dout * o) of every query row of one K/V head, (group, seqlen_q) fp64.
+    def _lse_and_delta(self, heads: slice) -> tuple[Tensor, Tensor]:
+        """log-sum-exp and rowsum(dout * o) of every query row, (heads, group, seqlen_q) fp64.
 
         exp(S) goes through memory once: the sum of its rows comes out of the product with V, which
         has a column of ones, and no maximum is subtracted unless the scores could be large.
         """
         p = self.problem
-        lse = torch.full((p.group, p.seqlen_q), float("-inf"), dtype=torch.float64, device=self._k.device)
+        k = self._k[heads].double()
+        v = torch.cat((self._v[heads].double(), k.new_ones(*k.shape[:2], 1)), dim=2)
+        lse = k.new_full((len(k), p.group, p.seqlen_q), float("-inf"))
         delta = torch.zeros_like(lse)
-        k = self._k[head].double()
-        v = torch.cat((self._v[head].double(), k.new_ones(p.seqlen_k, 1)), dim=1)
         longest_k = k.norm(dim=-1).max()
-        for start, end, visible in self._chunks():
-            q = self._q[head, :, start:end].double() * p.softmax_scale  # (group, rows, head_dim)
-            scores = q @ k[:visible].T
-            hidden = self._hidden(torch.arange(start, end, device=k.device), self._columns[:visible])
+        for start, end, visible in self._chunks(len(k)):
+            q = self._q[heads, :, start:end].double() * p.softmax_scale  # (heads, group, rows, head_dim)
+            scores = _per_head(q, k[:, :visible].mT)
+            hidden = self._hidden(self._rows[start:end], self._columns[:visible])
             if hidden is not None:
                 scores.masked_fill_(hidden, float("-inf"))
-            top = torch.zeros((), dtype=torch.float64, device=k.device)
+            top = lse.new_zeros(())
             if q.norm(dim=-1).max() * longest_k > LARGEST_EXPONENT:
                 top = scores.amax(-1)
                 scores.sub_(top[..., None])
-            sums = scores.exp_() @ v[:visible]  # (group, rows, head_dim_v + 1)
+            sums = _per_head(scores.exp_(), v[:, :visible])  # (heads, group, rows, head_dim_v + 1)
             weight = sums[..., -1]
-            lse[:, start:end] = weight.log() + top
-            dout = self._dout[head, :, start:end].double()
-            delta[:, start:end] = (sums[..., :-1] * dout).sum(-1) / weight
+            lse[:, :, start:end] = weight.log() + top
+            dout = self._dout[heads, :, start:end].double()
+            delta[:, :, start:end] = (sums[..., :-1] * dout).sum(-1) / weight
         return lse, delta
 
-    def _columns_in_fp64(self, head: int) -> tuple[Tensor, Tensor]:
-        """dk and dv of one K/V head on the compared key rows, (key rows, width) fp64."""
+    def _columns_in_fp64(self, heads: slice) -> tuple[Tensor, Tensor]:
+        """dk and dv on the compared key rows, (heads, key rows, width) fp64."""
         p = self.problem
-        lse, delta = self._lse_and_delta(head)
-        k, v = self._k[head, self.key_rows].double(), self._v[head, self.key_rows].double()
+        lse, delta = self._lse_and_delta(heads)
+        k, v = (x[heads].index_select(1, self.key_rows).double() for x in (self._k, self._v))
         dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-        step = max(1, self._elements // (p.group * len(self.key_rows)))
+        step = max(1, self._elements // (len(k) * p.group * len(self.key_rows)))
         for start in range(p.rows_without_keys, p.seqlen_q, step):
             rows = slice(start, min(start + step, p.seqlen_q))
-            q, dout = self._q[head, :, rows].double(), self._dout[head, :, rows].double()
-            scores = (q @ k.T).mul_(p.softmax_scale).sub_(lse[:, rows, None])
-            hidden = self._hidden(torch.arange(rows.start, rows.stop, device=k.device), self.key_rows)
+            q, dout = self._q[heads, :, rows].double(), self._dout[heads, :, rows].double()
+            scores = _per_head(q, k.mT).mul_(p.softmax_scale).sub_(lse[:, :, rows, None])
+            hidden = self._hidden(self._rows[rows], self.key_rows)
             if hidden is not None:
                 scores.masked_fill_(hidden, float("-inf"))
-            probabilities = scores.exp_()  # (group, rows, key rows)
-            dv += (probabilities.transpose(-2, -1) @ dout).sum(0)
-            ds = probabilities.mul_((dout @ v.T).sub_(delta[:, rows, None]))
-            dk += (ds.transpose(-2, -1) @ q).sum(0)
+            probabilities = scores.exp_()  # (heads, group, rows, key rows)
+            dv += probabilities.flatten(1, 2).mT @ dout.flatten(1, 2)
+            ds = probabilities.mul_(_per_head(dout, v.mT).sub_(delta[:, :, rows, None]))
+            dk += ds.flatten(1, 2).mT @ q.flatten(1, 2)
         return dk * p.softmax_scale, dv
 
     def _product(self, a: Tensor, b: Tensor) -> Tensor:
@@ -335,29 +349,34 @@ class Reference:
             result = self._product(p, v)
         return result.unflatten(1, (self.problem.group, len(rows)))
 
-    def _naive_columns(self, head: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """naive's dk and dv of one K/V head on the compared key rows, (key rows, width) in the dtype.
+    def _naive_columns(self, heads: slice, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """naive's dk and dv on the compared key rows, (heads, key rows, width) in the dtype.
 
         Softmax rows are complete, in chunks of rows; their compared columns are kept, so that the
         sum over all query rows is one product in the dtype, as in naive.
         """
         p = self.problem
-        k, v = self._k[head].to(dtype), self._v[head].to(dtype)
-        shape = (p.group, p.seqlen_q, len(self.key_rows))
+        k, v = self._k[heads].to(dtype), self._v[heads].to(dtype)
+        shape = (len(k), p.group, p.seqlen_q, len(self.key_rows))
         kept_p, kept_ds = k.new_zeros(shape), k.new_zeros(shape)
-        for start, end, visible in self._chunks():
-            q = self._q[head, :, start:end].to(dtype) * p.softmax_scale
-            hidden = self._hidden(torch.arange(start, end, device=k.device), self._columns[:visible])
-            probabilities = _softmax(self._product(q, k[:visible].T), hidden)
-            dp = self._product(self._dout[head, :, start:end].to(dtype), v[:visible].T)
+        for start, end, visible in self._chunks(len(k)):
+            q = self._q[heads, :, start:end].to(dtype) * p.softmax_scale
+            hidden = self._hidden(self._rows[start:end], self._columns[:visible])
+            probabilities = _softmax(_per_head(q, k[:, :visible].mT, self._product), hidden)
+            dp = _per_head(self._dout[heads, :, start:end].to(dtype), v[:, :visible].mT, self._product)
             ds = _softmax_backward(dp, probabilities)
-            seen = int((self.key_rows < visible).sum())  # key_rows ascend; later ones are invisible here
-            kept_p[:, start:end, :seen] = probabilities.index_select(2, self.key_rows[:seen])
-            kept_ds[:, start:end, :seen] = ds.index_select(2, self.key_rows[:seen])
-        q, dout = self._q[head].to(dtype) * p.softmax_scale, self._dout[head].to(dtype)
-        dk = self._product(kept_ds.transpose(-2, -1), q).sum(0)
-        dv = self._product(kept_p.transpose(-2, -1), dout).sum(0)
+            seen = bisect_left(self._compared_keys, visible)  # they ascend; later ones are invisible here
+            kept_p[:, :, start:end, :seen] = probabilities.index_select(3, self.key_rows[:seen])
+            kept_ds[:, :, start:end, :seen] = ds.index_select(3, self.key_rows[:seen])
+        q, dout = self._q[heads].to(dtype) * p.softmax_scale, self._dout[heads].to(dtype)
+        dk = self._product(kept_ds.mT, q).sum(1)
+        dv = self._product(kept_p.mT, dout).sum(1)
         return dk, dv
+
+
+def _per_head(x: Tensor, y: Tensor, product: Callable[[Tensor, Tensor], Tensor] = torch.matmul) -> Tensor:
+    """x (heads, group, rows, n) times y (heads, n, m): one product for each head, y not copied."""
+    return product(x.flatten(1, 2), y).unflatten(1, x.shape[1:3])
 
 
 def _softmax(scores: Tensor, hidden: Tensor | None) -> Tensor:
