@@ -6,12 +6,17 @@ No GPU is needed: Triton compiles for an architecture by name.
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from attention import problem
 
-from flashbench.kernels import Target, _compile, _flash_configs, _triton
-from flashbench.kernels._flash_configs import TABLE, choose, math_of, shared_bytes, split, widest
+from flashbench import flash_configs
+from flashbench.flash_configs import TABLE, choose, math_of, shared_bytes, split, widest
+from flashbench.kernels import Target, _compile, _triton
 
 pytest.importorskip("triton")
 
@@ -69,7 +74,7 @@ def test_compiles_within_the_shared_memory_it_was_chosen_for(task, compiled) -> 
 
 def test_a_kernel_that_does_not_compile_is_a_result() -> None:
     task = ask("fwd", (9, 0), "bf16", 64)
-    odd = _compile.Task("fwd", task.problem, (9, 0), None, _flash_configs.Config(48, 64, 4, 1))
+    odd = _compile.Task("fwd", task.problem, (9, 0), None, flash_configs.Config(48, 64, 4, 1))
     (done,) = _compile.compile_all([odd])
     assert "power of 2" in done.error
 
@@ -77,14 +82,14 @@ def test_a_kernel_that_does_not_compile_is_a_result() -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp32", "tf32"])
 @pytest.mark.parametrize("capability", LIMITS)
 def test_every_head_dim_fits_every_card(capability: tuple[int, int], dtype: str) -> None:
-    for kernel, head_dim in itertools.product(_flash_configs.KERNELS, range(1, 257)):
+    for kernel, head_dim in itertools.product(flash_configs.KERNELS, range(1, 257)):
         shape = math_of(dtype), head_dim, 256 - head_dim or 1
         config = choose(kernel, *shape, capability, LIMITS[capability])
         assert shared_bytes(kernel, config, *shape) <= LIMITS[capability]
 
 
 def test_the_table_has_a_row_for_every_kernel_and_dtype() -> None:
-    for kernel, math in itertools.product(_flash_configs.KERNELS, ("half", "ieee", "tf32")):
+    for kernel, math in itertools.product(flash_configs.KERNELS, ("half", "ieee", "tf32")):
         assert any(
             (row.kernel, row.family, row.math, row.max_dim) == (kernel, "any", math, 256) for row in TABLE
         )
@@ -112,6 +117,47 @@ def test_pieces_cover_a_head_dim_without_gap_or_much_waste(math: str) -> None:
 def test_precompile_needs_a_gpu_to_compile_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_compile, "compile_all", lambda tasks: pytest.fail("compiled for a CPU"))
     _compile.precompile([], Target())
+
+
+LACKING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+import triton.compiler.compiler as compiler
+from flashbench.kernels import _compile
+from test_flash_aot import ask
+driver.set_active(_compile._NoDevice(GPUTarget("cuda", 90, 32)))
+compiled = []
+real = compiler.ASTSource.make_ir
+compiler.ASTSource.make_ir = lambda self, *args, **more: compiled.append(self.name) or real(self, *args, **more)
+tasks = [ask("delta", (9, 0), dtype, 64) for dtype in ("bf16", "fp32")]
+print(len(_compile.lacking(tasks)), len(compiled))
+_compile.launch(tasks[1]).compile()
+print([tasks.index(task) for task in _compile.lacking(tasks)], len(compiled))
+"""
+
+
+def test_only_what_tritons_cache_lacks_is_compiled_and_looking_compiles_nothing(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", LACKING, str(Path(__file__).parent)],
+        capture_output=True, text=True, check=False, env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["2 0", "[0] 1"], done.stderr
+
+
+@pytest.mark.gpu
+def test_workers_start_for_what_is_missing_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashbench import environment
+    from flashbench.problem import Cell
+
+    target = environment.target("cuda:0")
+    p = problem(seqlen_q=64, seqlen_k=64, head_dim=32, head_dim_v=32, dtype="bf16")
+    cells = [Cell(implementation="flash", problem=p, pass_="bwd")]
+    _compile.precompile(cells, target)
+    monkeypatch.setattr(_compile, "compile_all", lambda tasks: pytest.fail("compiled what was there"))
+    _compile.precompile(cells, target)
 
 
 def test_load_refuses_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

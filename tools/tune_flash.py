@@ -5,7 +5,7 @@ python tools/tune_flash.py --out tuning.json [--budget 200] [--kernels fwd,dq,dk
 Every variant is compiled in parallel first, then checked against fp64 on ragged and grouped problems;
 only right ones are timed, beside SDPA's FlashAttention and cuDNN, with the L2 cache flushed before each
 sample. The JSON is rewritten after every group, and a variant that hangs ends the run at its budget,
-named, so a time limit loses nothing. The winners belong into flashbench/kernels/_flash_configs.py.
+named, so a time limit loses nothing. The winners belong into flashbench/flash_configs.py.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flashbench.flash_configs import Config, choose
 from flashbench.kernels import _compile, _triton
-from flashbench.kernels._flash_configs import Config, choose
 from flashbench.kernels._reference import make_inputs
 from flashbench.problem import Problem
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+from flashbench.flash_configs import KERNELS, Config
 from flashbench.kernels import Target
-from flashbench.kernels._flash_configs import KERNELS, Config
 from flashbench.problem import DTYPES, Cell, Problem
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ class Compiled:
 def precompile(cells: Sequence[Cell], target: Target) -> None:
     """Compile what the cells will launch on the target, each kernel once, before anything is timed.
 
-    A kernel that does not compile is left to the cell that needs it, which then says why.
+    Kernels that Triton's cache holds are loaded here, which their first launch would do; workers
+    start for the others only. A kernel that does not compile is left to the cell that needs it,
+    which then says why.
     """
     if target.capability is None:
         return
@@ -64,8 +66,39 @@ def precompile(cells: Sequence[Cell], target: Target) -> None:
         for kernel in ("fwd",) if cell.pass_ == "fwd" else KERNELS:
             task = Task(kernel, cell.problem, target.capability, target.smem_per_block_bytes)
             tasks.setdefault(launch(task).key, task)
-    if len(tasks) > 1:
-        compile_all(tasks.values())
+    import torch
+
+    with torch.cuda.device(target.device):
+        missing = lacking(tasks.values())
+    if len(missing) > 1:
+        compile_all(missing)
+
+
+def lacking(tasks: Iterable[Task]) -> list[Task]:
+    """The tasks whose kernels are not in Triton's cache, for the active device; compiles nothing."""
+    from triton import knobs
+    from triton.runtime.cache import FileCacheManager
+
+    class Absent(Exception):
+        """Raised where Triton would go on to compile."""
+
+    # mypy cannot know the class that the environment chooses
+    class LookUp(knobs.cache.manager_class or FileCacheManager):  # type: ignore[misc]
+        def get_group(self, filename: str) -> dict[str, str]:
+            group: dict[str, str] | None = super().get_group(filename)
+            if not group or filename not in group or knobs.compilation.always_compile:
+                raise Absent
+            return group
+
+    missing = []
+    with knobs.cache.scope():
+        knobs.cache.manager_class = LookUp
+        for task in tasks:
+            try:
+                launch(task).compile()
+            except Exception:  # absent, or whatever else a worker or the cell will meet again and name
+                missing.append(task)
+    return missing
 
 
 def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool = False) -> list[Compiled]:

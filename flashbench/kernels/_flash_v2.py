@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from triton import cdiv
 from triton.runtime.interpreter import InterpretedFunction
 
+from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, section, widest
 from flashbench.kernels import _flash_kernels as kernels
-from flashbench.kernels._flash_configs import MAX_HEAD_DIM, Config, choose, section, widest
 
 INTERPRETED = isinstance(kernels.forward, InterpretedFunction)
 

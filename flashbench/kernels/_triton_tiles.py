@@ -14,9 +14,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flashbench.kernels import _flash_configs
+from flashbench import flash_configs
 
-split = triton.constexpr_function(_flash_configs.split)
+split = triton.constexpr_function(flash_configs.split)
 
 
 @triton.constexpr_function

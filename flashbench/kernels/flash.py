@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flashbench.flash_configs import KERNELS, MAX_HEAD_DIM, Config, choose, math_of, shared_bytes
 from flashbench.kernels import Call, Implementation, Target, _triton
-from flashbench.kernels._flash_configs import KERNELS, MAX_HEAD_DIM, Config, choose, math_of, shared_bytes
 from flashbench.problem import Cell, Problem
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ IMPLEMENTATIONS = (
         name="flash",
         summary="FlashAttention-2 in Triton (bundled): Q outer, recomputing backward, no atomics",
         prepare=prepare,
-        io_model="flash-v2",
+        io_model="flash",
         why_unavailable=_triton.why_unavailable,
         why_unsupported=why_unsupported,
         describe=describe,
