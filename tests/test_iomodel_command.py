@@ -162,7 +162,17 @@ def test_a_bundled_kernel_runs_with_the_tiles_that_it_ships_with(io_model: Any) 
                 head_dim_v=128, dtype="bf16", causal=False)  # fmt: skip
     same = estimate("flash-v2", p, "fwd", tiles=kernel["tiles"])
     assert kernel["requested_read_bytes"] == same.requested.read_bytes
-    assert kernel["tiles"] == dict(same.tiles)
+    assert {name: kernel["tiles"][name] for name in same.tiles} == dict(same.tiles)
+
+
+def test_an_implementation_keeps_its_tiles_whatever_the_other_rows_have(io_model: Any) -> None:
+    line = ("--seqlens", "4k", "--gpu", "h100-sxm", "--models", "flash,sdpa-flash,flash-v2", "--json", "-q")
+    rows = json.loads(io_model(*line, "--block-q", "32", "--block-k", "32", "--sram", "64KB")[1])
+    assert [row["tile_source"] for row in rows] == ["kernel", "shipped", "given"]
+    assert [row["tiles"] for row in rows[:2]] == [row["tiles"] for row in json.loads(io_model(*line)[1])[:2]]
+    for more, why in ((("--window", "128"), "no window"), (("--dtypes", "fp8"), "do not take fp8")):
+        code, _, err = io_model("--seqlens", "1k", "--models", "flash", *more)
+        assert (code, why in err) == (2, True), err
 
 
 def test_a_window_is_typed_as_keys_or_as_tokens(io_model: Any) -> None:

@@ -102,7 +102,7 @@ def test_problems_may_be_given() -> None:
         ({"seqlens": "1k-3k"}, SpecError, "seqlens '1k-3k'"),
         ({"model": "llama-3-8b", "heads": 4}, UsageError, "model 'llama-3-8b' and heads '4'"),
         ({"gpus": "h100"}, UnknownName, "'h100' is not known"),
-        ({"models": "flash"}, UnknownName, "models 'flash' is not known"),
+        ({"models": "flash-v9"}, UnknownName, "models 'flash-v9' is not known"),
         ({"sram": "16KB-50KB"}, SpecError, "doubling from 16KB passes 50KB"),
         ({"blocks": "16-100"}, SpecError, "blocks '16-100'"),
         ({"problems": [], "heads": 3}, SpecError, "heads beside problems"),

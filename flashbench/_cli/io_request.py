@@ -253,12 +253,12 @@ def _models(text: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
     from flashbench import kernels
     from flashbench._iomodel import alternatives
 
-    models = [row.name for row in MODELS]
+    models = [row.name for row in MODELS if not row.bundled]
+    # an unknown name may be an implementation's; asking for all of them takes a while
+    foreign = any(name.strip() not in models for name in text.split(","))
     bundled = {
         row.name: row.io_model
-        for row in (
-            kernels.registry().values() if any(name not in models for name in text.split(",")) else ()
-        )
+        for row in (kernels.registry().values() if foreign else ())
         if row.io_model is not None and row.io_model != "standard"
     }
     names = alternatives.parse_names(text, "--models", [*models, *bundled])

@@ -108,9 +108,8 @@ def _of_card(problem: Problem, request: Request, choice: Choice) -> list[tuple[C
     counted = ["standard", *(name for name in wanted if name not in request.kernels and name != "standard")]
     found = {(row.pass_, row.model): row for row in totals(problem, counted, request.passes, choice)}
     for name, model in request.kernels.items():
-        own = choice._replace(tiles=kernel_tiles(name, problem, choice))
-        for row in totals(problem, [model], request.passes, own):
-            found[row.pass_, name] = row._replace(model=name, tile_source="kernel")
+        for row in totals(problem, [model], request.passes, _own_tiles(choice)):
+            found[row.pass_, name] = row._replace(model=name)
     together = []
     for pass_ in request.passes:
         standard = found[pass_, "standard"].requested_bytes
@@ -118,19 +117,9 @@ def _of_card(problem: Problem, request: Request, choice: Choice) -> list[tuple[C
     return together
 
 
-def kernel_tiles(name: str, problem: Problem, choice: Choice) -> dict[str, Any]:
-    """The tiles that a bundled kernel runs with on the card, or on any."""
-    from flashbench import kernels
-
-    device = choice.device
-    target = kernels.Target(
-        device="cuda:0",
-        name=device.name if device else "GPU",
-        capability=device.capability if device else None,
-        smem_per_block_bytes=device.smem_per_block_bytes if device else None,
-        l2_bytes=device.l2_bytes if device else None,
-    )
-    return dict(kernels.get(name).describe(problem, "fwd+bwd", target))
+def _own_tiles(choice: Choice) -> Choice:
+    """An implementation runs with the tiles of its code, whatever M and tiles the other rows have."""
+    return choice._replace(tiles=None, sram_bytes=None)
 
 
 def _model(row: Totals, standard: int, tiles: dict[str, int]) -> list[Any]:
@@ -153,11 +142,11 @@ def estimates(request: Request) -> Iterator[tuple[str, Choice, Estimate]]:
         for pass_ in request.passes:
             for name in request.names:
                 for choice in request.choices:
-                    tiles = kernel_tiles(name, problem, choice) if name in request.kernels else choice.tiles
+                    own = _own_tiles(choice) if name in request.kernels else choice
                     model = request.kernels.get(name, name)
                     takes = find(model).takes if known(model) else ()
                     yield name, choice, estimate(
-                        model, problem, pass_, sram_bytes=choice.sram_bytes, tiles=tiles,
+                        model, problem, pass_, sram_bytes=own.sram_bytes, tiles=own.tiles,
                         device=choice.device, variant=choice.variant.only(takes),
                     )  # fmt: skip
 

@@ -161,5 +161,5 @@ FAMILIES: dict[str, Family] = {
 """Every family by name."""
 
 OF_MODEL = {"standard": "eager", "flash-v1": "fa1", "flash-v1-cuda": "fa1", "flash-v2": "triton",
-            "flash-v2-atomic": "fa2", "flash-v3": "fa3", "flash-v4": "fa4"}  # fmt: skip
+            "flash": "triton", "flash-v2-atomic": "fa2", "flash-v3": "fa3", "flash-v4": "fa4"}  # fmt: skip
 """Whose constants a model takes unless told otherwise; else triton's, as the bundled kernels."""

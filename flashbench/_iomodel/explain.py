@@ -20,7 +20,8 @@ _QUERY, _KEY = "B·H·Nq", "B·Hk·Nk"
 _SIZES: dict[str, tuple[str, str]] = {
     "q": (_QUERY, "d·e"), "dq": (_QUERY, "d·e"), "dq_acc": (_QUERY, "d·4"), "dq_tmp": (_QUERY, "d·4"),
     "o": (_QUERY, "dv·e"), "do": (_QUERY, "dv·e"), "o_tmp": (_QUERY, "dv·4"),
-    "lse": (_QUERY, "4"), "delta": (_QUERY, "4"), "lse_log2": (_QUERY, "4"), "l, m": (_QUERY, "8"),
+    "lse": (_QUERY, "4"), "delta": (_QUERY, "4"), "norm": (_QUERY, "4"), "lse_log2": (_QUERY, "4"),
+    "l, m": (_QUERY, "8"),
     "k": (_KEY, "d·e"), "dk": (_KEY, "d·e"), "v": (_KEY, "dv·e"), "dv": (_KEY, "dv·e"),
     "dk_acc": (_KEY, "d·4"), "dv_acc": (_KEY, "dv·4"),
     "k_heads": ("B·H·Nk", "d·e"), "dk_heads": ("B·H·Nk", "d·e"),
@@ -49,6 +50,12 @@ _FORMULAS: dict[str, dict[str, str]] = {
         "merge": "read S·Nq(4dv + 4); write Nq·dv·e + 4Nq, per query head",
     },
 }  # fmt: skip
+_FORMULAS["flash"] = {
+    **_FORMULAS[""],
+    "dkdv": f"{_FORMULAS['']['dkdv']}; fp32 and tf32 read g·ΣQ·4 more (norm)",
+    "dq": "read Nq(d·e + dv·e + 8) + ΣK(d+dv)e; write Nq·d·e, fp32 and tf32 8Nq more (norm, delta), per query"
+          " head",
+}  # fmt: skip
 """Closed forms per step, by model; "" stands for every model of FlashAttention-2's loop order."""
 
 _LABEL = 26
@@ -74,6 +81,7 @@ def _head(estimate: Estimate) -> Iterator[str]:
         origin = {
             "sram": f"from M = {estimate.sram_elements:,} elements" if estimate.sram_elements else "from M",
             "shipped": "of the published code",
+            "kernel": "of the bundled kernel",
             "given": "given",
         }
         yield f"  tiles: {tiles} ({origin.get(estimate.tile_source, estimate.tile_source)})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from flashbench._iomodel import flash_v1, flash_v2, flash_v3, flash_v4, standard
+from flashbench._iomodel import flash, flash_v1, flash_v2, flash_v3, flash_v4, standard
 from flashbench._iomodel.types import Model
 
 _V2 = "Dao 2023, arXiv:2307.08691"
@@ -98,6 +98,21 @@ MODELS: tuple[Model, ...] = (
         takes=_ALL,
         settle=flash_v2.settle,
         shown=False,
+    ),
+    Model(
+        name="flash",
+        summary="the bundled Triton kernels of the implementation flash, with the tiles that they ship with",
+        source=f"{_V2}, Algorithms 1 and 2; flashbench/kernels/_flash_kernels.py",
+        assumptions=flash.ASSUMPTIONS,
+        forward=flash.forward,
+        backward=flash.backward,
+        fwd_kernels=("fwd",),
+        bwd_kernels=("delta", "dq", "dkdv"),
+        shipped_tiles=flash.shipped_tiles,
+        footprint=flash.footprint,
+        refuses=flash.refuses,
+        shown=False,
+        bundled=True,
     ),
     Model(
         name="flash-v3",

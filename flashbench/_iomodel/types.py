@@ -127,7 +127,8 @@ class Model:
     kernel, tiles): elements that must be in fast memory at once. refuses(problem): why the model
     does not cover it, or None. takes: the options of a Variant that it knows. settle(problem,
     tiles, variant, device): the variant with what is left open (pack_gqa None, num_splits 0) decided. pads: a
-    packed batch is padded to its longest sequence. shown: in the default table.
+    packed batch is padded to its longest sequence. shown: in the default table. bundled: describes an
+    implementation of this package, launch by launch, with the tiles that it ships with.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Model:
     settle: Callable[[Problem, Mapping[str, Tiles], Variant, Device | None], Variant] = _as_it_is
     pads: bool = False
     shown: bool = True
+    bundled: bool = False
 
     def kernels(self, pass_: str) -> tuple[str, ...]:
         """The tiled kernels of that pass."""
@@ -162,9 +164,10 @@ class Estimate:
     and with recomputation. saved_bytes: what the forward keeps for the backward beyond q, k, v.
     extra_bytes: predicted peak_extra_bytes of the pass. tiles: block_q and block_k of each kernel,
     with its name before (``fwd_block_q``, ``dkdv_block_k``). tile_source: ``sram`` (derived from
-    M), ``shipped`` (published code), ``given``, or empty without tiles. tiles_fit: whether they
-    fit fast memory, None where no size was given. sram_elements: M, in elements of the dtype.
-    steps: the same traffic kernel by kernel. variant: as asked, with what was left open decided.
+    M), ``shipped`` (published code), ``kernel`` (a bundled one's), ``given``, or empty without
+    tiles. tiles_fit: whether they fit fast memory, None where no size was given. sram_elements: M,
+    in elements of the dtype. steps: the same traffic kernel by kernel. variant: as asked, with what
+    was left open decided.
     """
 
     model: str

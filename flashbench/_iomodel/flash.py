@@ -1,0 +1,121 @@
+"""The bundled Triton kernels of the implementation ``flash``, load by load: FlashAttention-2 as they run it.
+
+Beside ``flash-v2``: in fp32 and tf32 the dQ kernel runs first, renews delta and hands a factor per row
+to the dK, dV kernel, so that a row's p sums to 1 and its dS to 0; head dims are multiplied in pieces
+of powers of two; a row that sees one key has its delta from a matrix product. Held to the kernels
+themselves, traced in Triton's interpreter, by tests/test_trace.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flashbench import flash_configs
+from flashbench._iomodel import flash_v2
+from flashbench._iomodel.tensors import FP32, sizes
+from flashbench._iomodel.types import Tiles, Work
+from flashbench._iomodel.variant import DEFAULT, Variant
+from flashbench.problem import ALIGNMENTS, DTYPES, UNLIMITED, Problem
+
+if TYPE_CHECKING:
+    from flashbench.devices import Device
+
+ASSUMPTIONS = (
+    "the bundled kernels' own loads and stores; masked lanes move nothing; products on whole tiles and"
+    " padded head dims"
+)
+
+
+def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
+    """What flash-v2's forward moves; its products are over padded head dims."""
+    work = flash_v2.forward(problem, tiles, variant)
+    (step,) = work.steps
+    d, dv = padded(problem)
+    return work._replace(steps=(step._replace(flops=2 * step.exps * (d + dv)),))
+
+
+def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
+    """delta, then dQ, then dK, dV; no atomics. Refined, norm is one more fp32 row vector.
+
+    Refining dQ sums P·K as well (one more product), writes norm and delta anew, 8 B per query row;
+    the dK, dV kernel reads norm with lse and delta, 4 B more per row that it streams.
+    """
+    p, s = problem, sizes(problem)
+    work = flash_v2.backward(p, tiles, variant)
+    delta, dkdv, dq = work.steps
+    d, dv = padded(p)
+    norm = s.lse if refines(p) else 0
+    per_pair = 2 * (2 * d + dv) + (2 * d if norm else 0)
+    steps = (
+        delta._replace(flops=_alone(p, tiles["delta"].block_q, dv)),
+        dq._replace(
+            flops=dq.exps * per_pair,
+            write={**dq.write, **({"norm": s.lse, "delta": s.lse} if norm else {})},
+        ),
+        dkdv._replace(
+            flops=4 * dkdv.exps * (d + dv),
+            read={**dkdv.read, **({"norm": dkdv.read["lse"]} if norm else {})},
+        ),
+    )
+    return work._replace(steps=steps, extra_bytes=work.extra_bytes + norm)
+
+
+def refines(problem: Problem) -> bool:
+    """Whether the backward corrects row sums: where the inputs are fp32."""
+    return problem.dtype_bytes == FP32
+
+
+def padded(problem: Problem) -> tuple[int, int]:
+    """The head dims as they are multiplied, in columns of all pieces."""
+    widest = flash_configs.widest(flash_configs.math_of(problem.dtype))
+    d, dv = (
+        sum(width for _, width in flash_configs.split(dim, widest))
+        for dim in (problem.head_dim, problem.head_dim_v)
+    )
+    return d, dv
+
+
+def _alone(p: Problem, block: int, dv: int) -> int:
+    """FLOPs of delta's products: dO·Oᵀ of every tile with a row that sees exactly one key.
+
+    Causal: the row that sees the first key alone, in one tile per head; else every row of a single key.
+    """
+    if p.causal:
+        tiles = 1 if p.seqlen_q >= p.seqlen_k else 0
+    else:
+        tiles = -(-p.seqlen_q // block) if p.seqlen_k == 1 else 0
+    return p.batch * p.num_heads * tiles * 2 * block * block * dv
+
+
+def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles:
+    """The tile that the kernel ships with for the card; without one, that of the interpreter."""
+    config = flash_configs.choose(
+        kernel,
+        flash_configs.math_of(problem.dtype),
+        problem.head_dim,
+        problem.head_dim_v,
+        device.capability if device else None,
+        device.smem_per_block_bytes if device else None,
+    )
+    return Tiles(config.block_q, config.block_k)
+
+
+def footprint(problem: Problem, kernel: str, tiles: Tiles) -> int:
+    """As flash-v2's; the delta kernel holds its rows of o and do."""
+    if kernel == "delta":
+        return 2 * tiles.block_q * problem.head_dim_v
+    return flash_v2.footprint(problem, kernel, tiles)
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why the kernels do not run the problem, or None."""
+    if max(problem.head_dim, problem.head_dim_v) > flash_configs.MAX_HEAD_DIM:
+        return f"the bundled kernels take head dims up to {flash_configs.MAX_HEAD_DIM}"
+    if not DTYPES[problem.dtype].runs:
+        return f"the bundled kernels do not take {problem.dtype}"
+    if problem.window != (UNLIMITED, UNLIMITED) or problem.dropout_p or problem.lengths:
+        return "the bundled kernels have no window, no dropout and no packed batches"
+    if problem.causal and problem.alignment != ALIGNMENTS[0] and problem.seqlen_q != problem.seqlen_k:
+        return f"the bundled kernels align a causal mask {ALIGNMENTS[0]}"
+    return None

@@ -1,0 +1,246 @@
+"""What a Triton kernel really loads and stores, per argument: counted in Triton's interpreter, on a CPU.
+
+    launches = trace(call)
+    launches[0].arguments["K"].loaded_bytes
+
+Every load, store and atomic of every program is seen with its addresses and its mask; a masked lane
+moves nothing. Nothing is estimated, so this is what a model of requested bytes is held to.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from flashbench.errors import UnavailableError
+
+OUTSIDE = ""
+"""The argument to which an address in no tensor of the launch counts: an access out of bounds."""
+
+_HOOKS = {
+    "InterpreterBuilder": (
+        "create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_dot"
+    ),
+    "GridExecutor": ("_init_args_hst",),
+}  # fmt: skip
+"""What of the interpreter is listened to; the same in every Triton from 3.6 on."""
+
+
+@dataclass
+class Moved:
+    """What a launch moved of one argument. Elements of whole launches, each as often as it was moved."""
+
+    element_bytes: int = 0
+    loaded: int = 0
+    stored: int = 0
+    atomic: int = 0
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Bytes loaded."""
+        return self.loaded * self.element_bytes
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes stored, atomics apart."""
+        return self.stored * self.element_bytes
+
+    @property
+    def atomic_bytes(self) -> int:
+        """Bytes added, exchanged or compared atomically."""
+        return self.atomic * self.element_bytes
+
+
+@dataclass
+class Launch:
+    """One kernel launch. arguments: what was moved, by the name of the tensor argument, untouched ones too.
+
+    An address that two arguments hold counts to the first of them. flops: of the matrix products.
+    """
+
+    kernel: str
+    arguments: dict[str, Moved] = field(default_factory=dict)
+    flops: int = 0
+
+
+def trace(call: Callable[[], object]) -> tuple[Launch, ...]:
+    """Run the call and return its launches in order.
+
+    Raises UnavailableError where this process does not interpret Triton, or interprets with a Triton
+    whose inside is unknown here.
+    """
+    recorder = _Recorder()
+    with _listening(_interpreter(), recorder):
+        call()
+    return tuple(recorder.launches)
+
+
+def why_unavailable() -> str | None:
+    """Why nothing can be traced in this process, one sentence, or None."""
+    try:
+        _interpreter()
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+def _interpreter() -> Any:
+    """Triton's interpreter module. Raises UnavailableError."""
+    language = sys.modules.get("triton.language")
+    if language is None or type(getattr(language, "cdiv", None)).__name__ != "InterpretedFunction":
+        raise UnavailableError(
+            "trace: triton does not interpret in this process", "set TRITON_INTERPRET=1 before it starts"
+        )
+    from triton.runtime import interpreter
+
+    for owner, names in _HOOKS.items():
+        for name in names:
+            if not hasattr(getattr(interpreter, owner, None), name):
+                import triton
+
+                raise UnavailableError(f"trace: triton {triton.__version__} has no {owner}.{name}")
+    return interpreter
+
+
+class _Span(NamedTuple):
+    """The addresses of one argument: first, one past the last, and all of them where others lie between."""
+
+    name: str
+    first: int
+    stop: int
+    exact: Any = None
+
+    def holds(self, addresses: Any) -> Any:
+        """Which of the addresses are its own."""
+        import numpy as np
+
+        if self.exact is not None:
+            return np.isin(addresses, self.exact)
+        return (addresses >= self.first) & (addresses < self.stop)
+
+
+class _Recorder:
+    """Collects launches; ``launch`` begins one, the others add to the last."""
+
+    def __init__(self) -> None:
+        self.launches: list[Launch] = []
+        self._spans: list[_Span] = []
+
+    def launch(self, kernel: str, tensors: Mapping[str, Any]) -> None:
+        """A launch begins, with its tensor arguments as the programs see them."""
+        self._spans = _spans(tensors)
+        moved = {name: Moved(tensor.element_size()) for name, tensor in tensors.items()}
+        self.launches.append(Launch(kernel, moved))
+
+    def access(self, pointers: Any, mask: Any, kind: str) -> None:
+        """Addresses that are loaded, stored or updated (kind: a field of Moved) where the mask is true."""
+        import numpy as np
+
+        addresses = np.asarray(pointers.data)
+        if mask is not None:
+            addresses = addresses[np.broadcast_to(np.asarray(mask.data, dtype=bool), addresses.shape)]
+        left = addresses.ravel()
+        for span in self._spans:
+            if not left.size:
+                return
+            mine = span.holds(left)
+            self._add(span.name, kind, int(mine.sum()), pointers)
+            left = left[~mine]
+        self._add(OUTSIDE, kind, left.size, pointers)
+
+    def _add(self, name: str, kind: str, count: int, pointers: Any) -> None:
+        if count:
+            width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+            moved = self.launches[-1].arguments.setdefault(name, Moved(width))
+            setattr(moved, kind, getattr(moved, kind) + count)
+
+    def product(self, a: Any, b: Any) -> None:
+        """A matrix product of two tiles."""
+        *batch, rows, inner = a.data.shape
+        count = rows * inner * b.data.shape[-1]
+        for size in batch:
+            count *= size
+        self.launches[-1].flops += 2 * count
+
+
+def _spans(tensors: Mapping[str, Any]) -> list[_Span]:
+    """The spans of the arguments; exact ones where two of them overlap, such as slices of one tensor."""
+    spans = []
+    for name, tensor in tensors.items():
+        reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        first = tensor.data_ptr()
+        size = (reach + 1) * tensor.element_size() if tensor.numel() else 0
+        spans.append(_Span(name, first, first + size))
+
+    def overlaps(one: _Span) -> bool:
+        return any(
+            one.first < other.stop and other.first < one.stop for other in spans if other.name != one.name
+        )
+
+    return [span._replace(exact=_addresses(tensors[span.name])) if overlaps(span) else span for span in spans]
+
+
+def _addresses(tensor: Any) -> Any:
+    """The address of every element."""
+    import numpy as np
+
+    offsets = np.zeros((1,) * len(tensor.shape), dtype=np.uint64)
+    for axis, (size, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        shape = [1] * len(tensor.shape)
+        shape[axis] = size
+        offsets = offsets + (np.arange(size, dtype=np.uint64) * np.uint64(step)).reshape(shape)
+    return np.uint64(tensor.data_ptr()) + offsets.ravel() * np.uint64(tensor.element_size())
+
+
+@contextmanager
+def _listening(interpreter: Any, recorder: _Recorder) -> Iterator[None]:
+    """The interpreter tells the recorder of launches, accesses and products while this is open."""
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+
+    def launch(result: Any, self: Any, *_: Any) -> None:
+        positional, named = result
+        arguments = {**dict(zip(self.arg_names, positional, strict=False)), **named}
+        tensors = {name: arg for name, arg in arguments.items() if hasattr(arg, "data_ptr")}
+        recorder.launch(self.fn.__name__, tensors)
+
+    def load(_: Any, __: Any, pointers: Any, mask: Any, *___: Any) -> None:
+        recorder.access(pointers, mask, "loaded")
+
+    def store(_: Any, __: Any, pointers: Any, ___: Any, mask: Any, *____: Any) -> None:
+        recorder.access(pointers, mask, "stored")
+
+    def update(_: Any, __: Any, ___: Any, pointers: Any, ____: Any, mask: Any, *_____: Any) -> None:
+        recorder.access(pointers, mask, "atomic")
+
+    def exchange(_: Any, __: Any, pointers: Any, *___: Any) -> None:
+        recorder.access(pointers, None, "atomic")
+
+    def product(_: Any, __: Any, a: Any, b: Any, *___: Any) -> None:
+        recorder.product(a, b)
+
+    listeners = (load, store, update, exchange, product)
+    with ExitStack() as stack:
+        for name, listener in zip(_HOOKS["InterpreterBuilder"], listeners, strict=True):
+            stack.enter_context(_heard(builder, name, listener))
+        stack.enter_context(_heard(executor, "_init_args_hst", launch))
+        yield
+
+
+@contextmanager
+def _heard(owner: Any, name: str, listener: Callable[..., None]) -> Iterator[None]:
+    """Calls of a method go on as they are; then the listener gets the result and the arguments."""
+    original = getattr(owner, name)
+
+    def method(*arguments: Any, **named: Any) -> Any:
+        result = original(*arguments, **named)
+        listener(result, *arguments, *named.values())
+        return result
+
+    setattr(owner, name, method)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
