@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import os
 import sys
+from functools import cache
 from importlib import metadata
 from types import ModuleType
 
@@ -31,9 +32,9 @@ def interpreted(target: Target) -> bool:
 
 def why_unavailable(target: Target) -> str | None:
     """Why no Triton kernel can run on the target, one sentence, or None."""
-    if sys.modules.get("triton", ...) is None or importlib.util.find_spec("triton") is None:
+    if sys.modules.get("triton", ...) is None or not _installed():
         return "triton is not installed (it exists for Linux only): pip install triton"
-    version = metadata.version("triton") if _has_metadata() else "0"
+    version = _version()
     if _numbers(version) < OLDEST:
         return f"triton {version} is too old; it needs {_text(OLDEST)} or newer: pip install -U triton"
     if target.type != "cpu" and target.capability is None:
@@ -88,12 +89,17 @@ def _asked() -> bool:
     return os.environ.get(VARIABLE, "").lower() in ("1", "true", "on", "yes", "y")
 
 
-def _has_metadata() -> bool:
+def _installed() -> bool:
+    return "triton" in sys.modules or importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _version() -> str:
+    """Of the installed Triton; the question is asked several times per cell and reads files."""
     try:
-        metadata.version("triton")
+        return metadata.version("triton")
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return "0"
 
 
 def _numbers(version: str) -> tuple[int, int]:
