@@ -381,7 +381,7 @@ def test_a_bad_name_is_explained(name: str, error: type, text: str) -> None:
     [
         ("flash-v2,", "a name is missing"),
         ("mamba,mamba:state=16", "given twice"),
-        ("flash", "'flash' is not known"),
+        ("flash-v9", "'flash-v9' is not known"),
     ],
 )
 def test_a_bad_list_is_explained(text: str, words: str) -> None:

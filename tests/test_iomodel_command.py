@@ -165,6 +165,16 @@ def test_a_bundled_kernel_runs_with_the_tiles_that_it_ships_with(io_model: Any) 
     assert {name: kernel["tiles"][name] for name in same.tiles} == dict(same.tiles)
 
 
+def test_what_an_option_leaves_out_is_noted(io_model: Any) -> None:
+    base = ("--seqlens", "1k", "--models", "flash,flash-v2")
+    code, _, err = io_model(*base, "--passes", "fwd,bwd", "--splits", "8", "--block-q", "64")
+    assert code == 0
+    assert "num_splits: of the rows, only for algorithms that have it" in err
+    assert "num_splits: of the forward only; a backward is as without" in err
+    assert "flash: with the tiles of its code, not with those given" in err
+    assert "of the forward" not in io_model(*base, "--splits", "8")[2]
+
+
 def test_an_implementation_keeps_its_tiles_whatever_the_other_rows_have(io_model: Any) -> None:
     line = ("--seqlens", "4k", "--gpu", "h100-sxm", "--models", "flash,sdpa-flash,flash-v2", "--json", "-q")
     rows = json.loads(io_model(*line, "--block-q", "32", "--block-k", "32", "--sram", "64KB")[1])
@@ -266,6 +276,16 @@ def test_an_option_that_not_every_model_has_is_said(io_model: Any) -> None:
         (("--preset", "fig2"), "--preset 'fig2'"),
         (("--model", "llama"), "--model 'llama'"),
         (("--paper", "--tensors"), "exclude each other"),
+        (("--paper", "--splits", "8"), "--splits '8' is not in the papers' view"),
+        (("--paper", "--models", "standard"), "--models 'standard' is not in the papers' view"),
+        (("--passes", "bwd", "--page-size", "16"), "--page-size '16' concerns the forward only"),
+        (("--passes", "bwd", "--splits", "8"), "--splits '8' concerns the forward only"),
+        (("--passes", "bwd", "--kv-heads", "1", "--pack-gqa", "yes"), "--pack-gqa 'yes' concerns the"),
+        (("--models", "standard,flash", "--splits", "8"), "--splits '8' is in none of standard, flash"),
+        (("--models", "standard", "--density", "0.5"), "accepted: flash-v1, flash-v2"),
+        (("--models", "flash", "--block-q", "64"), "--block-q '64' sets no tile of flash"),
+        (("--models", "standard", "--sweep-sram", "16KB-64KB"), "sets no tile of standard"),
+        (("--alignment", "top-left"), "--alignment 'top-left' places no mask"),
         (("--explain", "--csv"), "exclude each other"),
         (("--dropout", "0.1", "--models", "flash-v3"), "no dropout"),
         (("--models", "flash-v1-cuda", "--causal", "both", "--csv"), "flash-v1-cuda"),

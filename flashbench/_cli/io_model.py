@@ -182,10 +182,11 @@ def io_model(
     """  # fmt: skip
     line = {name: value for name, value in locals().items() if not isinstance(value, bool)}
     _one_view({"--paper": paper, "--tensors": tensors, "--explain": explain}, json, csv)
-    from flashbench._cli import io_request, io_sweep, io_table
+    from flashbench._cli import io_effects, io_request, io_sweep, io_table
 
     page = io_sweep.page_path(html) if html is not None else None
     request = io_request.read(line)
+    io_effects.refuse(line, request, paper=paper and page is None)
     if page is not None:
         io_sweep.write_page(request, line, page, sys.argv[1:])
     if explain:

@@ -179,7 +179,7 @@ def _extras(request: Request, problem: Problem) -> list[str]:
 
 
 def _notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    from flashbench._cli import io_alternatives
+    from flashbench._cli import io_alternatives, io_effects
 
     first = rows[0]
     notes = [
@@ -199,9 +199,7 @@ def _notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         )
     if any(row["tiles_fit"] is False for row in rows):
         notes.append("'does not fit': the tile needs more than M elements, so no such kernel can run")
-    left_out = [name for name in request.choices[0].variant.given if not _all_take(request, name)]
-    if left_out:
-        notes.append(f"{', '.join(left_out)}: of the rows, only for algorithms that have it")
+    notes += io_effects.notes(request)
     if request.choices[0].device:
         notes.append(
             "DRAM and time are a model, not a count: docs/time-model.md; --json has their band. For flash-v2"
@@ -209,13 +207,6 @@ def _notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         )
     notes += [text for text in (request.printed, request.remark) if text]
     return [*notes, *_crossings(request), *io_alternatives.notes(request)]
-
-
-def _all_take(request: Request, option: str) -> bool:
-    from flashbench.iomodel import find, known
-
-    models = [request.kernels.get(name, name) for name in request.names]
-    return all(known(name) and option in find(name).takes for name in models)
 
 
 def _crossings(request: Request) -> list[str]:
