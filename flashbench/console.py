@@ -12,6 +12,7 @@ import json as json_
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -196,11 +197,33 @@ Tick = Callable[[int, str], None]
 """Tells the progress line how far the work is: how many are done, and what is under way."""
 
 
+NOTE_EVERY_S = 30.0
+"""Seconds between notes of progress off a terminal, at least."""
+
+
+def _sparse_notes(total: int) -> Tick:
+    from flashbench import units
+
+    began = told = time.monotonic()
+
+    def tick(done: int, text: str) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now - told >= NOTE_EVERY_S:
+            told = now
+            note(f"{done} of {total} done after {units.format_seconds(now - began)}; next: {text}")
+
+    return tick
+
+
 @contextmanager
 def progress(total: int, *, quiet: bool = False) -> Iterator[Tick]:
-    """A progress line on stderr; silent with ``quiet`` and where stderr is no terminal."""
-    if quiet or not sys.stderr.isatty() or not total:
+    """A progress line on stderr, or off a terminal a note every NOTE_EVERY_S; silent with ``quiet``."""
+    if quiet or not total:
         yield lambda done, text: None
+        return
+    if not sys.stderr.isatty():
+        yield _sparse_notes(total)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

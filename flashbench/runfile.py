@@ -303,6 +303,10 @@ def _refuse_unlike(found: RunFile, environment: Mapping[str, Any], options: Mapp
         )
     for name in CONDITIONS:
         old, new = found.header["options"].get(name), _json_able(options.get(name))
+        if old is None and name == "cache":
+            raise UsageError(
+                f"{found.path} holds a check: nothing in it was timed", hint="choose another --out"
+            )
         if old != new:
             raise UsageError(
                 f"{found.path} was measured with {name} {old!r}; now {name} is {new!r}",

@@ -6,14 +6,18 @@ import csv
 import io
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashbench import runner, sweep
+from flashbench import runfile, runner, sweep
 from flashbench._cli import check
 from flashbench.cli import main
 from flashbench.record import Accuracy, Record
@@ -144,5 +148,102 @@ def test_the_default_grid_covers_what_breaks_kernels(device_type: str) -> None:
 
 
 def test_heads_alone_are_as_many_kv_heads() -> None:
-    cells, _, _ = check.resolve({"heads": "5", "device": "cpu", "impls": "naive"})
-    assert {cell.problem.num_kv_heads for cell in cells} == {5}
+    request = check.resolve({"heads": "5", "device": "cpu", "impls": "naive"})
+    assert {cell.problem.num_kv_heads for cell in request.cells} == {5}
+
+
+def test_out_keeps_each_cell_as_run_does_and_is_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    code, _, err = run([*TINY, "--passes", "fwd", "--out", str(out)], capsys)
+    assert code == 0, err
+    assert f"results: {out / 'results.jsonl'}" in err
+    found = runfile.load(out / "results.jsonl")
+    assert [record.cell.key for record in found.records] == found.header["cells"]
+    assert len(found.records) == 16
+    assert {record.status for record in found.records} == {"checked"}
+    assert all(record.accuracy is not None for record in found.records)
+    assert found.header["options"]["seqlens"] == "7,9"
+    assert found.header["options"]["kv_heads"] == "1,2"
+
+    before = (out / "results.jsonl").read_bytes()
+    code, _, err = run([*TINY, "--out", str(out)], capsys)
+    assert code == 2
+    assert "accepted: a folder without results" in err
+    assert "hint: name another folder" in err
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "--device", "cpu", "--resume", "--out", str(out)])
+    assert stop.value.code == 2
+    assert "holds a check: nothing in it was timed" in capsys.readouterr().err
+    assert (out / "results.jsonl").read_bytes() == before
+
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(out / "results.jsonl")])
+    assert not stop.value.code
+    assert (out / "report.html").stat().st_size > 10_000
+
+
+def test_a_time_budget_leaves_the_rest_skipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    code, _, err = run([*TINY, "--time-budget", "0.000001s", "--out", str(out)], capsys)
+    assert code == 6
+    assert "time budget of" in err
+    records = runfile.load(out / "results.jsonl").records
+    assert {record.status for record in records} == {"skipped"}
+    assert not any(runfile.is_final(record) for record in records)
+
+
+def test_ctrl_c_shows_what_was_checked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped_after: list[Any] = [RIGHT, WRONG]
+
+    def fake(cells: Any, target: Any, options: Any, on_record: Any, _: Any = None) -> None:
+        for cell, wanted in zip(cells, stopped_after, strict=False):
+            on_record(Record(cell=cell, **wanted))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "run_cells", fake)
+    code, out, err = run(TINY, capsys)
+    assert code == 130
+    assert "error/budget" in out
+    assert "o is off by 2" in out
+    assert "warning: interrupted; 2 of 32 cells were checked, 1 are wrong or failed" in err
+    code, out, _ = run([*TINY, "--json"], capsys)
+    assert (code, [row["status"] for row in json.loads(out)]) == (130, ["checked", "wrong"])
+    stopped_after.clear()
+    code, out, err = run(TINY, capsys)
+    assert (code, out) == (130, "")
+    assert "interrupted; 0 of 32 cells" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_process_that_is_really_stopped_tells_and_keeps_what_it_did(
+    command: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    results = tmp_path / "out" / "results.jsonl"
+    argv = [
+        sys.executable, "-m", "flashbench", command, "--device", "cpu", "--impls", "naive",
+        "--seqlens", "500-600+1", "--dtypes", "fp32", "--out", str(tmp_path / "out"),
+    ]  # fmt: skip
+    wide = {**os.environ, "COLUMNS": "300"}
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=wide)
+    deadline = time.monotonic() + 60
+    while not results.exists() or results.read_bytes().count(b"\n") < 4:
+        assert time.monotonic() < deadline, "nothing was checked"
+        assert process.poll() is None, "it was over before it could be stopped"
+        time.sleep(0.01)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    found = runfile.load(results)
+    assert not found.notes
+    assert 3 <= len(found.records) < len(found.header["cells"])
+    if command == "check":
+        assert f"interrupted; {len(found.records)} of {len(found.header['cells'])} cells were checked" in err
+        assert "error/budget" in out
+    else:
+        assert f"holds {len(found.records)} of" in err

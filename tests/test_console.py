@@ -159,6 +159,24 @@ def test_progress_is_silent_off_a_terminal(capsys: pytest.CaptureFixture[str]) -
     assert captured.out == captured.err == ""
 
 
+def test_long_work_off_a_terminal_has_a_note_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    for quiet in (False, True):
+        now = 1000.0
+        with console.progress(100, quiet=quiet) as tick:
+            for done in range(100):
+                now += 1.0
+                tick(done, f"cell {done}")
+    assert capsys.readouterr().err.splitlines() == [
+        "note: 29 of 100 done after 30.0 s; next: cell 29",
+        "note: 59 of 100 done after 60.0 s; next: cell 59",
+        "note: 89 of 100 done after 90.0 s; next: cell 89",
+    ]
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

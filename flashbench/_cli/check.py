@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flashbench._cli import options
-from flashbench.errors import EXIT_UNDECIDED, GateError, UnavailableError
+from flashbench._cli.run import RESULTS, TimeBudget, check_out
+from flashbench.errors import EXIT_INTERRUPTED, EXIT_UNDECIDED, GateError, UnavailableError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
@@ -64,6 +68,11 @@ def check(
     kv_heads: options.KvHeads = None,
     device: options.Device = None,
     seed: options.Seed = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help=f"Folder for {RESULTS}: a row per cell as it is checked.", metavar="DIR"),
+    ] = None,
+    time_budget: TimeBudget = None,
     json: options.Json = False,
     csv: options.Csv = False,
     quiet: options.Quiet = False,
@@ -74,29 +83,56 @@ def check(
     The grid is dtype x head dim x length x causal x GQA, forward and backward: the full one on a
     GPU, a small one through Triton's interpreter on a CPU. Options narrow it. Nothing is timed.
 
-    Exits 0 when all that ran is right, 5 if anything is wrong or failed, 3 or 6 if nothing ran.
+    Exits 0 when all that ran is right, 5 if anything is wrong or failed, 3 or 6 if nothing ran,
+    130 when stopped (Ctrl-C, SIGTERM), after the summary of what was checked.
     """
     given = options.given(locals())
     line = {name: text for name, text in given.items() if name not in {"json", "csv", "quiet", "verbose"}}
     options.one_format(json, csv)
     options.one_volume(quiet, verbose)
-    cells, target, seed_ = resolve(line)
-    records = _run(cells, target, seed_, quiet=quiet, verbose=verbose)
+    request = resolve(line)
+    records: list[Record] = []
+    try:
+        _run(request, records, quiet=quiet, verbose=verbose)
+    except KeyboardInterrupt:
+        _interrupted(request, records, json=json, csv=csv, quiet=quiet)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     _show(records, json=json, csv=csv, quiet=quiet)
+    _say_where(request, quiet=quiet)
     verdict(records)
 
 
-def resolve(line: dict[str, str | bool]) -> tuple[tuple[Cell, ...], Target, int]:
-    """The cells to check, where, and the seed. Bad input is found before torch is imported."""
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A resolved command line: what is checked and where; texts: the options as they would be typed."""
+
+    cells: tuple[Cell, ...]
+    target: Target
+    seed: int
+    time_budget_s: float | None
+    out: Path | None
+    texts: Mapping[str, str | bool]
+
+
+def resolve(line: dict[str, str | bool]) -> Request:
+    """What to check and where. Bad input is found before torch is imported.
+
+    Raises UsageError, SpecError, UnknownName; UnavailableError for a device that is not here.
+    """
     from flashbench import kernels, sweep
 
     known = kernels.registry()
     typed = sweep.parse(line, options.on_line, known)
+    out = check_out(typed.get("out"), resume=False, hint="name another folder")
 
-    def cells(device_type: str) -> tuple[Cell, ...]:
+    def grid_of(device_type: str) -> dict[str, str]:
         grid = dict(GRIDS[device_type])
         if "heads" in line:
             del grid["kv_heads"]
+        return grid
+
+    def cells(device_type: str) -> tuple[Cell, ...]:
+        grid = grid_of(device_type)
         return sweep.sweep_of(sweep.combine(typed, sweep.parse(grid, options.on_line, known))).cells()
 
     asked = typed.get("device")
@@ -107,19 +143,43 @@ def resolve(line: dict[str, str | bool]) -> tuple[tuple[Cell, ...], Target, int]
     target = environment.target(asked)
     found = cells(target.type)
     options.settle({cell.implementation for cell in found}, target)
-    return found, target, typed.get("seed", 0)
+    texts = sweep.combine(line, grid_of(target.type), {"seed": "0"})
+    return Request(
+        cells=found,
+        target=target,
+        seed=typed.get("seed", 0),
+        time_budget_s=typed.get("time_budget"),
+        out=out,
+        texts={name: text for name, text in texts.items() if name not in {"device", "out"}},
+    )
 
 
-def _run(cells: Sequence[Cell], target: Target, seed: int, *, quiet: bool, verbose: bool) -> list[Record]:
-    from flashbench import console, runner
+def _run(request: Request, records: list[Record], *, quiet: bool, verbose: bool) -> None:
+    """Check the cells; each record is in the results file, if one is asked for, then in records."""
+    from flashbench import console, environment, runfile, runner
+    from flashbench._cli.interrupt import terminable
 
-    records: list[Record] = []
+    cells = request.cells
     console.listen(quiet=quiet)
+    about = environment.collect(request.target)
+    writer = None
+    if request.out is not None:
+        head = runfile.header(
+            argv=["flashbench", *sys.argv[1:]], options=request.texts, environment=about, cells=cells
+        )
+        writer = runfile.create(request.out / RESULTS, head)
     if not quiet:
-        console.note(f"checking {len(cells)} cells on {target.name}")
-    with console.progress(len(cells), quiet=quiet or verbose) as tick:
+        goal = f"; results go to {writer.path}" if writer else ""
+        console.note(f"checking {len(cells)} cells on {request.target.name}{goal}")
+    asked = runner.RunOptions(
+        seed=request.seed, time=False, time_budget_s=request.time_budget_s, environment=about
+    )
+    progress = console.progress(len(cells), quiet=quiet or verbose)
+    with terminable(), writer or nullcontext(), progress as tick:
 
         def keep(record: Record) -> None:
+            if writer is not None:
+                writer.append(record)
             records.append(record)
             if verbose:
                 console.note(f"[{len(records)}/{len(cells)}] {record.cell.key}: {record.status}")
@@ -127,8 +187,27 @@ def _run(cells: Sequence[Cell], target: Target, seed: int, *, quiet: bool, verbo
         def begin(index: int, _: int, cell: Cell) -> None:
             tick(index, cell.key)
 
-        runner.run_cells(cells, target, runner.RunOptions(seed=seed, time=False), keep, begin)
-    return records
+        runner.run_cells(cells, request.target, asked, keep, begin)
+
+
+def _interrupted(request: Request, records: Sequence[Record], *, json: bool, csv: bool, quiet: bool) -> None:
+    """Show what was checked before the stop."""
+    from flashbench import console
+
+    if records or json or csv:
+        _show(records, json=json, csv=csv, quiet=quiet or not records)
+    bad = sum(record.status in BAD for record in records)
+    console.warn(
+        f"interrupted; {len(records)} of {len(request.cells)} cells were checked, {bad} are wrong or failed"
+    )
+    _say_where(request, quiet=quiet)
+
+
+def _say_where(request: Request, *, quiet: bool) -> None:
+    from flashbench import console
+
+    if request.out is not None and not quiet:
+        console.note(f"results: {request.out / RESULTS}")
 
 
 def _show(records: Sequence[Record], *, json: bool, csv: bool, quiet: bool) -> None:

@@ -31,6 +31,7 @@ def measure(request: Request) -> None:
     gate. Raises UnavailableError where nothing could run.
     """
     from flashbench import console, environment, runfile
+    from flashbench._cli.interrupt import terminable
 
     console.listen(quiet=request.flag("quiet"))
     out = request.out or new_folder(request.target)
@@ -41,7 +42,7 @@ def measure(request: Request) -> None:
     if not quiet:
         console.note(f"{len(missing)} cells on {request.target.name}; results go to {results}")
     try:
-        with writer:
+        with terminable(), writer:
             _run(request, missing, writer, about)
     except KeyboardInterrupt:
         done = len(runfile.load(results).records)

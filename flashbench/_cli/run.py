@@ -23,6 +23,15 @@ OUT = "flashbench-out"
 
 _PANEL = "Run"
 
+TimeBudget = Annotated[
+    str | None,
+    typer.Option(
+        help="Stop starting cells after this time, such as 5m; the rest are rows 'skipped'.",
+        metavar="TIME",
+        rich_help_panel=_PANEL,
+    ),
+]
+
 
 def run(
     seqlens: options.Seqlens = None,
@@ -67,14 +76,7 @@ def run(
             panel=_PANEL,
         ),
     ] = None,
-    time_budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Stop starting cells after this time, such as 5m; the rest are rows 'skipped'.",
-            metavar="TIME",
-            rich_help_panel=_PANEL,
-        ),
-    ] = None,
+    time_budget: TimeBudget = None,
     dry_run: Annotated[
         bool | None,
         options.flag(
@@ -194,8 +196,13 @@ def _earlier(path: Path) -> dict[str, str | bool]:
     return {name: found[name] for name in (*sweep.AXES, *CONDITIONS) if isinstance(found.get(name), str)}
 
 
-def check_out(out: Path | None, *, resume: bool) -> Path | None:
-    """Refuse a folder that cannot take results, before anything is measured. Raises UsageError."""
+def check_out(
+    out: Path | None, *, resume: bool, hint: str = "pass --resume to complete it, or name another folder"
+) -> Path | None:
+    """Refuse a folder that cannot take results, before anything is measured. Raises UsageError.
+
+    hint: what to do about one that holds results.
+    """
     import os
 
     from flashbench import units
@@ -211,7 +218,7 @@ def check_out(out: Path | None, *, resume: bool) -> Path | None:
         if (out / RESULTS).exists() and not resume:
             raise UsageError(
                 f"{label}: holds {RESULTS} already; accepted: a folder without results",
-                hint="pass --resume to complete it, or name another folder",
+                hint=hint,
             )
         parent = next(path for path in (out, *out.absolute().parents) if path.exists())
     except OSError as error:

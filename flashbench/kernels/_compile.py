@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -105,7 +106,14 @@ def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool
     """Compile every task, in spawned processes; with inspect the machine code is read too."""
     tasks = list(tasks)
     workers = min(len(tasks), workers or len(os.sched_getaffinity(0)))
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(
+        workers,
+        mp_context=get_context("spawn"),
+        # Ctrl-C goes to every process of a terminal; this one alone answers it
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
+    )
+    try:
         futures = [pool.submit(compile_one, task, inspect) for task in tasks]
         results = []
         for task, future in zip(tasks, futures, strict=True):
@@ -113,7 +121,9 @@ def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool
                 results.append(future.result())
             except BrokenProcessPool as error:
                 results.append(Compiled(task, error=f"the compiling process died: {error}"))
-    return results
+        return results
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interrupt waits for what is being compiled, no more
 
 
 def compile_one(task: Task, inspect: bool = False) -> Compiled:
