@@ -78,7 +78,11 @@ def test_longer_sequences_take_longer(cell: tuple[Estimate, Device], times: int)
 @settings(max_examples=300, deadline=None)
 @given(cells())
 def test_causal_takes_no_longer_than_full(cell: tuple[Estimate, Device]) -> None:
-    """Of tiled kernels with the same tiles; eager attention has a mask to apply."""
+    """Of tiled kernels with the same tiles; eager attention has a mask to apply.
+
+    Without delta, which takes a product in the bundled kernel where a row sees one key, as the first
+    does under a mask.
+    """
     row, device = cell
     if row.model.startswith("standard") or row.model == "flash-v1-cuda":
         return
@@ -87,7 +91,11 @@ def test_causal_takes_no_longer_than_full(cell: tuple[Estimate, Device]) -> None
         estimate(row.model, replace(p, causal=mask), row.pass_, device=device, tiles=row.tiles)
         for mask in (False, True)
     )
-    assert predict(causal, device).time_s <= predict(full, device).time_s * (1 + 1e-9)
+    masked, unmasked = (
+        sum(part.time_s for part in predict(one, device).parts if part.name != "delta")
+        for one in (causal, full)
+    )
+    assert masked <= unmasked * (1 + 1e-9)
 
 
 @settings(max_examples=200, deadline=None)
