@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -29,7 +29,7 @@ from typing import Any, Self
 
 from flashbench.errors import FlashbenchError, RunFileError, UsageError
 from flashbench.problem import Cell, Problem
-from flashbench.record import Accuracy, Memory, Record, Samples
+from flashbench.record import STATUSES, Accuracy, Memory, Record, Samples
 
 SCHEMA = 1
 """Raised by one when a reader of the old schema would misread the new."""
@@ -148,16 +148,10 @@ def load(path: Path | str) -> RunFile:
     records: dict[str, Record] = {}
     notes: list[str] = []
     for number, line in enumerate(lines[1:], start=2):
-        try:
-            value = _parse_object(path, number, line)
-        except RunFileError:
-            if number < len(lines) or torn_tail:
-                raise
-            torn_tail = line
-            break
-        record = record_from_json(value, f"{path}, line {number}")
+        where = f"{path}, line {number}"
+        record = record_from_json(_parse_object(path, number, line), where)
         if record.cell.key in records:
-            notes.append(f"{path}, line {number}: a second row for {record.cell.key}; the later one counts")
+            notes.append(f"{where}: a second row for {record.cell.key}; the later one counts")
         records[record.cell.key] = record
     if torn_tail:
         notes.append(f"{path}: the last line was torn off in the middle of a write and is ignored")
@@ -219,9 +213,9 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
             cell=Cell(
                 implementation=cell["implementation"],
                 pass_=cell["pass"],
-                problem=Problem(**cell["problem"]),
+                problem=_problem(cell["problem"]),
             ),
-            status=value["status"],
+            status=_known(value["status"], STATUSES, "status"),
             flags=tuple(value.get("flags", ())),
             samples=_samples(value.get("samples")),
             memory=Memory(**value["memory"]) if value.get("memory") else None,
@@ -232,6 +226,20 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
         raise RunFileError(f"{where}: the field {error} is missing") from None
     except (TypeError, ValueError, AttributeError, AssertionError, FlashbenchError) as error:
         raise RunFileError(f"{where}: {error}") from None
+
+
+def _problem(value: Mapping[str, Any]) -> Problem:
+    """The problem of a line; a number given as text is refused by name, not by a comparison that fails."""
+    for name, item in value.items():
+        if name.startswith(("batch", "num_", "seqlen", "head_dim")) and type(item) is not int:
+            raise ValueError(f"cell.problem.{name} is {item!r}; a whole number is wanted")
+    return Problem(**value)
+
+
+def _known(value: Any, names: Collection[str], field: str) -> str:
+    if value not in names:
+        raise ValueError(f"{field} is {value!r}; known: {', '.join(names)}")
+    return str(value)
 
 
 def _samples(value: Mapping[str, Any] | None) -> Samples | None:

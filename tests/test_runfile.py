@@ -154,7 +154,11 @@ def test_damage_before_the_last_line_is_refused_with_its_line(tmp_path: Path) ->
     [
         (lambda row: row.pop("status"), "'status' is missing"),
         (lambda row: row["cell"].pop("problem"), "'problem' is missing"),
-        (lambda row: row.update(status="fine"), "fine"),
+        (lambda row: row.update(status="fine"), "status is 'fine'; known: ok, checked"),
+        (
+            lambda row: row["cell"]["problem"].update(seqlen_q="x"),
+            "cell.problem.seqlen_q is 'x'; a whole number is wanted",
+        ),
         (lambda row: row.update(reason=None), "needs a reason"),
         (lambda row: row["cell"]["problem"].update(head_dim=0), "head_dim 0 is out of range"),
         (lambda row: row["cell"]["problem"].update(colour=1), "colour"),
@@ -302,3 +306,12 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     writer = runfile.Writer(Path("/dev/full"))
     with pytest.raises(UsageError, match="cannot be written: No space left"):
         writer.append(done(cells(1)[0]))
+
+
+def test_a_complete_last_line_that_is_not_json_is_damage_and_no_torn_write(tmp_path: Path) -> None:
+    planned = cells(1)
+    path = write(tmp_path / "r.jsonl", planned, [done(planned[0])])
+    with path.open("a") as file:
+        file.write('{"type":"record","samples_s":[NaN]}\n')
+    with pytest.raises(RunFileError, match=r"line 3: not JSON"):
+        runfile.load(path)

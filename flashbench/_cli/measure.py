@@ -81,6 +81,8 @@ def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Write
             for text in resumed.notes:
                 console.note(text)
         return resumed.writer, resumed.missing
+    if request.flag("resume") and not request.flag("quiet"):
+        console.note(f"{results} does not exist yet: nothing to resume, a new sweep starts")
     head = runfile.header(
         argv=["flashbench", *sys.argv[1:]],
         options=dict(request.texts),

@@ -99,7 +99,8 @@ def run(
     Axes multiply into cells. What an option's default is depends on the device: on a GPU the
     papers' grid (1k-64k, bf16, 16k tokens, hidden 2048), on a CPU a small one.
 
-    Exits 0 when the sweep completed, 5 if a row is 'wrong' or 'failed', 3 if nothing can run here.
+    Exits 0 when the sweep completed, whatever its rows say ('check' is the gate), 3 if nothing can
+    run here, 130 when interrupted.
     """
     given = options.given(locals())
     request = resolve(given, str(given.pop("config")) if "config" in given else None)
@@ -203,7 +204,7 @@ def check_out(
 
     hint: what to do about one that holds results.
     """
-    import os
+    import tempfile
 
     from flashbench import units
 
@@ -220,13 +221,20 @@ def check_out(
                 f"{label}: holds {RESULTS} already; accepted: a folder without results",
                 hint=hint,
             )
-        parent = next(path for path in (out, *out.absolute().parents) if path.exists())
+        real = out.resolve()  # 'a/../b' makes no folder 'a'
+        parent = next(path for path in (real, *real.parents) if path.exists())
     except OSError as error:
         raise UsageError(f"{label}: {error.strerror or error}; accepted: a folder") from None
     if not parent.is_dir():
         raise UsageError(f"{label}: {str(parent)!r} is no folder; accepted: a folder that can be written")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{label}: {str(parent)!r} is read-only; accepted: a folder that can be written")
+    try:
+        with tempfile.TemporaryFile(dir=parent):  # permissions alone do not tell, of /proc for one
+            pass
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(
+            f"{label}: {str(parent)!r} takes no file ({reason}); accepted: a folder that can be written"
+        ) from None
     return out
 
 

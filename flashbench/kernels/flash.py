@@ -39,6 +39,8 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
     if widest > MAX_HEAD_DIM:
         return f"head_dim {widest} is larger than {MAX_HEAD_DIM}"
     if _triton.interpreted(target):
+        if problem.dtype == "tf32":
+            return "TF32 products exist on NVIDIA GPUs only; fp32 runs here"
         return None
     if target.capability is not None and target.capability < (8, 0) and problem.dtype in ("bf16", "tf32"):
         return f"{problem.dtype} needs sm80, this is sm{target.capability[0]}{target.capability[1]}"
