@@ -61,7 +61,7 @@ class Policy:
 
 
 GPU_POLICY = Policy(limit_s=0.3, min_samples=5, max_samples=100, warmup=3)
-CPU_POLICY = Policy(limit_s=0.2, min_samples=5, max_samples=20, warmup=2)
+CPU_POLICY = Policy(limit_s=0.2, min_samples=5, max_samples=200, warmup=3)
 
 
 def policy_for(device: str) -> Policy:

@@ -27,7 +27,7 @@ _BYTE_SUFFIX = {
 }  # fmt: skip
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
 
-_INT = re.compile(r"([0-9]{1,18})([km]?)", re.IGNORECASE)
+_INT = re.compile(r"(-?[0-9]{1,40})([km]?)", re.IGNORECASE)
 _RANGE = re.compile(r"([^-+]+)-([^-+]+)(?:\+([^-+]+))?")
 _BYTES = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([kmgt]?i?b|)", re.IGNORECASE)
 _DURATION_PART = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|h|m|s)")
@@ -88,7 +88,7 @@ def _axis_item(item: str, text: str, option: str) -> Iterable[int]:
     span = _RANGE.fullmatch(item)
     start, end, step = (_to_int(part or "") for part in span.groups()) if span else (None, None, None)
     if span is None or start is None or end is None or (span[3] and step is None):
-        raise SpecError(f"{option} {quoted(text)}: {quoted(item)} is no length; accepted: {_AXIS_ACCEPTED}")
+        raise SpecError(f"{option} {quoted(text)}: {quoted(item)} is no value; accepted: {_AXIS_ACCEPTED}")
     if start < 1 or end <= start:
         raise SpecError(
             f"{option} {quoted(text)}: {quoted(item)} must rise from 1 or more; accepted: {_AXIS_ACCEPTED}"

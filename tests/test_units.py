@@ -174,3 +174,11 @@ def test_formatted_bytes_are_within_a_percent(value: int) -> None:
         power = " kMGTPE".find(unit[0].lower() if unit[0] == "k" else unit[0]) if unit != "B" else 0
         power = max(power, "  KMGTPE".find(unit[0]) - 1 if binary and unit != "B" else 0)
         assert float(number) * base**power == pytest.approx(value, rel=0.01)
+
+
+@pytest.mark.parametrize("text", ["-1", "99999999999999999999", "512,-1"])
+def test_a_number_outside_the_range_is_told_from_what_is_no_number(text: str) -> None:
+    with pytest.raises(SpecError, match=r"is out of range; accepted: 1 to 4096"):
+        units.parse_axis(text, "--head-dims", maximum=4096)
+    with pytest.raises(SpecError, match="out of range|not a whole number"):
+        units.parse_int(text, "--batch", maximum=4096)
