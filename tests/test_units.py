@@ -180,5 +180,5 @@ def test_formatted_bytes_are_within_a_percent(value: int) -> None:
 def test_a_number_outside_the_range_is_told_from_what_is_no_number(text: str) -> None:
     with pytest.raises(SpecError, match=r"is out of range; accepted: 1 to 4096"):
         units.parse_axis(text, "--head-dims", maximum=4096)
-    with pytest.raises(SpecError, match="out of range|not a whole number"):
+    with pytest.raises(SpecError, match=r"out of range|not a whole number"):
         units.parse_int(text, "--batch", maximum=4096)
