@@ -221,7 +221,7 @@ def _listening(interpreter: Any, recorder: _Recorder) -> Iterator[None]:
     def product(_: Any, __: Any, a: Any, b: Any, *___: Any) -> None:
         recorder.product(a, b)
 
-    listeners = (load, store, update, exchange, product)
+    listeners: tuple[Callable[..., None], ...] = (load, store, update, exchange, product)
     with ExitStack() as stack:
         for name, listener in zip(_HOOKS["InterpreterBuilder"], listeners, strict=True):
             stack.enter_context(_heard(builder, name, listener))
