@@ -12,7 +12,7 @@ import difflib
 import itertools
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,20 +62,6 @@ def _path(text: str, label: str, _: Collection[str]) -> Path:
     return Path(text)
 
 
-def _dtypes(text: str, label: str, _: Collection[str]) -> tuple[str, ...]:
-    able = [row.name for row in DTYPES.values() if row.runs]
-    modelled = [name for name in map(str.strip, text.split(",")) if name in DTYPES and name not in able]
-    _refuse_modelled(modelled, label)
-    return units.parse_names(text, label, able)
-
-
-def _refuse_modelled(names: Iterable[str], label: str) -> None:
-    for name in names:
-        if not DTYPES[name].runs:
-            able = ", ".join(row.name for row in DTYPES.values() if row.runs)
-            raise SpecError(f"{label} {name!r}: no implementation runs it, only io-model; accepted: {able}")
-
-
 _NUMBER = "a whole number such as 16 or '16k'"
 _LENGTHS = "lengths such as '1k-64k' or [512, 1024]"
 _NAMES = "names such as 'naive,sdpa' or ['naive', 'sdpa']"
@@ -87,7 +73,7 @@ OPTIONS = {
         Opt(name="seqlens_k", accepted=_LENGTHS, parse=_axis(MAX_SEQLEN)),
         Opt(name="head_dims", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
         Opt(name="head_dims_v", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
-        Opt(name="dtypes", accepted=_NAMES, parse=_dtypes),
+        Opt(name="dtypes", accepted=_NAMES, parse=lambda t, label, _: units.parse_names(t, label, DTYPES)),
         Opt(name="impls", accepted=_NAMES, parse=units.parse_names),
         Opt(
             name="causal",
@@ -197,7 +183,12 @@ class Sweep:
         Raises SpecError for a dtype that is only modelled, for a cell that occurs twice and for more
         than MAX_CELLS cells.
         """
-        _refuse_modelled(self.dtypes, "--dtypes")
+        for name in self.dtypes:
+            if not DTYPES[name].runs:
+                able = ", ".join(row.name for row in DTYPES.values() if row.runs)
+                raise SpecError(
+                    f"--dtypes '{name}': no implementation runs it, only io-model; accepted: {able}"
+                )
         axes = (
             self.dtypes, self.head_dims, self.head_dims_v, self.causal, self.kv_heads,
             self.seqlens, self.seqlens_k, self.passes, self.impls,

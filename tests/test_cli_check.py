@@ -229,7 +229,15 @@ def test_a_process_that_is_really_stopped_tells_and_keeps_what_it_did(
         "--seqlens", "500-600+1", "--dtypes", "fp32", "--out", str(tmp_path / "out"),
     ]  # fmt: skip
     wide = {**os.environ, "COLUMNS": "300"}
-    process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=wide)
+    process = subprocess.Popen(
+        argv,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=wide,
+        # a background job of a shell ignores Ctrl-C, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 60
     while not results.exists() or results.read_bytes().count(b"\n") < 4:
         assert time.monotonic() < deadline, "nothing was checked"
