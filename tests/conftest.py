@@ -11,6 +11,13 @@ os.environ.pop("COLUMNS", None)
 
 import pytest
 
+from flashbench import environment, kernels
+
+# Triton compiles or interprets for the life of a process, as decided when it is first imported, and any
+# test may import it: without a GPU it is settled here, so that the kernels' tests find an interpreter.
+if environment.gpu_status().kind != "ok":
+    kernels.get("flash").why_unavailable(kernels.Target())
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     marked = [item for item in items if item.get_closest_marker("gpu")]
