@@ -91,3 +91,50 @@ def test_with_an_unknown_gpu_only_the_roofs_are_missing(
     rows = {row["name"]: row for row in json.loads(listed(["metrics", "--json"], capsys))}
     assert rows["peak_extra_bytes"]["available"]
     assert "Foo 9999" in rows["peak_fraction"]["why_not"]
+
+
+FIELDS = {
+    "arch", "num_sms", "smem_per_sm_bytes", "smem_per_block_bytes", "registers_per_sm_bytes", "l2_bytes",
+    "l2_bytes_per_s", "hbm_bytes", "hbm_bytes_per_s", "mufu_per_clk_per_sm", "clock_hz", "tdp_w", "source",
+}  # fmt: skip
+
+
+def test_devices_have_every_field_in_json_and_csv(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(listed(["devices", "--json"], capsys))
+    comma = list(csv.DictReader(io.StringIO(listed(["devices", "--csv"], capsys))))
+    for device, row, line in zip(devices.DEVICES, rows, comma, strict=True):
+        assert {name: row[name] for name in FIELDS} == {name: getattr(device, name) for name in FIELDS}
+        for dtype, peak in device.peak_flops_per_s.items():
+            assert row[f"{dtype}_flops_per_s"] == peak
+        assert row["uncertain"] == (device.uncertain or None)
+        assert line["uncertain"] == device.uncertain
+        assert line["l2_bytes"] == str(device.l2_bytes)
+
+
+@pytest.mark.parametrize("argv", [["list", "devices"], ["list"]])
+def test_devices_as_text_mark_what_is_uncertain_and_note_why(
+    argv: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(argv)
+    out, err = capsys.readouterr()
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert " yes " in f"{lines['a10g']} "
+    assert " yes " not in f"{lines['a100-sxm-40gb']} "
+    assert err.count("a10g: uncertain: peaks") == 1
+    assert "--json and --csv have every field" in err
+
+
+def test_quiet_leaves_out_the_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["list", "devices", "-q"])
+    assert capsys.readouterr().err == ""
+
+
+def test_the_devices_fit_a_usual_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    out = listed(["devices"], capsys)
+    for device in devices.DEVICES:
+        assert sum(line.split()[:1] == [device.name] for line in out.splitlines()) == 1

@@ -401,3 +401,53 @@ def test_a_large_table_stays_fast(io_model: Any) -> None:
     assert code == 0
     assert out.count("\n") == 1 + 9000
     assert time.process_time() - start < 5
+
+
+def notes_of(io_model: Any, *arguments: str) -> str:
+    code, _, err = io_model("--seqlens", "1k,2k", *arguments)
+    assert code == 0
+    return " ".join(str(err).split())
+
+
+@pytest.mark.parametrize("form", [(), ("--json",), ("--csv",)])
+def test_each_uncertain_card_and_borrowed_constant_is_noted_once(io_model: Any, form: tuple[str]) -> None:
+    err = notes_of(io_model, "--gpu", "a10g,a100-sxm-40gb", "--models", "flash-v2", *form)
+    assert err.count("a10g: uncertain: peaks") == 1
+    assert "a100-sxm-40gb: uncertain" not in err
+    assert err.count("flash-v2 on a10g: time not calibrated: ") == 1
+    assert "flash-v2 on a100-sxm-40gb: time not calibrated" not in err
+    assert io_model("--seqlens", "1k", "--gpu", "a10g", "-q", *form)[2] == ""
+
+
+def test_a_blank_dram_and_time_says_why_once_per_reason(io_model: Any) -> None:
+    err = notes_of(io_model, "--gpu", "t4,a100-sxm-40gb", "--models", "standard,flash-v2,linear-attention")
+    assert err.count("t4: no DRAM and time in bf16: the card has no peak for it") == 1
+    assert err.count("linear-attention: DRAM and time are not modelled for it") == 1
+    assert "does not cover the case" not in err
+    assert "no DRAM and time" not in notes_of(io_model, "--gpu", "a100-sxm-40gb")
+
+
+def test_a_time_with_a_tile_from_m_is_of_a_kernel_that_nobody_ships(io_model: Any) -> None:
+    said = "times of rows marked (sram) are of a kernel with that tile, which nobody ships"
+    assert notes_of(io_model, "--gpu", "h100-sxm", "--models", "flash-v2").count(said) == 1
+    assert said not in notes_of(io_model, "--gpu", "h100-sxm", "--models", "flash-v3")
+    assert said not in notes_of(io_model, "--models", "flash-v2")
+
+
+def test_dram_below_compulsory_is_noted_beside_dram_only(io_model: Any) -> None:
+    said = "DRAM may be less than compulsory"
+    assert notes_of(io_model, "--gpu", "h100-sxm").count(said) == 1
+    assert said not in notes_of(io_model)
+
+
+def test_explain_says_what_is_uncertain_uncalibrated_and_why_blank(io_model: Any) -> None:
+    one = ("--explain", "--seqlens", "1k", "--models", "flash-v2")
+    out = io_model(*one, "--gpu", "a10g")[1]
+    assert "a10g: uncertain: peaks" in out
+    assert "not calibrated: " in out
+    assert "DRAM may be less than compulsory" in out
+    out = io_model(*one, "--gpu", "t4")[1]
+    assert "t4: no DRAM and time in bf16: the card has no peak for it" in out
+    assert "t4: uncertain: " in out
+    out = io_model("--explain", "--seqlens", "1k", "--models", "linear-attention", "--gpu", "h100-sxm")[1]
+    assert "linear-attention: DRAM and time are not modelled for it" in out

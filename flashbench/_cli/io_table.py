@@ -205,8 +205,51 @@ def _notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str]:
             "DRAM and time are a model, not a count: docs/time-model.md; --json has their band. For flash-v2"
             " and later M is shared memory only; accumulators are in registers, which are not in M"
         )
+        notes += _card_notes(request, rows)
     notes += [text for text in (request.printed, request.remark) if text]
     return [*notes, *_crossings(request), *io_alternatives.notes(request)]
+
+
+def _card_notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to know of DRAM and times, each once: doubts, constants of others, blanks and their reasons.
+
+    From cards, models and dtypes, not from rows, of which ``--csv`` keeps only the first.
+    """
+    from flashbench._iomodel.explain import BELOW, why_blank
+    from flashbench._iomodel.setting import setting
+
+    cards = {choice.device.name: choice.device for choice in request.choices if choice.device}
+    dtypes = dict.fromkeys(problem.dtype for problem in request.problems)
+    doubts = [f"{name}: uncertain: {card.uncertain}" for name, card in cards.items() if card.uncertain]
+    borrowed: dict[str, str] = {}
+    blanks: dict[str, None] = {}
+    explained = set()
+    for name, card in cards.items():
+        for row in request.names:
+            model = request.kernels.get(row, row)
+            for dtype in dtypes:
+                if why := why_blank(model, card, dtype):
+                    blanks[why] = None
+                    explained.add((name, row, dtype))
+                    continue
+                on = setting(card, model, None, dtype)
+                if not on.calibrated:
+                    borrowed.setdefault(f"{row} on {name}", f"time not calibrated: {on.note}")
+    if any(
+        row["time_s"] is None and (row["gpu"], row["model"], row["dtype"]) not in explained for row in rows
+    ):
+        blanks["no DRAM and time where the time model does not cover the case"] = None
+    timed = [row for row in rows if row["time_s"] is not None]
+    notes = [BELOW] if timed else []
+    if any(row["model"] == "flash-v2" and row["tile_source"] == "sram" for row in timed):
+        notes.append(_HYPOTHETICAL)
+    return [*notes, *doubts, *(f"{pair}: {text}" for pair, text in borrowed.items()), *blanks]
+
+
+_HYPOTHETICAL = (
+    "times of rows marked (sram) are of a kernel with that tile, which nobody ships;"
+    " --models flash, sdpa-flash, flash-v3 have shipped tiles"
+)
 
 
 def _crossings(request: Request) -> list[str]:
@@ -327,7 +370,7 @@ def show_explained(request: Request) -> None:
     from flashbench.iomodel import explain
 
     for index, (_, choice, whole) in enumerate(io_rows.estimates(request)):
-        text = explain(whole, io_rows.prediction(whole, choice.device))
+        text = explain(whole, io_rows.prediction(whole, choice.device), choice.device)
         console.show_text(f"\n{text}" if index else text)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -30,6 +30,7 @@ def list_(
     ] = None,
     json: options.Json = False,
     csv: options.Csv = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.")] = False,
 ) -> None:
     """List implementations, devices, metrics, models and presets, each with why it is not available here."""
     from flashbench import console, units
@@ -39,7 +40,8 @@ def list_(
         units.parse_choice(subject, "SUBJECT", SUBJECTS)
         table = _TABLES[subject]()
         columns = table.columns if json or csv else table.shown
-        console.show_table(columns, table.rows, json=json, csv=csv, title=subject)
+        notes = () if json or csv or quiet else table.notes
+        console.show_table(columns, table.rows, json=json, csv=csv, title=subject, notes=notes)
         return
     if csv:
         raise UsageError(f"--csv prints one table; accepted: 'list SUBJECT --csv' with {', '.join(SUBJECTS)}")
@@ -48,7 +50,7 @@ def list_(
         console.show_json({name: [table.picked(row) for row in table.rows] for name, table in tables.items()})
         return
     for name, table in tables.items():
-        console.show_table(table.shown, table.rows, title=name)
+        console.show_table(table.shown, table.rows, title=name, notes=() if quiet else table.notes)
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class _Table:
     rows: list[dict[str, Any]]
     raw_only: frozenset[str] = frozenset()
     """Columns of JSON and CSV that a person's table does without."""
+    notes: tuple[str, ...] = ()
+    """What a person reads beside the table."""
 
     @property
     def shown(self) -> list[Column]:
@@ -107,35 +111,64 @@ def _devices() -> _Table:
     from flashbench.devices import DEVICES
 
     here, why_none = _gpu_here()
-    rows = []
-    for row in DEVICES:
-        mine = here is not None and row.name == here.name
-        rows.append({
-            "name": row.name, "available": mine,
-            "why_not": None if mine else why_none or "this machine has another GPU",
-            "arch": row.arch, "num_sms": row.num_sms, "hbm_bytes": row.hbm_bytes,
-            "hbm_bytes_per_s": row.hbm_bytes_per_s,
-            "bf16_flops_per_s": row.peak_flops_per_s.get("bf16"),
-            "fp16_flops_per_s": row.peak_flops_per_s.get("fp16"),
-            "source": row.source,
-        })  # fmt: skip
+    rows = [_device(row, here, why_none) for row in DEVICES]
     gib = partial(units.format_bytes, binary=True)
-    flops = partial(units.format_rate, unit="FLOP/s")
-    columns = [
-        Column(name="name", header="device"),
-        *_availability(),
-        Column(name="arch", header="arch"),
-        Column(name="num_sms", header="SMs", justify="right"),
-        Column(name="hbm_bytes", header="memory", format=gib, justify="right"),
-        Column(
-            name="hbm_bytes_per_s", header="bandwidth", format=partial(units.format_rate, unit="B/s"),
-            justify="right",
-        ),
-        Column(name="fp16_flops_per_s", header="fp16 dense", format=flops, justify="right"),
-        Column(name="bf16_flops_per_s", header="bf16 dense", format=flops, justify="right"),
-        Column(name="source", header="source"),
-    ]  # fmt: skip
-    return _Table(columns, rows)
+    flops, bandwidth = (partial(units.format_rate, unit=unit) for unit in ("FLOP/s", "B/s"))
+    headers: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "num_sms": ("SMs", str), "smem_per_sm_bytes": ("SRAM/SM", gib), "l2_bytes": ("L2", gib),
+        "hbm_bytes": ("memory", gib), "hbm_bytes_per_s": ("bandwidth", bandwidth),
+        "fp16_flops_per_s": ("fp16 dense", flops),
+    }  # fmt: skip
+    text: dict[str, tuple[str, Callable[[Any], str]]] = {
+        "name": ("device", str), "arch": ("arch", str), "uncertain": ("uncertain", lambda _: "yes"),
+    }  # fmt: skip
+    availability = {column.name: column for column in _availability()}
+    columns = []
+    for name in rows[0]:
+        header, format_ = (headers | text).get(name, (name, str))
+        justify: Literal["left", "right"] = "right" if name in headers else "left"
+        plain = Column(name=name, header=header, format=format_, justify=justify)
+        columns.append(availability.get(name, plain))
+    raw_only = frozenset(rows[0]) - {"available", *headers, *text}
+    return _Table(columns, rows, raw_only, _device_notes(here, why_none))
+
+
+def _device(row: Device, here: Device | None, why_none: str) -> dict[str, Any]:
+    """Every field of a row, with its unit in its name."""
+    mine = here is not None and row.name == here.name
+    return {
+        "name": row.name, "available": mine,
+        "why_not": None if mine else why_none or "this machine has another GPU",
+        "arch": row.arch,
+        "capability": ".".join(map(str, row.capability)) if row.capability else None,
+        "reported": "; ".join(row.reported), "num_sms": row.num_sms,
+        "smem_per_sm_bytes": row.smem_per_sm_bytes, "smem_per_block_bytes": row.smem_per_block_bytes,
+        "registers_per_sm_bytes": row.registers_per_sm_bytes, "l2_bytes": row.l2_bytes,
+        "l2_bytes_per_s": row.l2_bytes_per_s, "hbm_bytes": row.hbm_bytes,
+        "hbm_bytes_per_s": row.hbm_bytes_per_s,
+        **{f"{dtype}_flops_per_s": row.peak_flops_per_s.get(dtype) for dtype in _PEAKS},
+        "mufu_per_clk_per_sm": row.mufu_per_clk_per_sm, "clock_hz": row.clock_hz, "tdp_w": row.tdp_w,
+        "uncertain": row.uncertain or None, "source": row.source,
+    }  # fmt: skip
+
+
+_PEAKS = ("fp16", "bf16", "tf32", "fp32", "fp8")
+
+
+def _device_notes(here: Device | None, why_none: str) -> tuple[str, ...]:
+    """Which card is here, where the other fields are, and each doubt once with the cards that share it."""
+    from flashbench.devices import DEVICES
+
+    doubts: dict[str, list[str]] = {}
+    for row in DEVICES:
+        if row.uncertain:
+            doubts.setdefault(row.uncertain, []).append(row.name)
+    return (
+        f"here: {here.name if here else f'none of them: {why_none}'}",
+        "--json and --csv have every field: SRAM per block, registers, bandwidth of L2, peaks in"
+        f" {', '.join(_PEAKS)}, exponentials per clock, clock, TDP, source",
+        *(f"{', '.join(names)}: uncertain: {doubt}" for doubt, names in doubts.items()),
+    )
 
 
 def _gpu_here() -> tuple[Device | None, str]:

@@ -2,6 +2,7 @@
 
     explain(estimate) -> str
     explain(estimate, predict(estimate, device)) -> str
+    explain(estimate, None, device) -> str      why the device has no DRAM bytes and time for it
 
 Every byte count is written as how many times a whole tensor is moved, times the size of that tensor.
 """
@@ -9,12 +10,18 @@ Every byte count is written as how many times a whole tensor is moved, times the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from flashbench import units
 from flashbench._iomodel.dram import tensor_bytes
 from flashbench._iomodel.engine import find, known
+from flashbench._iomodel.roofline import roofs
 from flashbench._iomodel.time import TAIL, Part, Prediction
 from flashbench._iomodel.types import Estimate, Step
+from flashbench.errors import SpecError
+
+if TYPE_CHECKING:
+    from flashbench.devices import Device
 
 _QUERY, _KEY = "B·H·Nq", "B·Hk·Nk"
 _SIZES: dict[str, tuple[str, str]] = {
@@ -60,13 +67,39 @@ _FORMULAS["flash"] = {
 
 _LABEL = 26
 
+BELOW = "DRAM may be less than compulsory: lines that were written may still be in L2 at the end"
 
-def explain(estimate: Estimate, prediction: Prediction | None = None) -> str:
-    """Text of several paragraphs: problem, FLOPs, requested and compulsory bytes, DRAM, time; no colours."""
+
+def explain(estimate: Estimate, prediction: Prediction | None = None, device: Device | None = None) -> str:
+    """Text of several paragraphs: problem, FLOPs, requested and compulsory bytes, DRAM, time; no colours.
+
+    device: where there is no prediction, the card that lacks one; the text then says why.
+    """
     blocks = [_head(estimate), _flops(estimate), _requested(estimate), _compulsory(estimate)]
     if prediction is not None:
         blocks += [_dram(estimate, prediction), _time(estimate, prediction), _roofs(prediction)]
+    elif device is not None:
+        blocks.append(_blank(estimate, device))
     return "\n\n".join("\n".join(block) for block in blocks)
+
+
+def why_blank(model: str, device: Device, dtype: str) -> str:
+    """Why there are no DRAM bytes and no time, in words; empty where nothing known is in the way."""
+    if not known(model):
+        return f"{model}: DRAM and time are not modelled for it"
+    try:
+        roofs(device, dtype)
+    except SpecError:
+        return f"{device.name}: no DRAM and time in {dtype}: the card has no peak for it"
+    return ""
+
+
+def _blank(estimate: Estimate, device: Device) -> Iterator[str]:
+    yield f"DRAM bytes and time on {device.name}: none"
+    why = why_blank(estimate.model, device, estimate.problem.dtype)
+    yield f"  {why or 'the time model does not cover this case'}"
+    if device.uncertain:
+        yield f"  {device.name}: uncertain: {device.uncertain}"
 
 
 def _head(estimate: Estimate) -> Iterator[str]:
@@ -165,6 +198,7 @@ def _dram(estimate: Estimate, prediction: Prediction) -> Iterator[str]:
     for name, band in (("read", prediction.dram_read), ("write", prediction.dram_write)):
         low, value, high = (units.format_bytes(part) for part in band)
         yield f"  {name}: {value} ({low} to {high})"
+    yield f"  {BELOW}"
     moved = estimate.requested.read_bytes + estimate.requested.atomic_bytes
     if prediction.dram_read.value:
         yield f"  requested reads and adds over DRAM reads: {moved / prediction.dram_read.value:.2f}x"
@@ -174,6 +208,10 @@ def _time(estimate: Estimate, prediction: Prediction) -> Iterator[str]:
     on = prediction.setting
     yield f"Time on {prediction.device}: sum over kernels of launch + max(SMs, L2, DRAM, shared memory)"
     yield f"  constants: {on.family.name} ({on.family.source})"
+    if not prediction.calibrated:
+        yield f"  not calibrated: {prediction.note}"
+    if on.device.uncertain:
+        yield f"  {prediction.device}: uncertain: {on.device.uncertain}"
     for step, part in zip(estimate.steps, prediction.parts, strict=True):
         rates = on.fwd if step.name == "forward" else on.bwd
         yield f"  {part.name}: {units.format_seconds(part.time_s)}, limited by {part.limiting}"
