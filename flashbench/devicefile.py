@@ -48,7 +48,7 @@ def load(path: str | Path) -> Device:
             raise UnknownName(f"{where}: key", units.cut(key), KEYS)
     values: dict[str, Any] = dict(_DEFAULTS)
     if (base := document.get("base")) is not None:
-        row = devices.find(_text(base, "base", where))
+        row = _base(_text(base, "base", where), where)
         values = {key: value for key, value in vars(row).items() if key in KEYS} | {"reported": ()}
         values["source"] = f"{row.name} ({row.source}), changed by {path}"
     values |= {key: _value(key, value, where) for key, value in document.items() if key != "base"}
@@ -61,6 +61,14 @@ def load(path: str | Path) -> Device:
         raise SpecError(f"{where}: {', '.join(missing)} missing; accepted: every key of a device, or a base")
     _check(values, where)
     return Device(**values)
+
+
+def _base(name: str, where: str) -> Device:
+    """The row of the table that the file builds on."""
+    for row in devices.DEVICES:
+        if row.name == name:
+            return row
+    raise UnknownName(f"{where}: base", units.cut(name), [row.name for row in devices.DEVICES])
 
 
 def _read(path: str | Path, where: str) -> dict[str, Any]:

@@ -25,6 +25,9 @@ EXIT_GATE = 5
 EXIT_UNDECIDED = 6
 EXIT_INTERRUPTED = 130
 
+_OFFERED = 4
+"""Most names that a message offers in place of an unknown one."""
+
 
 class FlashbenchError(Exception):
     """Base of all deliberate errors; never raised bare.
@@ -51,12 +54,13 @@ class SpecError(UsageError):
 
 
 class UnknownName(UsageError):
-    """A name is not among the known ones; the message offers the nearest."""
+    """A name is not among the known ones; the message offers those that start with it, else the nearest."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = list(known)
-        close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-        nearest = f"; did you mean {close[0]!r}?" if close else ""
+        close = [known for known in names if name and known.startswith(name)][:_OFFERED]
+        close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        nearest = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
         super().__init__(f"{kind} {name!r} is not known{nearest} (known: {', '.join(names)})")
 
 

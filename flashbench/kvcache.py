@@ -196,8 +196,22 @@ def _check(preset: Preset, how: Serving, seqlen: int, batch: int, dtype: str) ->
         )
     heads, kv_heads = preset.num_heads, preset.num_kv_heads
     if heads % how.tp:
-        raise SpecError(f"tp {how.tp} does not divide {heads} query heads; it must be a divisor of {heads}")
+        raise SpecError(
+            f"tp {how.tp} does not divide {heads} query heads; it must be a divisor of {heads} that"
+            f" fits the KV heads: {_fitting(preset)}"
+        )
     if not preset.latent_dim and kv_heads % how.tp and how.tp % kv_heads:
         raise SpecError(
             f"tp {how.tp} does not fit {kv_heads} KV heads; it must divide {kv_heads} or be a multiple of it"
+            + (f": {_fitting(preset)}" if heads else "")
         )
+
+
+def _fitting(preset: Preset) -> str:
+    """Every tp that both the query heads and the KV heads allow."""
+    heads, shared = preset.num_heads, preset.num_kv_heads
+    return ", ".join(
+        str(tp)
+        for tp in range(1, heads + 1)
+        if heads % tp == 0 and (preset.latent_dim or not (shared % tp and tp % shared))
+    )

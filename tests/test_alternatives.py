@@ -367,6 +367,7 @@ def test_names_carry_parameters() -> None:
         ("linformer:rnk=3", UnknownName, "parameter of linformer 'rnk' is not known; did you mean 'rank'"),
         ("linformer:rank=0", SpecError, "rank '0': out of range; accepted: 1 to"),
         ("linformer:rank", SpecError, "'rank'; accepted: rank=N"),
+        ("linformer:", SpecError, "a parameter is missing after ':'; accepted: linformer[:rank=N]"),
         ("linformer:rank=1:rank=2", SpecError, "'rank=2'; accepted: rank=N, once"),
     ],
 )

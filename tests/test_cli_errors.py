@@ -36,6 +36,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("unknown.toml").write_text("seqlen = '1k'\n")
     Path("value.toml").write_text("seqlens = '1k-3k'\n")
     Path("pair.toml").write_text("batch = 1\ntokens = 2\n")
+    Path("base.toml").write_text('name = "x"\nbase = "nope"\n')
     Path("latin.toml").write_bytes(b"out = '\xe9'\n")
     Path("broken.toml").write_text("seqlens = \n")
     Path("newer.jsonl").write_text('{"type":"header","schema":999}\n')
@@ -157,6 +158,16 @@ OTHER = [
     ("report newer.jsonl ./newer.jsonl", ["given twice"]),
     ("io-model --sram 192XB", ["--sram '192XB'", "accepted"]),
     ("io-model --seqlens 1k-3k", ["--seqlens '1k-3k'", "accepted"]),
+    ("io-model --gpu h100", ["--gpu 'h100'", "did you mean 'h100-sxm' or 'h100-pcie' or 'h100-nvl'?"]),
+    ("io-model --models linformer:rank=0", ["--models 'linformer:rank=0': rank '0'", "accepted: 1 to"]),
+    ("io-model --models linformer:foo=3", ["--models 'linformer:foo=3'", "separated by ':'", "known: rank"]),
+    ("io-model --models linformer:", ["--models 'linformer:'", "accepted: linformer[:rank=N]"]),
+    ("io-model --gpu base.toml", ["device file 'base.toml': base 'nope' is not known", "h100-sxm"]),
+    ("io-model --splits 0", ["--splits '0'", "accepted: 1 to 256, or auto with --gpu"]),
+    ("io-model --splits x", ["--splits 'x': not a whole number", "or auto with --gpu"]),
+    ("io-model --dropout abc", ["--dropout 'abc': not a number", "at least 0 and below 1"]),
+    ("io-model --dropout 1", ["--dropout '1': out of range"]),
+    ("kv-cache --model llama-3-70b --tp 3", ["--tp '3'", "accepted: ", "1, 2, 4, 8, 16, 32, 64"]),
 ]
 
 

@@ -224,6 +224,41 @@ def test_the_papers_view_is_printed_with_bound_and_crossovers(io_model: Any) -> 
     assert "lower bound" in notes
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--causal", "yes"), ("--window", "128"), ("--dropout", "0.1"), ("--seqlens-k", "4k"),
+        ("--head-dims-v", "64"),
+    ],
+)  # fmt: skip
+def test_the_papers_limits_stand_only_beside_what_they_are_of(
+    io_model: Any, options: tuple[str, ...]
+) -> None:
+    models = ("--models", "standard,flash-v1,flash-v2")
+    notes = io_model("--seqlens", "1k", *options, *models)[2]
+    assert "flash-v1 from M = " in notes
+    assert "limit for long sequences" not in notes
+    assert "3d^2 and d^2 are for the unmasked forward" in notes
+    (row,) = json.loads(io_model("--seqlens", "1k", *options, "--paper", "--json", "-q")[1])
+    assert row["limit_v1_elements"] is row["limit_v2_elements"] is None
+    assert row["crossover_v2_elements"] is not None
+    assert "no limit beside some rows" in io_model("--seqlens", "1k", *options, "--paper")[2]
+
+
+def test_the_papers_view_of_a_decode_step_says_that_no_theorem_covers_it(io_model: Any) -> None:
+    assert "assume Nq = Nk" in io_model("--mode", "decode", "--seqlens", "64k", "--paper")[2]
+    assert "assume Nq = Nk" not in io_model("--seqlens", "1k", "--paper")[2]
+
+
+def test_help_names_fp8_and_every_kind_of_card(io_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    out = io_model("--help")[1]
+    (dtypes,) = [line for line in out.splitlines() if "--dtypes " in line and "comma list" in line]
+    (cards,) = [line for line in out.splitlines() if "Cards, a comma list" in line]
+    assert "fp8" in dtypes
+    assert all(word in cards for word in ("several", "auto: this machine's", "TOML file"))
+
+
 def test_a_published_workload_lists_every_counting(io_model: Any) -> None:
     _, out, err = io_model("--preset", "fa1-fig2", "--json")
     rows = {row["model"]: row for row in json.loads(out)}

@@ -19,6 +19,10 @@ def _models(incomplete: str) -> list[str]:
     return options.complete_names(tuple(row.name for row in MODELS), incomplete)
 
 
+def _dtypes(incomplete: str) -> list[str]:
+    return options.complete_names(("fp16", "bf16", "fp32", "tf32", "fp8"), incomplete)
+
+
 def _gpus(incomplete: str) -> list[str]:
     from flashbench.devices import DEVICES
 
@@ -40,7 +44,10 @@ def io_model(
     seqlens_k: options.SeqlensK = None,
     head_dims: options.HeadDims = None,
     head_dims_v: options.HeadDimsV = None,
-    dtypes: options.Dtypes = None,
+    dtypes: Annotated[
+        str | None,
+        _option("fp16, bf16, fp32 (IEEE), tf32, fp8: a comma list.", "NAMES", _PROBLEM, _dtypes),
+    ] = None,
     causal: options.Causal = None,
     passes: options.Passes = None,
     batch: options.Batch = None,
@@ -102,8 +109,8 @@ def io_model(
     gpu: Annotated[
         str | None,
         _option(
-            "Cards, a comma list: their on-chip memory, DRAM traffic and time, side by side;"
-            " 'flashbench list devices' shows all.",
+            "Cards, a comma list of one or several: their on-chip memory, DRAM traffic and time, side by"
+            " side; 'flashbench list devices' shows all; auto: this machine's; or a TOML file.",
             "NAMES",
             _MODEL,
             _gpus,

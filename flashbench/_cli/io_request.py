@@ -190,7 +190,9 @@ def parse_share(text: str, option: str, accepted: str, allowed: Callable[[float]
     try:
         value = float(text)
     except ValueError:
-        value = float("nan")
+        raise SpecError(
+            f"{option} {units.quoted(text)}: not a number; accepted: a number {accepted}"
+        ) from None
     if not allowed(value):
         raise SpecError(f"{option} {units.quoted(text)}: out of range; accepted: a number {accepted}")
     return value
@@ -212,12 +214,21 @@ def _variant(line: Mapping[str, str | None], mode: str, problems: Sequence[Probl
                 raise UsageError("--splits 'auto' depends on the card; accepted: with --gpu, or a number")
             values["num_splits"] = AUTO
         else:
-            values["num_splits"] = units.parse_int(text, "--splits", maximum=MAX_SPLITS)
+            values["num_splits"] = _splits(text, MAX_SPLITS)
     if (text := line.get("page_size")) is not None:
         values["page_size"] = units.parse_int(text, "--page-size", maximum=2**20)
     if (text := line.get("density")) is not None:
         values["density"] = parse_share(text, "--density", "above 0 and at most 1", lambda s: 0 < s <= 1)
     return Variant(**values) if values else DEFAULT
+
+
+def _splits(text: str, maximum: int) -> int:
+    from flashbench import units
+
+    try:
+        return units.parse_int(text, "--splits", maximum=maximum)
+    except SpecError as error:
+        raise SpecError(f"{error}, or auto with --gpu") from None
 
 
 def _choices(line: Mapping[str, str | None], devices: Sequence[Device], variant: Variant) -> list[Choice]:

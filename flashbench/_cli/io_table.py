@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from flashbench._cli.io_request import Request
     from flashbench.console import Column
+    from flashbench.iomodel import PaperView
     from flashbench.problem import Problem
 
 _CONTEXT = ("dtype", "causal", "num_heads", "num_kv_heads", "head_dim", "pass", "gpu", "sram_bytes")
@@ -266,16 +267,30 @@ def _crossings(request: Request) -> list[str]:
     for problem in islice(longest.values(), 4):
         view = paper_view(problem, request.choices[0].sram_bytes or 1)
         parts = [
-            f"{name} from M = {_elements(view.crossovers[name], problem)} on"
-            f" (limit for long sequences {'3d^2' if limit > problem.head_dim**2 else 'd^2'} = {limit:,})"
-            for name, limit in view.limits.items()
+            f"{name} from M = {_elements(found, problem)} on{_limit(view, name)}"
+            for name, found in view.crossovers.items()
         ]
+        if not view.limits:
+            parts[-1] += f" ({_NO_LIMITS})"
         notes.append(
             f"forward, d = {problem.head_dim}, N = {problem.seqlen_q} {problem.dtype}"
             f"{' causal' if problem.causal else ''}: fewer requested bytes than standard: {', '.join(parts)};"
             f" lower bound {view.bound:.3g} elements per head ({view.regime})"
         )
     return notes
+
+
+_NO_LIMITS = (
+    "the papers' limits 3d^2 and d^2 are for the unmasked forward with Nq = Nk and d = dv,"
+    " without window and dropout"
+)
+
+
+def _limit(view: PaperView, name: str) -> str:
+    if name not in view.limits:
+        return ""
+    form = "3d^2" if name == "flash-v1" else "d^2"
+    return f" (limit for long sequences {form} = {view.limits[name]:,})"
 
 
 def _elements(count: int | None, problem: Problem) -> str:
@@ -302,9 +317,9 @@ def show_paper(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
                 "flash_v1_elements": view.flash_v1, "flash_v2_elements": view.flash_v2,
                 "paper_v1_elements": view.paper_v1, "bound_elements": view.bound, "regime": view.regime,
                 "covered": view.covered, "crossover_v1_elements": view.crossovers["flash-v1"],
-                "limit_v1_elements": view.limits["flash-v1"],
+                "limit_v1_elements": view.limits.get("flash-v1"),
                 "crossover_v2_elements": view.crossovers["flash-v2"],
-                "limit_v2_elements": view.limits["flash-v2"],
+                "limit_v2_elements": view.limits.get("flash-v2"),
             })  # fmt: skip
     headers = {
         "seqlen_q": "N", "seqlen_k": "Nk", "head_dim": "d", "sram_bytes": "M (bytes)", "sram_elements": "M",
@@ -319,8 +334,25 @@ def show_paper(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
     ]
     console.show_table(columns, rows, json=json, csv=csv, title="" if json or csv else "accesses in elements")
     if not quiet:
-        for text in _PAPER_NOTES:
+        for text in (*_PAPER_NOTES, *_not_the_papers(rows)):
             console.note(text)
+
+
+def _not_the_papers(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the papers' forms take for granted and some row does not have."""
+    if all(row["limit_v1_elements"] is not None for row in rows):
+        return []
+    found = [f"no limit beside some rows: {_NO_LIMITS}; v1, v2 from M are exact there too"]
+    if any(row["seqlen_q"] != row["seqlen_k"] for row in rows):
+        found.append(
+            "the formulas assume Nq = Nk: where Nq differs from Nk (a decode step, say) they are evaluated"
+            " with Nq Nk for N^2 and Nq + Nk for 2N; no theorem of the papers covers them"
+        )
+    if any(row["seqlen_q"] == row["seqlen_k"] for row in rows if row["limit_v1_elements"] is None):
+        found.append(
+            "a mask, a window, dropout and a dv beside d are in v1, v2 from M only: the formulas are without"
+        )
+    return found
 
 
 _PAPER_NOTES = (
@@ -330,7 +362,7 @@ _PAPER_NOTES = (
     "bound: min(N^2 d^2/M, N^2 d/sqrt(M)), up to a constant, the switch at M = d^2 (Saha and Ye 2024,"
     " arXiv:2402.07443)",
     "v1, v2 from M: the least M from which the exact model requests fewer bytes than standard, found by"
-    " bisection; 3d^2 and d^2 are their limits for long sequences without row statistics",
+    " bisection; 3d^2 and d^2 are their limits for long unmasked sequences without row statistics",
 )
 
 
@@ -339,7 +371,7 @@ def _number(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)
 
 
 def show_tensors(request: Request, *, json: bool, csv: bool) -> None:

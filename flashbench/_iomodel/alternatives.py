@@ -107,6 +107,11 @@ def find(name: str) -> Alternative:
 
     Raises UnknownName for an unknown method or parameter and SpecError for a value out of range.
     """
+    return _parse(name, f"model {quoted(name)}")
+
+
+def _parse(name: str, label: str) -> Alternative:
+    # label: what the errors start with
     head, *typed = (part.strip() for part in name.split(":"))
     if head not in _BY_NAME:
         raise UnknownName("model", head, _BY_NAME)
@@ -115,12 +120,14 @@ def find(name: str) -> Alternative:
     values: dict[str, int] = {}
     for part in typed:
         key, equals, text = (word.strip() for word in part.partition("="))
+        if not part:
+            form = "".join(f"[:{word}=N]" for word in known)
+            raise SpecError(f"{label}: a parameter is missing after ':'; accepted: {head}{form}")
         if key not in known:
-            raise UnknownName(f"parameter of {head}", key, known)
+            raise UnknownName(f"{label}, parameters separated by ':': parameter of {head}", cut(key), known)
         if not equals or key in values:
-            raise SpecError(f"model {name!r}: {part!r}; accepted: {key}=N, once")
-        label = f"model {name!r}: {key}"
-        values[key] = parse_int(text, label, minimum=_MINIMUM.get(key, 1), maximum=_MAXIMUM)
+            raise SpecError(f"{label}: {quoted(part)}; accepted: {key}=N, once")
+        values[key] = parse_int(text, f"{label}: {key}", minimum=_MINIMUM.get(key, 1), maximum=_MAXIMUM)
     return Alternative(replace(method, **values))  # type: ignore[type-var]
 
 
@@ -137,7 +144,7 @@ def parse_names(text: str, option: str, exact: Collection[str]) -> tuple[str, ..
                     f"{option} {quoted(text)}: a name is missing; accepted: a comma list of models"
                 )
             raise UnknownName(option, cut(part), (*exact, *_BY_NAME))
-        name = part if part in exact else find(part).name
+        name = part if part in exact else _parse(part, f"{option} {quoted(part)}").name
         if name in chosen:
             raise SpecError(f"{option} {quoted(text)}: {name} is given twice; accepted: every model once")
         chosen.append(name)

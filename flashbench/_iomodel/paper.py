@@ -28,7 +28,7 @@ class PaperView:
     counts, 2Nd + passes·(3Nd + 4N). bound: min(N²d²/M, N²d/√M). regime: which of the two holds.
     covered: whether d ≤ M ≤ Nd, which the theorems assume. crossovers: the least M from which the
     exact model requests fewer bytes than standard, None where none does; limits: the same for long
-    sequences, 3d² and d².
+    sequences, 3d² and d², empty for a problem for which these do not hold.
     """
 
     problem: Problem
@@ -72,8 +72,18 @@ def paper_view(problem: Problem, sram_bytes: int) -> PaperView:
         regime="M >= d^2: N^2 d^2 / M" if m >= d * d else "M < d^2: N^2 d / sqrt(M)",
         covered=d <= m <= max(p.seqlen_q, p.seqlen_k) * d,
         crossovers={name: crossover(name, p) for name in LIMITS},
-        limits={name: factor * d * d for name, factor in LIMITS.items()},
+        limits={name: factor * d * d for name, factor in LIMITS.items()} if plain(p) else {},
     )
+
+
+def plain(problem: Problem) -> bool:
+    """Whether the papers' forms are of such a problem: seqlen_q = seqlen_k, one head dim, nothing else.
+
+    Masks, windows and dropout change what standard and flash move by different amounts.
+    """
+    p = problem
+    square = p.seqlen_q == p.seqlen_k and p.head_dim == p.head_dim_v
+    return square and not (p.masked or p.dropout_p or p.lengths)
 
 
 def lower_bound(problem: Problem, elements: int) -> float:

@@ -92,7 +92,8 @@ def _parts(study: Study) -> Iterable[Part]:
     yield Part(
         key="crossovers", title="Crossovers", body=_crossovers(study),
         about="The least on-chip memory with which flash requests fewer bytes than standard in a forward,"
-        " found by bisection in the exact model; 3d² and d² are its limits for long sequences, in elements.",
+        " found by bisection in the exact model; 3d² and d² are its limits for long sequences without mask,"
+        " window and dropout, with as many queries as keys, in elements.",
     )  # fmt: skip
     yield Part(
         key="cards", title="Cards side by side", body=_cards(study),
@@ -256,11 +257,11 @@ def _crossovers(study: Study) -> str:
     for view in study.views:
         p = view.problem
         for name, found in view.crossovers.items():
-            limit, form = view.limits[name], "3d²" if name == "flash-v1" else "d²"
+            limit, form = view.limits.get(name), "3d²" if name == "flash-v1" else "d²"
             exact = "none" if found is None else f"{found:,} elements, {_kib(found * p.dtype_bytes)}"
             rows.append(row_of(
                 [escape(name), format_length(p.seqlen_k), escape(data.caption(data.shape(p))), exact,
-                 f"{limit:,} elements, {_kib(limit * p.dtype_bytes)} ({form})"],
+                 f"{limit:,} elements, {_kib(limit * p.dtype_bytes)} ({form})" if limit else "-"],
                 where=data.shape(p),
             ))  # fmt: skip
     head = ["model", "length", "selection", "M from which it requests less", "limit for long sequences"]
