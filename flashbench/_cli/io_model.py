@@ -189,7 +189,7 @@ def io_model(
     """  # fmt: skip
     line = {name: value for name, value in locals().items() if not isinstance(value, bool)}
     _one_view({"--paper": paper, "--tensors": tensors, "--explain": explain}, json, csv)
-    from flashbench._cli import io_effects, io_request, io_sweep, io_table
+    from flashbench._cli import io_effects, io_paper, io_request, io_sweep, io_table
 
     page = io_sweep.page_path(html) if html is not None else None
     request = io_request.read(line)
@@ -199,7 +199,7 @@ def io_model(
     if explain:
         io_table.show_explained(request)
     elif paper:
-        io_table.show_paper(request, json=json, csv=csv, quiet=quiet)
+        io_paper.show(request, json=json, csv=csv, quiet=quiet)
     elif tensors:
         io_table.show_tensors(request, json=json, csv=csv)
     else:
