@@ -106,12 +106,23 @@ def target(device: str | None = None) -> Target:
         raise SpecError(f"--device {device!r}: not a device; accepted: 'cpu', 'cuda' or 'cuda:0'")
     if device == "cpu":
         return Target(device="cpu", name=cpu_name())
+    _let_segments_grow()
     status = gpu_status()
     if status.kind != "ok":
         if device is None:
             return Target(device="cpu", name=cpu_name())
         raise UnavailableError(f"--device {device!r}: {status.message}", hint=status.hint)
     return _gpu_target(int((device or "cuda:0").partition(":")[2] or 0))
+
+
+def _let_segments_grow() -> None:
+    """Ask torch's allocator for growing segments, unless the user has set it up; before CUDA starts.
+
+    By default torch splits a large freed block for the next tensor, and what is left fits nothing:
+    naive's backward at 16k then runs out of 80 GiB with 64 GiB in use.
+    """
+    if not {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} & os.environ.keys():
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def _gpu_target(index: int) -> Target:
