@@ -101,19 +101,21 @@ def _quoted(tiles: tuple[tuple[str, Any], ...]) -> str:
 
 def _of_card(problem: Problem, request: Request, choice: Choice) -> list[tuple[Choice, str, Totals, int]]:
     """The rows of one problem on one card: every model of a pass, then the next pass."""
-    from flashbench.iomodel import totals
+    from flashbench._iomodel.batch import requested_bytes, totals
 
     wanted = request.names
-    counted = ["standard", *(name for name in wanted if name not in request.kernels and name != "standard")]
+    counted = [name for name in wanted if name not in request.kernels]
     found = {(row.pass_, row.model): row for row in totals(problem, counted, request.passes, choice)}
     for name, model in request.kernels.items():
         for row in totals(problem, [model], request.passes, _own_tiles(choice)):
             found[row.pass_, name] = row._replace(model=name)
-    together = []
-    for pass_ in request.passes:
-        standard = found[pass_, "standard"].requested_bytes
-        together += [(choice, name, found[pass_, name], standard) for name in wanted]
-    return together
+    if "standard" in wanted:
+        standard = {pass_: found[pass_, "standard"].requested_bytes for pass_ in request.passes}
+    else:
+        standard = requested_bytes("standard", problem, request.passes)
+    return [
+        (choice, name, found[pass_, name], standard[pass_]) for pass_ in request.passes for name in wanted
+    ]
 
 
 def _own_tiles(choice: Choice) -> Choice:

@@ -104,6 +104,16 @@ def totals(
     return [row for pass_ in passes for row in rows[pass_]]
 
 
+def requested_bytes(name: str, problem: Problem, passes: Sequence[str]) -> dict[str, int]:
+    """Requested bytes of a model without tiles in every pass: what rows that do not show it compare with."""
+    needs = {pass_: kinds(pass_) for pass_ in passes}
+    single = {
+        kind: sum(_sums(work(find(name), problem, kind, {}, DEFAULT).steps)[2:])
+        for kind in {kind for needed in needs.values() for kind in needed}
+    }
+    return {pass_: sum(single[kind] for kind in needed) for pass_, needed in needs.items()}
+
+
 def _one(row: Model, problem: Problem, pass_: str, choice: Choice, shared: dict[object, _Least]) -> _Pass:
     asked = variant = choice.variant
     fits = None
@@ -111,9 +121,7 @@ def _one(row: Model, problem: Problem, pass_: str, choice: Choice, shared: dict[
     if tiles:
         variant = row.settle(problem, tiles, variant, choice.device)
         fits = tiles_fit(row, problem, tiles, choice.elements(problem))
-    key: object = pass_
-    if asked is not DEFAULT:
-        key = pass_, asked.page_size if pass_ == "fwd" else 0, asked.density, id(asked.blocks)
+    key = pass_, asked.page_size if pass_ == "fwd" else 0, asked.density, id(asked.blocks)
     if key not in shared:
         shared[key] = _least(problem, pass_, asked)
     least = shared[key]
