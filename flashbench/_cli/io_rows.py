@@ -44,8 +44,7 @@ def rows(request: Request) -> Iterator[list[Any]]:
     for problem in request.problems:
         shape = _problem(problem)
         for choice, name, row, standard in _totals(problem, request):
-            model = _model(row, standard, name_tiles(row.tiles))
-            values = [name, row.pass_, *shape, *_card(problem, choice), *model]
+            values = [name, row.pass_, *shape, *_card(problem, choice), *_model(row, standard)]
             yield values + _time(problem, row, request, choice) if choice.device else values
 
 
@@ -56,11 +55,11 @@ def csv_lines(request: Request) -> Iterator[str]:
         shape = ",".join(map(_word, _problem(problem)))
         cards = {id(choice): ",".join(map(_word, _card(problem, choice))) for choice in request.choices}
         for choice, name, row, standard in _totals(problem, request):
-            _, source, fits, pack, splits, pages, density, *numbers = _model(row, standard, {})
+            variant = row.variant
             line = (
-                f"{name},{row.pass_},{shape},{cards[id(choice)]},{_quoted(tuple(row.tiles.items()))},{source},"
-                f"{_WORDS[fits]},{_WORDS[pack]},{splits},{pages or ''},{density},"
-                f"{str(numbers)[1:-1].replace(' ', '')}"
+                f"{name},{row.pass_},{shape},{cards[id(choice)]},{_quoted(tuple(row.tiles.items()))},"
+                f"{row.tile_source},{_WORDS[row.tiles_fit]},{_WORDS[variant.pack_gqa]},{variant.num_splits},"
+                f"{variant.page_size or ''},{variant.density},{_NUMBERS % _numbers(row, standard)}"
             )
             if choice.device:
                 line += "," + ",".join(map(_word, _time(problem, row, request, choice)))
@@ -102,19 +101,21 @@ def _quoted(tiles: tuple[tuple[str, Any], ...]) -> str:
 
 def _of_card(problem: Problem, request: Request, choice: Choice) -> list[tuple[Choice, str, Totals, int]]:
     """The rows of one problem on one card: every model of a pass, then the next pass."""
-    from flashbench.iomodel import totals
+    from flashbench._iomodel.batch import requested_bytes, totals
 
     wanted = request.names
-    counted = ["standard", *(name for name in wanted if name not in request.kernels and name != "standard")]
+    counted = [name for name in wanted if name not in request.kernels]
     found = {(row.pass_, row.model): row for row in totals(problem, counted, request.passes, choice)}
     for name, model in request.kernels.items():
         for row in totals(problem, [model], request.passes, _own_tiles(choice)):
             found[row.pass_, name] = row._replace(model=name)
-    together = []
-    for pass_ in request.passes:
-        standard = found[pass_, "standard"].requested_bytes
-        together += [(choice, name, found[pass_, name], standard) for name in wanted]
-    return together
+    if "standard" in wanted:
+        standard = {pass_: found[pass_, "standard"].requested_bytes for pass_ in request.passes}
+    else:
+        standard = requested_bytes("standard", problem, request.passes)
+    return [
+        (choice, name, found[pass_, name], standard[pass_]) for pass_ in request.passes for name in wanted
+    ]
 
 
 def _own_tiles(choice: Choice) -> Choice:
@@ -122,16 +123,27 @@ def _own_tiles(choice: Choice) -> Choice:
     return choice._replace(tiles=None, sram_bytes=None)
 
 
-def _model(row: Totals, standard: int, tiles: dict[str, int]) -> list[Any]:
-    variant, requested = row.variant, row.read_bytes + row.write_bytes + row.atomic_bytes
+def _model(row: Totals, standard: int) -> list[Any]:
+    variant = row.variant
     return [
-        tiles or None, row.tile_source, row.tiles_fit,
-        variant.pack_gqa, variant.num_splits, variant.page_size or None, variant.density,
-        row.flops, row.done_flops, row.exps, row.read_bytes, row.write_bytes, row.atomic_bytes,
-        row.compulsory_read_bytes, row.compulsory_write_bytes, row.saved_bytes, row.extra_bytes,
-        row.flops / requested, row.flops / (row.compulsory_read_bytes + row.compulsory_write_bytes),
-        standard / requested,
+        name_tiles(row.tiles) or None, row.tile_source, row.tiles_fit, variant.pack_gqa, variant.num_splits,
+        variant.page_size or None, variant.density, *_numbers(row, standard),
     ]  # fmt: skip
+
+
+def _numbers(row: Totals, standard: int) -> tuple[int | float, ...]:
+    """The values of MODEL from flops on."""
+    (
+        *_, flops, done_flops, exps, read, write, atomic, least_read, least_write, saved, extra, _, _,
+    ) = row  # fmt: skip
+    requested = read + write + atomic
+    return (
+        flops, done_flops, exps, read, write, atomic, least_read, least_write, saved, extra,
+        flops / requested, flops / (least_read + least_write), standard / requested,
+    )  # fmt: skip
+
+
+_NUMBERS = ",".join(["%r"] * len(MODEL[MODEL.index("flops") :]))
 
 
 def estimates(request: Request) -> Iterator[tuple[str, Choice, Estimate]]:

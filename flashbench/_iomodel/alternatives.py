@@ -156,12 +156,7 @@ def estimate(name: str, problem: Problem, pass_: str) -> Estimate:
 
     Raises SpecError for a pass with a backward, and for a problem that it does not cover.
     """
-    row = find(name)
-    method = row.method
-    if pass_ != "fwd":
-        raise SpecError(f"model {row.name!r} has no pass {pass_!r}: only its forward is modelled")
-    if (reason := _refuses(method, problem)) is not None:
-        raise SpecError(f"model {row.name!r} does not cover {problem.key}: {reason}")
+    row, method = find(name), covering(name, problem, pass_)
     steps = method.steps(problem)
     flops = sum(step.flops for step in steps)
     return Estimate(
@@ -183,6 +178,16 @@ def estimate(name: str, problem: Problem, pass_: str) -> Estimate:
         assumptions=row.assumptions,
         steps=steps,
     )
+
+
+def covering(name: str, problem: Problem, pass_: str) -> Method:
+    """The method of that name. Raises SpecError unless it covers that pass over that problem."""
+    row = find(name)
+    if pass_ != "fwd":
+        raise SpecError(f"model {row.name!r} has no pass {pass_!r}: only its forward is modelled")
+    if (reason := _refuses(row.method, problem)) is not None:
+        raise SpecError(f"model {row.name!r} does not cover {problem.key}: {reason}")
+    return row.method
 
 
 def _refuses(method: Method, problem: Problem) -> str | None:

@@ -7,6 +7,8 @@ done once, and nothing is kept that a table does not show.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 from flashbench._iomodel.engine import (
@@ -33,7 +35,7 @@ class Totals(NamedTuple):
     """One cell as ``Estimate`` has it, its traffic summed over tensors; all bytes are integers.
 
     tiles: per kernel. Compulsory bytes are those of the cell's own variant (a block table counts).
-    steps, compulsory: what ``whole`` makes an Estimate of.
+    steps, compulsory (of each single pass): what ``whole`` makes an Estimate of.
     """
 
     model: str
@@ -53,7 +55,7 @@ class Totals(NamedTuple):
     saved_bytes: int
     extra_bytes: int
     steps: tuple[Step, ...]
-    compulsory: Traffic
+    compulsory: tuple[Traffic, ...]
 
     @property
     def requested_bytes(self) -> int:
@@ -62,27 +64,16 @@ class Totals(NamedTuple):
 
 
 class _Least(NamedTuple):
-    """What is the same for all models: nominal FLOPs and compulsory traffic."""
+    """What is the same for all models: nominal FLOPs and compulsory traffic of a single pass."""
 
     flops: int
     read: int
     write: int
-    moved: Traffic
+    moved: tuple[Traffic]
 
 
-class _Pass(NamedTuple):
-    """One pass of one model: what is decided for it, and its work in sums."""
-
-    tiles: dict[str, Tiles]
-    source: str
-    fits: bool | None
-    variant: Variant
-    work: Work
-    flops: int
-    exps: int
-    read: int
-    write: int
-    atomic: int
+_Pass = tuple[Totals, Work]
+"""A single pass of one model, and what ``fwd+bwd`` needs of it beside its totals."""
 
 
 def totals(
@@ -108,73 +99,91 @@ def totals(
         for pass_, needed in needs:
             for kind in needed:
                 if kind not in done:
-                    done[kind] = _one(row, problem, kind, own)
-            key: object = pass_
-            if variant is not DEFAULT:
-                key = pass_, variant.page_size, variant.density, id(variant.blocks)
-            if key not in least:
-                moved = compulsory(problem, pass_, variant)
-                least[key] = _Least(
-                    flops(problem, pass_, variant), moved.read_bytes, moved.write_bytes, moved
-                )
-            rows[pass_].append(_total(name, pass_, [done[kind] for kind in needed], least[key]))
+                    done[kind] = _one(row, problem, kind, own, least)
+            rows[pass_].append(done[pass_][0] if pass_ in done else _both(*(done[kind] for kind in needed)))
     return [row for pass_ in passes for row in rows[pass_]]
 
 
-def _one(row: Model, problem: Problem, pass_: str, choice: Choice) -> _Pass:
-    variant, fits = choice.variant, None
+def requested_bytes(name: str, problem: Problem, passes: Sequence[str]) -> dict[str, int]:
+    """Requested bytes of a model without tiles in every pass: what rows that do not show it compare with."""
+    needs = {pass_: kinds(pass_) for pass_ in passes}
+    single = {
+        kind: sum(_sums(work(find(name), problem, kind, {}, DEFAULT).steps)[2:])
+        for kind in {kind for needed in needs.values() for kind in needed}
+    }
+    return {pass_: sum(single[kind] for kind in needed) for pass_, needed in needs.items()}
+
+
+def _one(row: Model, problem: Problem, pass_: str, choice: Choice, shared: dict[object, _Least]) -> _Pass:
+    asked = variant = choice.variant
+    fits = None
     tiles, source = choose(row, problem, pass_, choice)
     if tiles:
         variant = row.settle(problem, tiles, variant, choice.device)
         fits = tiles_fit(row, problem, tiles, choice.elements(problem))
+    key = pass_, asked.page_size if pass_ == "fwd" else 0, asked.density, id(asked.blocks)
+    if key not in shared:
+        shared[key] = _least(problem, pass_, asked)
+    least = shared[key]
     done = work(row, problem, pass_, tiles, variant)
+    return Totals(
+        row.name, pass_, tiles, source, fits, variant, least.flops, *_sums(done.steps), least.read,
+        least.write, done.saved_bytes, done.extra_bytes, done.steps, least.moved,
+    ), done  # fmt: skip
+
+
+def _least(problem: Problem, pass_: str, variant: Variant) -> _Least:
+    moved = compulsory(problem, pass_, variant)
+    return _Least(flops(problem, pass_, variant), moved.read_bytes, moved.write_bytes, (moved,))
+
+
+def _sums(steps: Sequence[Step]) -> tuple[int, int, int, int, int]:
+    """FLOPs, exponentials, and bytes read, written and added atomically."""
     flops = exps = read = write = atomic = 0
-    for _, reads, writes, atomics, products, powers, _ in done.steps:
+    for _, reads, writes, atomics, products, powers, _ in steps:
         flops += products
         exps += powers
         read += sum(reads.values())
         write += sum(writes.values())
         if atomics:
             atomic += sum(atomics.values())
-    return _Pass(tiles, source, fits, variant, done, flops, exps, read, write, atomic)
+    return flops, exps, read, write, atomic
 
 
-def _total(name: str, pass_: str, parts: list[_Pass], least: _Least) -> Totals:
-    one = parts[0]
-    steps = one.work.steps
-    saved = one.work.saved_bytes
-    if len(parts) > 1:
-        two = parts[1]
-        steps += two.work.steps
-        one = _Pass(
-            one.tiles | two.tiles,
-            "given" if "given" in (one.source, two.source) else one.source,
-            None if one.fits is None else one.fits and bool(two.fits),
-            one.variant,
-            one.work,
-            one.flops + two.flops,
-            one.exps + two.exps,
-            one.read + two.read,
-            one.write + two.write,
-            one.atomic + two.atomic,
-        )
-    extra = one.work.extra_bytes if len(parts) == 1 else extra_bytes([part.work for part in parts])
+def _both(forward: _Pass, backward: _Pass) -> Totals:
+    (one, first), (two, second) = forward, backward
     return Totals(
-        name, pass_, one.tiles, one.source, one.fits, one.variant, least.flops, one.flops, one.exps,
-        one.read, one.write, one.atomic, least.read, least.write, saved, extra, steps, least.moved,
-    )  # fmt: skip
+        one.model,
+        "fwd+bwd",
+        {**one.tiles, **two.tiles},
+        "given" if "given" in (one.tile_source, two.tile_source) else one.tile_source,
+        None if one.tiles_fit is None else one.tiles_fit and bool(two.tiles_fit),
+        one.variant,
+        one.flops + two.flops,
+        one.done_flops + two.done_flops,
+        one.exps + two.exps,
+        one.read_bytes + two.read_bytes,
+        one.write_bytes + two.write_bytes,
+        one.atomic_bytes + two.atomic_bytes,
+        one.compulsory_read_bytes + two.compulsory_read_bytes,
+        one.compulsory_write_bytes + two.compulsory_write_bytes,
+        one.saved_bytes,
+        extra_bytes([first, second]),
+        one.steps + two.steps,
+        one.compulsory + two.compulsory,
+    )
 
 
 def _alternative(name: str, problem: Problem, pass_: str) -> Totals:
     """One that is not exact attention, of which nothing is shared."""
     from flashbench._iomodel import alternatives
 
-    row = alternatives.estimate(name, problem, pass_)
-    read, least = row.requested, row.compulsory
+    method = alternatives.covering(name, problem, pass_)
+    steps, least = method.steps(problem), method.compulsory(problem)
+    sums = _sums(steps)
     return Totals(
-        name, pass_, {}, "", None, DEFAULT, row.flops, row.done_flops, row.exps, read.read_bytes,
-        read.write_bytes, read.atomic_bytes, least.read_bytes, least.write_bytes, row.saved_bytes,
-        row.extra_bytes, row.steps, least,
+        name, pass_, {}, "", None, DEFAULT, sums[0], *sums, least.read_bytes, least.write_bytes, 0,
+        method.extra_bytes(problem), steps, (least,),
     )  # fmt: skip
 
 
@@ -194,7 +203,7 @@ def whole(row: Totals, problem: Problem, choice: Choice) -> Estimate:
             write=merge(*(step.write for step in row.steps)),
             atomic=merge(*(step.atomic for step in row.steps)),
         ),
-        compulsory=row.compulsory,
+        compulsory=reduce(add, row.compulsory),
         saved_bytes=row.saved_bytes,
         extra_bytes=row.extra_bytes,
         tiles=named,

@@ -42,9 +42,9 @@ def settle(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant, devic
     if "fwd" not in tiles:
         return variant
     if variant.pack_gqa is None:
-        variant = replace(variant, pack_gqa=_packs(problem, tiles["fwd"].block_q, variant))
+        variant = variant.packing(_packs(problem, tiles["fwd"].block_q, variant))
     if variant.num_splits == AUTO:
-        trial = replace(variant, pack_gqa=problem.group > 1)
+        trial = variant.packing(problem.group > 1)
         count = splits.flash_attention_3(splits.load(problem, tiles["fwd"], trial), splits.sms(device))
         variant = replace(trial if count > 1 else variant, num_splits=count)
     return variant

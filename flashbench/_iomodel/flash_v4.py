@@ -36,12 +36,12 @@ def settle(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant, devic
     if "fwd" not in tiles:
         return variant
     if variant.num_splits == AUTO:
-        trial = replace(variant, pack_gqa=problem.group > 1)
+        trial = variant.packing(problem.group > 1)
         count = splits.flash_attention_4(splits.load(problem, tiles["fwd"], trial), splits.sms(device))
         variant = replace(variant, num_splits=count)
     if variant.pack_gqa is None:
         packs = problem.group > 1 and ROWS % problem.group == 0 and variant.blocks is None
-        variant = replace(variant, pack_gqa=packs and (variant.num_splits == 1 or bool(problem.lengths)))
+        variant = variant.packing(packs and (variant.num_splits == 1 or bool(problem.lengths)))
     return variant
 
 

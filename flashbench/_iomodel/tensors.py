@@ -76,19 +76,18 @@ def _compulsory(problem: Problem, pass_: str, variant: Variant) -> Traffic:
     s = sizes(problem)
     q, o, lse, k, v = s.q, s.o, s.lse, s.k, s.v
     if problem.masked or variant.blocks is not None:
+        nq, nk = problem.seqlen_q, problem.seqlen_k
         rows, keys = seen_rows(problem, variant)
-        q, o, lse = (size // problem.seqlen_q * rows for size in (s.q, s.o, s.lse))
-        k, v = (size // problem.seqlen_k * keys for size in (s.k, s.v))
-    read, write = {"q": q, "k": k, "v": v}, {"o": s.o, "lse": s.lse}
-    if variant.page_size and pass_ != "bwd":
-        read["block_table"] = problem.batch * -(-problem.seqlen_k // variant.page_size) * INT32
-    if pass_ == "fwd":
-        return Traffic(level="compulsory", read=read, write=write)
-    back = {"q": q, "k": k, "v": v, "o": o, "do": o, "lse": lse}
-    gradients = Traffic(level="compulsory", read=back, write={"dq": s.q, "dk": s.k, "dv": s.v})
+        q, o, lse = q // nq * rows, o // nq * rows, lse // nq * rows
+        k, v = k // nk * keys, v // nk * keys
     if pass_ == "bwd":
-        return gradients
-    return Traffic(level="compulsory", read=read, write=write) + gradients
+        read = {"q": q, "k": k, "v": v, "o": o, "do": o, "lse": lse}
+        return Traffic(level="compulsory", read=read, write={"dq": s.q, "dk": s.k, "dv": s.v})
+    read = {"q": q, "k": k, "v": v}
+    if variant.page_size:
+        read["block_table"] = problem.batch * -(-problem.seqlen_k // variant.page_size) * INT32
+    forward = Traffic(level="compulsory", read=read, write={"o": s.o, "lse": s.lse})
+    return forward if pass_ == "fwd" else forward + _compulsory(problem, "bwd", variant)
 
 
 def flops(problem: Problem, pass_: str, variant: Variant = DEFAULT) -> int:

@@ -115,9 +115,22 @@ class Variant:
 
     def only(self, names: Sequence[str]) -> Variant:
         """The same with the other options at their defaults."""
-        if self is DEFAULT or all(name in names for name in self.given):
+        kept = [name for name in self.given if name in names]
+        if len(kept) == len(self.given):
             return self
-        return replace(self, **{name: getattr(DEFAULT, name) for name in self.given if name not in names})
+        return Variant(**{name: getattr(self, name) for name in kept}) if kept else DEFAULT
+
+    def packing(self, packs: bool) -> Variant:
+        """The same with the heads of a group packed, or each in tiles of its own."""
+        return self._packed if packs else self._unpacked
+
+    @cached_property
+    def _packed(self) -> Variant:
+        return replace(self, pack_gqa=True)
+
+    @cached_property
+    def _unpacked(self) -> Variant:
+        return replace(self, pack_gqa=False)
 
     def thin(self, count: int) -> int:
         """That share of a count, rounded up."""

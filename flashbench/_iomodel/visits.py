@@ -111,22 +111,25 @@ def _masked_visits(band: Band, mask: BlockMask, block_q: int, block_k: int) -> V
 def page_entries(problem: Problem, block_q: int, block_k: int, page_size: int, packed: bool) -> int:
     """Entries of the block table read per head: every visited K/V tile reads those of its pages.
 
-    A K/V tile's count of pages repeats with the period of block_k and page_size; within one residue
-    class the query tiles that visit it are a difference of floor sums. The last K/V tile may be ragged.
+    A K/V tile has the fewest pages that hold it or one more, which repeats with the period of block_k and
+    page_size; within one residue class the query tiles that visit it are a difference of floor sums. The
+    last K/V tile may be ragged.
     """
     g = problem.group if packed else 1
     lo, hi = problem.band
     band = Band(g * problem.seqlen_q, problem.seqlen_k, g * lo, g * hi)
     columns = -(-band.nk // block_k)
-    period = page_size // math.gcd(page_size, block_k)
-    total = 0
-    for first in range(min(period, columns - 1)):
-        count = -(-(columns - 1 - first) // period)
-        pages = _pages(first * block_k, (first + 1) * block_k, page_size)
-        total += pages * _visits_of_columns(band, g, block_q, block_k, (first, period, count))
     start = (columns - 1) * block_k
     last = _span(g * start - band.hi, g * band.nk - 1 - band.lo, band.nq, block_q)
-    return total + last * _pages(start, band.nk, page_size)
+    seen = (packed_visits if packed else visits)(problem, block_q, block_k)
+    fewest = -(-block_k // page_size)
+    total = fewest * (seen.tiles - last) + last * _pages(start, band.nk, page_size)
+    period = page_size // math.gcd(page_size, block_k)
+    for first in range(min(period, columns - 1)):
+        if _pages(first * block_k, (first + 1) * block_k, page_size) > fewest:
+            count = -(-(columns - 1 - first) // period)
+            total += _visits_of_columns(band, g, block_q, block_k, (first, period, count))
+    return total
 
 
 def _pages(start: int, stop: int, page_size: int) -> int:
