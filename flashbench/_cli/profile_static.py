@@ -181,7 +181,10 @@ def _raw_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def _explanations(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    sources = dict.fromkeys(f"{row['limits_of']} ({row['limits_source']})" for row in rows)
+    cards: dict[str, dict[str, None]] = {}
+    for row in rows:
+        cards.setdefault(row["limits_source"], {})[row["limits_of"]] = None
+    sources = [f"{', '.join(names)} ({source})" for source, names in cards.items()]
     return [
         "counts are of instructions in the code, not of executions; spilled B: stored+loaded per thread by"
         " the code as written; --json and --csv have every field",
