@@ -85,8 +85,11 @@ int main(void) {
     kernel.partitionedGCConfig = PARTITIONED_GC_OFF;
     kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN; kernel.maxDynamicSharedSizeBytes = per_block;
     state.carveoutConfig = 100;
-    if (cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, shared)) return 1;
-    printf("%d %d %d %d\\n", result.activeBlocksPerMultiprocessor, result.blockLimitRegs,
+    cudaOccError error =
+        cudaOccMaxActiveBlocksPerMultiprocessor(&result, &device, &kernel, &state, threads, shared);
+    if (error == CUDA_OCC_ERROR_UNKNOWN_DEVICE) printf("unknown\\n");
+    else if (error) return 1;
+    else printf("%d %d %d %d\\n", result.activeBlocksPerMultiprocessor, result.blockLimitRegs,
            result.blockLimitSharedMem, result.blockLimitBlocks);
   }
   return 0;
@@ -118,7 +121,12 @@ def test_agrees_with_nvidias_own_code(tmp_path: Path) -> None:
         lines.append((major, minor, *sizes, *block))
     text = "\n".join(" ".join(map(str, line)) for line in lines)
     done = subprocess.run([tmp_path / "calculator"], input=text, capture_output=True, text=True, check=True)
+    compared = set()
     for (capability, threads, registers, shared), line in zip(cases, done.stdout.splitlines(), strict=True):
+        if line == "unknown":  # an older header than the architecture
+            continue
+        compared.add(capability)
         fit = occupancy(Block(threads=threads, registers=registers, shared_bytes=shared), LIMITS[capability])
         ours = fit.blocks_per_sm, *(fit.blocks[name] for name in ("registers", "shared_memory", "blocks"))
         assert ours == tuple(map(int, line.split())), (capability, threads, registers, shared)
+    assert set(LIMITS) - {(10, 3)} <= compared

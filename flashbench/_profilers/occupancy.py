@@ -140,10 +140,10 @@ def occupancy(block: Block, limits: Limits) -> Occupancy:
 
 
 def _by_registers(registers: int, warps: int, limits: Limits) -> int:
-    """Each warp lives in one partition with its registers; a block must fit with its warps rounded up."""
-    per_warp = _round_up(max(registers, 1) * WARP, REGISTER_UNIT)
-    if registers > REGISTERS_PER_THREAD or per_warp * _round_up(warps, PARTITIONS) > limits.registers_per_sm:
+    """Each warp lives in one partition with all its registers; a block may use every partition."""
+    if registers > REGISTERS_PER_THREAD:
         return 0
+    per_warp = _round_up(max(registers, 1) * WARP, REGISTER_UNIT)
     return limits.registers_per_sm // PARTITIONS // per_warp * PARTITIONS // warps
 
 
