@@ -11,6 +11,7 @@ from functools import cache
 KERNELS = ("fwd", "dkdv", "dq", "delta")
 MAX_HEAD_DIM = 256
 STATISTICS_BYTES = 1024
+BARRIER_BYTES = 256
 
 SECTION_BYTES = 16 * 2**20
 """Of the L2 cache (50 MB on an H100), what the heads in flight may stream; twice that is in use."""
@@ -144,17 +145,26 @@ def choose(
         if row.max_dim >= max(head_dim, head_dim_v)
         for config in row.configs
     ]
-    for config in configs:
-        if limit is None or shared_bytes(kernel, config, math, head_dim, head_dim_v) <= limit:
+    needs = [shared_bytes(kernel, config, math, head_dim, head_dim_v, capability) for config in configs]
+    for config, need in zip(configs, needs, strict=True):
+        if limit is None or need <= limit:
             return config
-    return min(configs, key=lambda config: shared_bytes(kernel, config, math, head_dim, head_dim_v))
+    return configs[needs.index(min(needs))]
 
 
-def shared_bytes(kernel: str, config: Config, math: str, head_dim: int, head_dim_v: int) -> int:
+def shared_bytes(
+    kernel: str,
+    config: Config,
+    math: str,
+    head_dim: int,
+    head_dim_v: int,
+    capability: tuple[int, int] | None = None,
+) -> int:
     """Shared memory per block that the compiled kernel asks for at most.
 
     Resident tiles once, streamed tiles once per stage, row statistics, and room for P where a warp
-    does not hold whole rows of it; tested against the compiler's own figure.
+    does not hold whole rows of it; from sm_100 to sm_103, whose tensor cores take their operands from
+    shared memory, for P and dS in any case and for barriers. Tested against the compiler's own figure.
     """
     element = 2 if math == "half" else 4
     width, width_v = (sum(cols for _, cols in split(dim, widest(math))) for dim in (head_dim, head_dim_v))
@@ -169,6 +179,9 @@ def shared_bytes(kernel: str, config: Config, math: str, head_dim: int, head_dim
     streamed = {"fwd": k * both, "dq": k * both, "dkdv": q * both, "delta": 0}
     held = math == "half" and 16 * config.num_warps <= (k if kernel == "dkdv" else q)
     scratch = STATISTICS_BYTES + (0 if held or kernel == "delta" else q * k * element)
+    if capability is not None and capability[0] == 10:
+        staged = 2 * max(q, 64) * max(k, 64) * element if kernel in ("dq", "dkdv") else 0
+        scratch += BARRIER_BYTES + staged
     return resident[kernel] + config.num_stages * streamed[kernel] + scratch
 
 

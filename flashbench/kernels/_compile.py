@@ -9,14 +9,13 @@ where it was not imported as an interpreter.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
@@ -37,19 +36,26 @@ class Task:
     capability: tuple[int, int]
     limit: int | None = None
     config: Config | None = None
+    implementation: str = "flash"
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of a task: bytes of shared memory, registers per thread, spilling instructions.
+    """What became of a task; error says why it did not compile, and is empty on success.
 
-    registers and spills are None where the disassembler is missing; error is empty on success.
+    shared_bytes: dynamic shared memory; tensor_memory_columns: of 128 lanes of 4 bytes, used from
+    sm_100 on. options: what the kernel was launched with (BLOCK_M, num_warps, …). usage and sass:
+    what cuobjdump says of its resources and its machine code as nvdisasm writes it, both empty where
+    nobody asked and where unread says why they are not to be had.
     """
 
     task: Task
     shared_bytes: int = 0
-    registers: int | None = None
-    spills: int | None = None
+    tensor_memory_columns: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    usage: str = ""
+    sass: str = ""
+    unread: str = ""
     error: str = ""
 
 
@@ -105,6 +111,8 @@ def lacking(tasks: Iterable[Task]) -> list[Task]:
 def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool = False) -> list[Compiled]:
     """Compile every task, in spawned processes; with inspect the machine code is read too."""
     tasks = list(tasks)
+    if not tasks:
+        return []
     workers = min(len(tasks), workers or len(os.sched_getaffinity(0)))
     pool = ProcessPoolExecutor(
         workers,
@@ -134,19 +142,27 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
 
     architecture = GPUTarget("cuda", 10 * task.capability[0] + task.capability[1], 32)
     triton.runtime.driver.set_active(_NoDevice(architecture))
+    options: Mapping[str, Any] = {}
     try:
-        kernel = launch(task).compile()
+        one = launch(task)
+        options = one.options
+        kernel = one.compile()
     except Exception as error:  # whatever the compiler raises is the result
         cause: BaseException = error
         while cause.__cause__ is not None:  # Triton wraps the cause once for every call in the source
             cause = cause.__cause__
-        return Compiled(task, error=f"{type(cause).__name__}: {cause}")
-    registers, spills = _inspect(kernel.asm["cubin"]) if inspect else (None, None)
-    return Compiled(task, kernel.metadata.shared, registers, spills)
+        return Compiled(task, options=options, error=f"{type(cause).__name__}: {cause}")
+    usage, sass, unread = _read(kernel.asm["cubin"]) if inspect else ("", "", "")
+    columns = getattr(kernel.metadata, "tmem_size", None) or 0
+    return Compiled(task, kernel.metadata.shared, columns, options, usage, sass, unread)
 
 
 def launch(task: Task) -> Launch:
     """The task's launch, on meta tensors laid out as ``run`` lays out its inputs."""
+    return BUNDLED[task.implementation].launch(task)
+
+
+def _flash(task: Task) -> Launch:
     import torch
 
     from flashbench.kernels import _flash_v2 as flash
@@ -176,6 +192,18 @@ def launch(task: Task) -> Launch:
     return next(one for one in launches if one.name == task.kernel)
 
 
+@dataclass(frozen=True)
+class Bundled:
+    """Kernels that can be compiled ahead of time: those of each pass, and how one is launched."""
+
+    kernels: Mapping[str, tuple[str, ...]]
+    launch: Callable[[Task], Launch]
+
+
+BUNDLED = {"flash": Bundled({"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq")}, _flash)}
+"""Every implementation with such kernels, by name."""
+
+
 class _NoDevice:
     """As much of a Triton driver as compiling for an architecture needs."""
 
@@ -186,14 +214,16 @@ class _NoDevice:
         return self.architecture
 
     def get_current_device(self) -> int:
-        return 0
+        """A device for every architecture: Triton keeps what it compiles, and for what, by device."""
+        number: int = self.architecture.arch
+        return number
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
 
-def _inspect(cubin: bytes) -> tuple[int | None, int | None]:
-    """(registers per thread, instructions that spill to or fill from local memory) of a cubin."""
+def _read(cubin: bytes) -> tuple[str, str, str]:
+    """(resource usage, machine code, why there is neither) of a cubin, as NVIDIA's tools write them."""
     from triton import knobs
 
     try:
@@ -201,11 +231,12 @@ def _inspect(cubin: bytes) -> tuple[int | None, int | None]:
             file.write(cubin)
             file.flush()
             usage = _run(knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
-            code = _run(knobs.nvidia.nvdisasm.path, "-c", file.name)
-    except (OSError, RuntimeError, subprocess.CalledProcessError):
-        return None, None
-    registers = re.search(r"REG:(\d+)", usage)
-    return int(registers.group(1)) if registers else None, len(re.findall(r"\b(?:STL|LDL)\b", code))
+            return usage, _run(knobs.nvidia.nvdisasm.path, "-c", file.name), ""
+    except (OSError, RuntimeError) as error:  # Triton's word for a tool that is missing
+        return "", "", f"no disassembler: {error}"
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout).strip().splitlines()
+        return "", "", f"{os.path.basename(error.cmd[0])} failed: {said[-1] if said else error.returncode}"
 
 
 def _run(*command: str) -> str:

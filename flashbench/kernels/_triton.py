@@ -30,13 +30,22 @@ def interpreted(target: Target) -> bool:
     return target.type == "cpu" or _asked()
 
 
-def why_unavailable(target: Target) -> str | None:
-    """Why no Triton kernel can run on the target, one sentence, or None."""
+def why_missing() -> str | None:
+    """Why this machine has no Triton that serves, one sentence, or None; imports nothing."""
     if sys.modules.get("triton", ...) is None or not _installed():
         return "triton is not installed (it exists for Linux only): pip install triton"
     version = _version()
     if _numbers(version) < OLDEST:
         return f"triton {version} is too old; it needs {_text(OLDEST)} or newer: pip install -U triton"
+    return None
+
+
+def why_unavailable(target: Target) -> str | None:
+    """Why no Triton kernel can run on the target, one sentence, or None."""
+    missing = why_missing()
+    if missing is not None:
+        return missing
+    version = _version()
     if target.type != "cpu" and target.capability is None:
         return f"no GPU at {target.device}"
     if "triton" not in sys.modules and target.type == "cpu":

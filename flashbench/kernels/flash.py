@@ -46,7 +46,8 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
         return f"{problem.dtype} needs sm80, this is sm{target.capability[0]}{target.capability[1]}"
     limit = target.smem_per_block_bytes
     for kernel, config in _configs(problem, pass_, target).items():
-        need = shared_bytes(kernel, config, math_of(problem.dtype), problem.head_dim, problem.head_dim_v)
+        shape = math_of(problem.dtype), problem.head_dim, problem.head_dim_v
+        need = shared_bytes(kernel, config, *shape, target.capability)
         if limit is not None and need > limit:
             return f"{kernel} kernel needs {need} B of shared memory per block, limit {limit} B"
     return None
