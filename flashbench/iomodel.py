@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flashbench._iomodel.batch import Totals, totals, whole
-from flashbench._iomodel.dram import Band
+from flashbench._iomodel.dram import Alone, Band
 from flashbench._iomodel.engine import (
     DEFAULT_SRAM_BYTES,
     Choice,
@@ -34,16 +34,16 @@ from flashbench._iomodel.models import MODELS
 from flashbench._iomodel.paper import PaperView, crossover, lower_bound, paper_view
 from flashbench._iomodel.roofline import Roofs, roofs
 from flashbench._iomodel.tensors import compulsory, flops, flops_half_convention, flops_materialised
-from flashbench._iomodel.time import Prediction, predict
+from flashbench._iomodel.time import Prediction, kernels_alone, predict
 from flashbench._iomodel.types import Estimate, Model, Step, Tiles, Traffic, merge
 from flashbench._iomodel.variant import DEFAULT, BlockMask, Variant
 from flashbench.devices import Device
 from flashbench.problem import Problem
 
-__all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Band", "BlockMask", "Choice", "Estimate", "Model", "PaperView",
-           "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant", "compulsory",
-           "crossover", "estimate", "explain", "find", "flops", "flops_half_convention",
-           "flops_materialised", "known", "lower_bound", "paper_view", "predict", "roofs",
+__all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Alone", "Band", "BlockMask", "Choice", "Estimate", "Model",
+           "PaperView", "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant",
+           "compulsory", "crossover", "estimate", "explain", "find", "flops", "flops_half_convention",
+           "flops_materialised", "kernels_alone", "known", "lower_bound", "paper_view", "predict", "roofs",
            "totals", "whole"]  # fmt: skip
 
 

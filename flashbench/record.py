@@ -12,6 +12,7 @@ from flashbench.problem import Cell
 STATUSES = {
     "ok": "checked against the fp64 reference, then timed",
     "checked": "correct, not timed (Triton's interpreter)",
+    "profiled": "ran under a profiler: counted, not timed",
     "unsupported": "the implementation does not take this problem",
     "unavailable": "the implementation cannot run on this machine",
     "skipped": "not started, because it could not fit or the time budget was spent",
@@ -98,6 +99,7 @@ class Record:
     backend: what really ran, where the name leaves it open (``sdpa``: ``flash``, ``cudnn``, …).
     config: the kernel's chosen configuration (block_q, block_k, num_warps, num_stages, …).
     clocks: SM clock (MHz), power (W), temperature (C) and cap reasons before and after the samples.
+    counters: what the hardware counted, as in counting/__init__.py; empty where it was not asked for.
     environment: device, driver and versions this row was measured with; see environment.py.
     """
 
@@ -112,6 +114,7 @@ class Record:
     backend: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     clocks: Mapping[str, Any] = field(default_factory=dict)
+    counters: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     device_type: str = "cuda"
     started_at: str = ""

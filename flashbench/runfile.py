@@ -2,11 +2,12 @@
 
 Line 1 is the header::
 
-    {"type": "header", "schema": 1, "created_at", "argv", "options", "environment", "cells": [keys]}
+    {"type": "header", "schema": 2, "created_at", "argv", "options", "environment", "cells": [keys]}
 
-then one ``{"type": "record", …}`` per cell, flushed to disk before the next cell starts. JSON is
-strict (no NaN); a value that is not finite is null. A last line that was torn by a kill is dropped
-with a note. A header with a newer schema is refused.
+then one ``{"type": "record", …}`` per cell, flushed to disk before the next cell starts, and, for cells
+that were counted after they were timed, ``{"type": "counters", "key", "counters"}`` lines, which belong
+to the record of that key. JSON is strict (no NaN); a value that is not finite is null. A last line
+that was torn by a kill is dropped with a note. A header with a newer schema is refused.
 
 Resuming (``resume``) measures the cells of the present plan that the file has no final row for:
 rows that were not started (time budget, lost device) are taken out and measured again, every other
@@ -21,7 +22,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -31,8 +32,8 @@ from flashbench.errors import FlashbenchError, RunFileError, UsageError
 from flashbench.problem import Cell, Problem
 from flashbench.record import STATUSES, Accuracy, Memory, Record, Samples
 
-SCHEMA = 1
-"""Raised by one when a reader of the old schema would misread the new."""
+SCHEMA = 2
+"""Raised by one when a reader of the old schema would misread the new. 2: lines of type counters."""
 
 NOT_STARTED = ("time budget of", "the device was lost")
 """How the reason of a skipped row begins that ``resume`` measures after all."""
@@ -80,13 +81,22 @@ class Writer:
         key = record.cell.key
         if key in self._known:
             raise ValueError(f"{self.path} already has a row for {key}")
+        self._put(record_to_json(record))
+        self._known.add(key)
+
+    def attach(self, key: str, counters: Mapping[str, Any]) -> None:
+        """Write the counters of a cell that has its row, as safely. Raises as ``append`` does."""
+        if key not in self._known:
+            raise ValueError(f"{self.path} has no row for {key}")
+        self._put({"type": "counters", "key": key, "counters": _json_able(counters)})
+
+    def _put(self, value: Mapping[str, Any]) -> None:
         try:
-            self._file.write(_line(record_to_json(record)))
+            self._file.write(_line(value))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
             raise _unwritable(self.path, error) from None
-        self._known.add(key)
 
     def close(self) -> None:
         """Close the file; what was appended is safe without it."""
@@ -149,13 +159,25 @@ def load(path: Path | str) -> RunFile:
     notes: list[str] = []
     for number, line in enumerate(lines[1:], start=2):
         where = f"{path}, line {number}"
-        record = record_from_json(_parse_object(path, number, line), where)
+        value = _parse_object(path, number, line)
+        if value.get("type") == "counters":
+            _attach(records, value, where)
+            continue
+        record = record_from_json(value, where)
         if record.cell.key in records:
             notes.append(f"{where}: a second row for {record.cell.key}; the later one counts")
         records[record.cell.key] = record
     if torn_tail:
         notes.append(f"{path}: the last line was torn off in the middle of a write and is ignored")
     return RunFile(path=path, header=head, records=tuple(records.values()), notes=tuple(notes))
+
+
+def _attach(records: dict[str, Record], value: Mapping[str, Any], where: str) -> None:
+    """Give the counters of a line to the record that it names."""
+    key, counters = value.get("key"), value.get("counters")
+    if key not in records or not isinstance(counters, dict):
+        raise RunFileError(f"{where}: counters of {key!r}, which has no row above it")
+    records[key] = replace(records[key], counters=counters)
 
 
 def is_final(record: Record) -> bool:
@@ -204,7 +226,7 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
         optional = {
             name: value[name]
             for name in (
-                "reason", "io_model", "backend", "config", "clocks", "environment", "device_type",
+                "reason", "io_model", "backend", "config", "clocks", "counters", "environment", "device_type",
                 "started_at", "wall_s",
             )
             if name in value
@@ -213,7 +235,7 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
             cell=Cell(
                 implementation=cell["implementation"],
                 pass_=cell["pass"],
-                problem=_problem(cell["problem"]),
+                problem=problem_from_json(cell["problem"]),
             ),
             status=_known(value["status"], STATUSES, "status"),
             flags=tuple(value.get("flags", ())),
@@ -228,7 +250,7 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
         raise RunFileError(f"{where}: {error}") from None
 
 
-def _problem(value: Mapping[str, Any]) -> Problem:
+def problem_from_json(value: Mapping[str, Any]) -> Problem:
     """The problem of a line; a number given as text is refused by name, not by a comparison that fails."""
     for name, item in value.items():
         if name.startswith(("batch", "num_", "seqlen", "head_dim")) and type(item) is not int:

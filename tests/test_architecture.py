@@ -19,8 +19,8 @@ LAYERS = [
     {"sweep", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
-    {"runner", "_runner", "runfile", "plan", "calibrate", "_calibrate"},
-    {"metrics", "table", "whatif"},
+    {"runner", "_runner", "runfile", "plan", "calibrate", "_calibrate", "counting"},
+    {"metrics", "table", "whatif", "compared"},
     {"console", "report"},
     {"cli", "_cli", "__main__"},
 ]

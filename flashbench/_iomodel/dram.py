@@ -86,6 +86,37 @@ def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dr
     return Dram(read=read, write=Band(low, max(low, value - round(left)), max(high, value)), steps=steps)
 
 
+class Alone(NamedTuple):
+    """DRAM traffic of one kernel that starts with a cold L2, as a profiler that flushes sees it."""
+
+    name: str
+    read: Band
+    write: Band
+
+
+def alone(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> tuple[Alone, ...]:
+    """Each step by itself: nothing of an earlier one is left in L2, and the flush is not counted."""
+    sizes = tensor_bytes(estimate.problem)
+    return tuple(_alone(*pair, cache, sizes) for pair in zip(estimate.steps, grids, strict=True))
+
+
+def _alone(step: Step, grid: Grid | None, cache: Cache, sizes: Mapping[str, int]) -> Alone:
+    tracker = _Tracker(cache, sizes)
+    tracker.run(step, grid)
+    added = sum(step.atomic.values())
+    most = sum(step.read.values()) + added
+    least = sum(
+        min(count, sizes.get(name, count)) for name, count in (*step.read.items(), *step.atomic.items())
+    )
+    low, value, high = (min(max(round(part), least), most) for part in tracker.read)
+    most = sum(step.write.values()) + added
+    written = [min(round(part), most) for part in tracker.write]
+    left = min(written[1], tracker.dirty_share * cache.capacity)
+    least = max(0, written[0] - round(cache.capacity))
+    value_left = max(least, written[1] - round(left))
+    return Alone(step.name, Band(low, value, high), Band(least, value_left, max(written[2], value_left)))
+
+
 @lru_cache(maxsize=64)
 def tensor_bytes(problem: Problem) -> dict[str, int]:
     """Bytes of every tensor by its name in a step."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashbench._iomodel.constants import LAUNCH_S
-from flashbench._iomodel.dram import Band, Grid, dram
+from flashbench._iomodel.dram import Alone, Band, Grid, alone, dram
 from flashbench._iomodel.roofline import Roofs
 from flashbench._iomodel.setting import Setting, setting
 from flashbench._iomodel.types import Estimate, Step
@@ -114,6 +114,12 @@ def predict(estimate: Estimate, device: Device, family: str | None = None) -> Pr
         note=on.note,
         setting=on,
     )
+
+
+def kernels_alone(estimate: Estimate, device: Device, family: str | None = None) -> tuple[Alone, ...]:
+    """DRAM traffic of each kernel from a cold L2. Raises as ``predict`` does."""
+    on = setting(device, estimate.model, family, estimate.problem.dtype)
+    return alone(estimate, on.cache, tuple([_grid(step, estimate, on) for step in estimate.steps]))
 
 
 _FIRST_OF_BACKWARD = "dp"

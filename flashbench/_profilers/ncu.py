@@ -12,7 +12,8 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,7 +130,13 @@ def command(path: str, metrics: Sequence[str], log: Path, target: Sequence[str])
     ]  # fmt: skip
 
 
-def profile(metrics: Sequence[str], log: Path, target: Sequence[str], timeout_s: float) -> Profile:
+def profile(
+    metrics: Sequence[str],
+    log: Path,
+    target: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> Profile:
     """Run the target command under ncu and read its CSV; never raises for what ncu does.
 
     Metrics that the chip lacks are named in ``missing`` and left out in a second try. A run that
@@ -141,7 +148,7 @@ def profile(metrics: Sequence[str], log: Path, target: Sequence[str], timeout_s:
     wanted, missing = list(metrics), []
     while True:
         log.unlink(missing_ok=True)
-        code, said = _run(command(path, wanted, log, target), timeout_s)
+        code, said = _run(command(path, wanted, log, target), timeout_s, environment)
         csv = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
         unknown = [name for name in UNKNOWN_METRIC.findall(said + csv) if name in wanted]
         if not unknown or len(unknown) == len(wanted):
@@ -173,12 +180,12 @@ def explain(said: str) -> str:
     return ""
 
 
-def _run(line: list[str], timeout_s: float) -> tuple[int | None, str]:
+def _run(line: list[str], timeout_s: float, environment: Mapping[str, str] | None) -> tuple[int | None, str]:
     """Exit code (None: stopped) and all that was said. Its processes do not outlive it."""
     try:
         process = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", start_new_session=True,
+            errors="replace", start_new_session=True, env=environment,
         )  # fmt: skip
     except OSError as error:
         return 127, f"==ERROR== {line[0]}: {error.strerror or error}"
@@ -193,8 +200,6 @@ def _run(line: list[str], timeout_s: float) -> tuple[int | None, str]:
 
 
 def _stop(process: subprocess.Popen[str]) -> str:
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     return process.communicate()[0]

@@ -104,9 +104,7 @@ def _long(names: list[str], rows: Iterable[list[str]]) -> Iterator[Kernel]:
 
 
 def _kernel(cells: Mapping[str, str], metrics: Mapping[str, float | None]) -> Kernel:
-    ranges = [
-        part for name, cell in cells.items() if _RANGES.search(name) for part in _range_names(cell)
-    ]
+    ranges = [part for name, cell in cells.items() if _RANGES.search(name) for part in _range_names(cell)]
     return Kernel(
         name=cells[NAME],
         grid=cells.get("Grid Size", ""),

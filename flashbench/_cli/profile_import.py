@@ -1,0 +1,69 @@
+"""``flashbench profile --import FILE``: the kernels of a CSV file that Nsight Compute wrote elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashbench.errors import RunFileError, UsageError
+
+if TYPE_CHECKING:
+    from flashbench.console import Column
+
+SHOWN = ("time_s", "dram_read_bytes", "dram_write_bytes", "l2_read_bytes", "l2_write_bytes",
+         "l2_atomic_bytes")  # fmt: skip
+
+
+def show(path: str, *, json: bool, csv: bool, quiet: bool) -> None:
+    """Print each kernel's counters, in bytes and seconds. Raises UsageError, RunFileError."""
+    from flashbench import console
+    from flashbench._profilers import counters, ncu_csv
+
+    counted = counters.count(ncu_csv.parse(_read(Path(path)), source=path))
+    if not counted:
+        raise RunFileError(f"--import {path!r}: the profiler saw no kernel; accepted: a CSV with kernels")
+    if not any(value is not None for row in counted for value in row.counters.values()):
+        raise RunFileError(
+            f"--import {path!r}: {len(counted)} kernels, but none of the metrics that flashbench reads",
+            hint=f"profile with --metrics {','.join(counters.metrics(detail=False))}",
+        )
+    everything = json or csv
+    names = [c.name for c in counters.COUNTERS if c.name in counted[0].counters]
+    rows: list[dict[str, Any]] = [
+        {"kernel": row.kernel, "grid": row.grid, "block": row.block, **row.counters} for row in counted
+    ]
+    shown = names if everything else [name for name in names if name in SHOWN]
+    if everything or not quiet:
+        console.show_table(_columns(shown, everything), rows, json=json, csv=csv)
+    if not quiet:
+        console.note(f"{len(rows)} kernels; times are the profiler's, no benchmark")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        what = "is a folder" if path.is_dir() else error.strerror or str(error)
+        raise UsageError(
+            f"--import {str(path)!r}: {what}; accepted: a CSV file that 'ncu --csv' wrote"
+        ) from None
+
+
+def _columns(names: list[str], everything: bool) -> list[Column]:
+    from flashbench import units
+    from flashbench._profilers.counters import BY_NAME
+    from flashbench.console import Column
+
+    formats = {"B": units.format_bytes, "s": units.format_seconds}
+    identity = [Column(name="kernel", header="kernel", format=lambda name: str(name)[:60])]
+    if everything:
+        identity += [Column(name="grid", header="grid"), Column(name="block", header="block")]
+    return identity + [
+        Column(
+            name=name,
+            header=name.removesuffix("_bytes").removesuffix("_s").replace("_", " "),
+            format=formats.get(BY_NAME[name].unit, str),
+            justify="right",
+        )
+        for name in names
+    ]
