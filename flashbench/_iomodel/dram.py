@@ -61,7 +61,9 @@ class Grid(NamedTuple):
 
     ctas: thread blocks in all. units: heads that share what is streamed. slots: thread blocks that
     run at once. loops: a thread block owns a head and passes over the same rows again itself.
-    uneven: scores of the longest thread block over those of a mean one.
+    uneven: scores of the longest thread block over those of a mean one. section: units that are
+    interleaved, tile by tile; 1 where one follows the other. lost: of what L2 should have kept from one
+    wave to the next, the share that is fetched again all the same, expected and at worst.
     """
 
     ctas: int
@@ -69,6 +71,8 @@ class Grid(NamedTuple):
     slots: int
     loops: bool = False
     uneven: float = 1.0
+    section: int = 1
+    lost: tuple[float, float] = (0.0, 0.0)
 
 
 def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dram:
@@ -239,7 +243,7 @@ class _Again(NamedTuple):
     @classmethod
     def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> _Again:
         """From the kernel's grid and its (tensor, requested, size) rows."""
-        ctas, units, slots, loops, _ = grid
+        ctas, units, slots, loops, _, section, lost = grid
         per_unit = ctas / units
         streamed = asked_for = 0
         for _, requested, size in asked:
@@ -253,7 +257,7 @@ class _Again(NamedTuple):
             return cls(True, _ZERO, (1 - one.best, 1 - one.value, 1 - one.worst))
         if ctas <= slots or not streamed:
             return _ONCE
-        active = min(float(units), max(1.0, slots / per_unit))
+        active = min(float(units), max(1.0, slots / per_unit, section))
         # under a mask a pass ends early and comes back to its rows sooner, after seen of them on average
         seen = min(1.0, asked_for / (streamed * per_unit))
         best = cache.hits(active * unit_bytes * seen + own).best
@@ -266,7 +270,10 @@ class _Again(NamedTuple):
         worst = cache.hits(min(float(units), active + 1) * unit_bytes + own).worst
         # how units and waves line up is not known: at best every unit starts with a wave
         waves = (max(0.0, 1 / slots - 1 / per_unit), 1 / slots - 0.5 / ctas, 1 / slots)
-        return cls(False, waves, (1 - best, 1 - value, 1 - worst))
+        if section * per_unit > slots:  # a section is one long unit: its first wave is the first pass
+            waves = (0.0, max(0.0, section / slots - 1 / per_unit), section / slots)
+        found = (best, value * (1 - lost[0]), worst * (1 - lost[1]))
+        return cls(False, waves, (1 - found[0], 1 - found[1], 1 - found[2]))
 
     def times(self, requested: int, size: int) -> _Three:
         """How many times over a tensor that is requested more than once is fetched again."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from flashbench import flash_configs
 from flashbench._iomodel.constants import LAUNCH_S
 from flashbench._iomodel.dram import Alone, Band, Grid, alone, dram
 from flashbench._iomodel.roofline import Roofs
@@ -138,7 +139,7 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
         return None
     p, tiles = estimate.problem, estimate.tiles
     heads, kv_heads = p.batch * p.num_heads, p.batch * p.num_kv_heads
-    slots = on.sms * rates.resident
+    slots = on.sms * _resident(estimate, kernel, rates.resident, on.device)
     if estimate.model in LOOPING:
         ctas = step.ctas or heads
         return Grid(ctas, heads, slots, loops=True)
@@ -155,7 +156,44 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
     most = (kv_heads if packed else heads) * outer * estimate.variant.thin(seen) * block_q * block_k
     ctas = step.ctas or heads * outer
     units = heads if kernel == "bwd" else kv_heads
-    return Grid(ctas, min(units, ctas), slots, uneven=max(1.0, min(most / step.exps, ctas)))
+    return Grid(
+        ctas, min(units, ctas), slots, uneven=max(1.0, min(most / step.exps, ctas)),
+        section=_section(estimate, kernel, kv_heads), lost=_lost(kernel, p.masked, outer > slots),
+    )  # fmt: skip
+
+
+def _resident(estimate: Estimate, kernel: str, most: int, device: Device) -> int:
+    """Thread blocks of an SM: the family's, or as many as fit the shared memory of a bundled kernel."""
+    if estimate.model != "flash":
+        return most
+    p, math = estimate.problem, flash_configs.math_of(estimate.problem.dtype)
+    dims, limit = (p.head_dim, p.head_dim_v), device.smem_per_block_bytes
+    config = flash_configs.choose(kernel, math, *dims, device.capability, limit)
+    block = flash_configs.shared_bytes(kernel, config, math, *dims, device.capability)
+    return max(1, min(most, device.smem_per_sm_bytes // block))
+
+
+def _lost(kernel: str, masked: bool, spread: bool) -> tuple[float, float]:
+    """What L2 loses between waves although it would fit: rows of heads that are done crowd out live ones.
+
+    A set that is read over and over does not suffer from that (l2.py). Counted on an H100 SXM for the
+    bundled kernels, docs/counters.md. spread: a head takes more than one wave by itself.
+    """
+    if masked:
+        return (_LOST_FWD if kernel == "fwd" else _LOST_BWD), 0.35
+    return (_LOST_SPREAD if spread else _LOST_EDGE), 0.7
+
+
+_LOST_FWD, _LOST_BWD, _LOST_SPREAD, _LOST_EDGE = 0.15, 0.05, 0.2, 0.08
+
+
+def _section(estimate: Estimate, kernel: str, kv_heads: int) -> int:
+    """K/V heads that the bundled kernels interleave under a mask; others go head by head."""
+    p = estimate.problem
+    if estimate.model != "flash" or not p.masked:
+        return 1
+    rows = p.seqlen_q * p.group if kernel == "dkdv" else p.seqlen_k
+    return flash_configs.section(rows * (p.head_dim + p.head_dim_v) * p.dtype_bytes, kv_heads)
 
 
 def _tiled(step: Step, estimate: Estimate, card: tuple[Grid, Setting], l2: float, memory: float) -> Part:
