@@ -21,6 +21,7 @@ from flashbench._cli.doctor import doctor
 from flashbench._cli.io_model import io_model
 from flashbench._cli.kv_cache import kv_cache
 from flashbench._cli.list import list_
+from flashbench._cli.profile import profile
 from flashbench._cli.report import report
 from flashbench._cli.run import run
 from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UsageError
@@ -38,6 +39,7 @@ app.command("io-model")(io_model)
 app.command("kv-cache")(kv_cache)
 app.command("calibrate")(calibrate)
 app.command("check")(check)
+app.command("profile")(profile)
 app.command("report")(report)
 app.command("list")(list_)
 app.command("doctor")(doctor)

@@ -19,7 +19,7 @@ LAYERS = [
     {"sweep", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
-    {"runner", "_runner", "runfile", "plan", "calibrate", "_calibrate", "counting"},
+    {"runner", "_runner", "runfile", "plan", "calibrate", "_calibrate", "counting", "tracing"},
     {"metrics", "table", "whatif", "compared"},
     {"console", "report"},
     {"cli", "_cli", "__main__"},

@@ -22,21 +22,34 @@ OUTSIDE = ""
 
 _HOOKS = {
     "InterpreterBuilder": (
-        "create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_dot"
+        "create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_dot",
+        "create_exp", "create_exp2", "set_grid_idx",
     ),
     "GridExecutor": ("_init_args_hst",),
 }  # fmt: skip
-"""What of the interpreter is listened to; the same in every Triton from 3.6 on."""
+"""What of the interpreter is listened to; the same in every Triton from 3.6 on. Block pointers and tensor
+descriptors end in masked loads and stores there, so they are seen too."""
 
 
 @dataclass
 class Moved:
-    """What a launch moved of one argument. Elements of whole launches, each as often as it was moved."""
+    """What a launch moved of one argument. Elements of whole launches, each as often as it was moved.
+
+    masked: lanes of loads, stores and atomics that moved nothing, by the argument of the same
+    access's other lanes; of an access with no other lanes, by the argument that its addresses lie in.
+    """
 
     element_bytes: int = 0
     loaded: int = 0
     stored: int = 0
     atomic: int = 0
+    masked: int = 0
+
+    @property
+    def masked_share(self) -> float:
+        """Masked lanes over all lanes; 0 where nothing was accessed."""
+        lanes = self.loaded + self.stored + self.atomic + self.masked
+        return self.masked / lanes if lanes else 0.0
 
     @property
     def loaded_bytes(self) -> int:
@@ -59,11 +72,14 @@ class Launch:
     """One kernel launch. arguments: what was moved, by the name of the tensor argument, untouched ones too.
 
     An address that two arguments hold counts to the first of them. flops: of the matrix products.
+    exps: elements whose exponential (exp or exp2) was taken. programs: program instances that ran.
     """
 
     kernel: str
     arguments: dict[str, Moved] = field(default_factory=dict)
     flops: int = 0
+    exps: int = 0
+    programs: int = 0
 
 
 def trace(call: Callable[[], object]) -> tuple[Launch, ...]:
@@ -140,16 +156,26 @@ class _Recorder:
         import numpy as np
 
         addresses = np.asarray(pointers.data)
+        lanes, left = addresses.size, addresses.ravel()
         if mask is not None:
-            addresses = addresses[np.broadcast_to(np.asarray(mask.data, dtype=bool), addresses.shape)]
-        left = addresses.ravel()
+            left = addresses[np.broadcast_to(np.asarray(mask.data, dtype=bool), addresses.shape)].ravel()
+        masked, owner = lanes - left.size, ""
         for span in self._spans:
             if not left.size:
-                return
+                break
             mine = span.holds(left)
-            self._add(span.name, kind, int(mine.sum()), pointers)
+            count = int(mine.sum())
+            owner = owner or (span.name if count else "")
+            self._add(span.name, kind, count, pointers)
             left = left[~mine]
         self._add(OUTSIDE, kind, left.size, pointers)
+        if masked:
+            self._add(owner or self._owner(addresses), "masked", masked, pointers)
+
+    def _owner(self, addresses: Any) -> str:
+        """The argument that the first of the addresses lies in, of an access whose every lane is masked."""
+        first = addresses.ravel()[:1]
+        return next((span.name for span in self._spans if span.holds(first).any()), OUTSIDE)
 
     def _add(self, name: str, kind: str, count: int, pointers: Any) -> None:
         if count:
@@ -164,6 +190,14 @@ class _Recorder:
         for size in batch:
             count *= size
         self.launches[-1].flops += 2 * count
+
+    def exponential(self, x: Any) -> None:
+        """Exponentials of a tile."""
+        self.launches[-1].exps += x.data.size
+
+    def program(self) -> None:
+        """A program instance begins."""
+        self.launches[-1].programs += 1
 
 
 def _spans(tensors: Mapping[str, Any]) -> list[_Span]:
@@ -221,7 +255,15 @@ def _listening(interpreter: Any, recorder: _Recorder) -> Iterator[None]:
     def product(_: Any, __: Any, a: Any, b: Any, *___: Any) -> None:
         recorder.product(a, b)
 
-    listeners: tuple[Callable[..., None], ...] = (load, store, update, exchange, product)
+    def exponential(_: Any, __: Any, x: Any, *___: Any) -> None:
+        recorder.exponential(x)
+
+    def program(*_: Any) -> None:
+        recorder.program()
+
+    listeners: tuple[Callable[..., None], ...] = (
+        load, store, update, exchange, product, exponential, exponential, program,
+    )  # fmt: skip
     with ExitStack() as stack:
         for name, listener in zip(_HOOKS["InterpreterBuilder"], listeners, strict=True):
             stack.enter_context(_heard(builder, name, listener))

@@ -51,14 +51,17 @@ def _run(index: int, job: Mapping[str, Any], target: Target, seed: int) -> str:
     implementation = kernels.get(cell.implementation)
     if refusal := plan.refuses(implementation, cell, target):
         return f"{refusal[0]}: {refusal[1]}"
-    with _call_of(cell, target, seed) as call:
+    with call_of(cell, target, seed) as call:
         _count(index, call, target)
     return ""
 
 
 @contextmanager
-def _call_of(cell: Cell, target: Target, seed: int) -> Iterator[Callable[[], object]]:
-    """What a sweep would time, made ready; a forward that a backward needs has run before."""
+def call_of(cell: Cell, target: Target, seed: int) -> Iterator[Callable[[], object]]:
+    """What a sweep would time, made ready; a forward that a backward needs has run before.
+
+    A context, as the implementation may need switches of torch while it is called.
+    """
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call

@@ -76,6 +76,8 @@ class Implementation:
     context(problem): global switches of torch that the call needs (a forced backend, TF32 products);
     whoever prepares and calls does so inside it, so that entering it is never timed.
     prepared_bytes(problem, pass_, target): device memory that prepare keeps beside q, k, v (a mask).
+    prepare_tiles(problem, q, k, v, config): of a Triton kernel, as prepare, with the tiles of config (as
+    describe gives them) in place of those that it would choose; what can be traced has it.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Implementation:
     precompile: Callable[[Sequence[Cell], Target], None] = _never
     context: Callable[[Problem], AbstractContextManager[object]] = _no_context
     prepared_bytes: Callable[[Problem, str, Target], int] = _no_bytes
+    prepare_tiles: Callable[[Problem, Tensor, Tensor, Tensor, Mapping[str, Any]], Call] | None = None
 
 
 def stems() -> list[str]:

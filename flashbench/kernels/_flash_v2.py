@@ -106,6 +106,7 @@ def flash_attention(
     softmax_scale: float | None = None,
     return_lse: bool = False,
     tf32: bool = False,
+    configs: tuple[tuple[str, Config], ...] = (),
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(q kᵀ · softmax_scale) v without the score matrix; differentiable in q, k and v.
 
@@ -113,7 +114,8 @@ def flash_attention(
     v: (batch, num_kv_heads, seqlen_k, head_dim_v), all of one dtype (fp16, bf16, fp32) and device,
     any strides; head dims up to 256. Query head h uses K/V head h // (num_heads // num_kv_heads).
     causal is bottom-right aligned: query i sees keys j <= i + seqlen_k - seqlen_q.
-    softmax_scale defaults to head_dim**-0.5. fp32 products are IEEE, or TF32 with ``tf32``.
+    softmax_scale defaults to head_dim**-0.5. fp32 products are IEEE, or TF32 with ``tf32``. configs: (kernel,
+    configuration) in place of the table's.
 
     Returns o (batch, num_heads, seqlen_q, head_dim_v), contiguous, in q's dtype; with return_lse also
     lse (batch, num_heads, seqlen_q): natural log of the sum of exponentials, fp32, differentiable.
@@ -121,7 +123,7 @@ def flash_attention(
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     _check(q, k, v, scale)
-    o, lse = _FlashAttention.apply(q, k, v, Call(causal=causal, scale=scale, tf32=tf32))
+    o, lse = _FlashAttention.apply(q, k, v, Call(causal=causal, scale=scale, tf32=tf32, configs=configs))
     return (o, lse) if return_lse else o
 
 

@@ -15,6 +15,7 @@ from flashbench.problem import Cell, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
+_FIELDS = ("block_q", "block_k", "num_warps", "num_stages")
 _KERNELS = {"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq"), "fwd+bwd": KERNELS}
 
 
@@ -23,11 +24,25 @@ def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
     Raises UnavailableError where Triton is missing or was imported in the other mode.
     """
+    return prepare_tiles(problem, q, k, v, {})
+
+
+def prepare_tiles(problem: Problem, q: Tensor, k: Tensor, v: Tensor, config: Mapping[str, Any]) -> Call:
+    """As prepare, with the tiles of config (as ``describe`` gives them) for the kernels that it names."""
     module = _triton.load(q.device.type)
-    causal, scale, tf32 = problem.causal, problem.softmax_scale, problem.dtype == "tf32"
+    options = {
+        "causal": problem.causal,
+        "softmax_scale": problem.softmax_scale,
+        "tf32": problem.dtype == "tf32",
+        "configs": tuple(
+            (kernel, Config(*(config[f"{kernel}_{field}"] for field in _FIELDS)))
+            for kernel in KERNELS
+            if f"{kernel}_block_q" in config
+        ),
+    }
 
     def call() -> Tensor:
-        output: Tensor = module.flash_attention(q, k, v, causal=causal, softmax_scale=scale, tf32=tf32)
+        output: Tensor = module.flash_attention(q, k, v, **options)
         return output
 
     return call
@@ -58,7 +73,7 @@ def describe(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     return {
         f"{kernel}_{field}": getattr(config, field)
         for kernel, config in _configs(problem, pass_, target).items()
-        for field in ("block_q", "block_k", "num_warps", "num_stages")
+        for field in _FIELDS
     }
 
 
@@ -90,5 +105,6 @@ IMPLEMENTATIONS = (
         describe=describe,
         interpreted=_triton.interpreted,
         precompile=precompile,
+        prepare_tiles=prepare_tiles,
     ),
 )

@@ -1,0 +1,250 @@
+"""``flashbench profile``: what kernels move, by trace, by counters, and what the compiler made of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flashbench._cli import options
+from flashbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from flashbench.kernels import Target
+    from flashbench.problem import Cell
+
+COUNTED: Mapping[str, str] = {
+    "seqlens": "4k", "head_dims": "64,128", "dtypes": "bf16", "causal": "both", "passes": "fwd,bwd",
+    "tokens": "16k", "hidden": "2048", "impls": "flash,sdpa-flash,sdpa-cudnn",
+}  # fmt: skip
+"""What --counters and --timeline look at unless told otherwise, as it would be typed."""
+
+_MODES = "What to look at (one of)"
+_GRID = ("seqlens", "seqlens_k", "head_dims", "head_dims_v", "dtypes", "impls", "causal", "passes", "batch",
+         "tokens", "heads", "hidden", "kv_heads", "device", "seed", "out")  # fmt: skip
+_STATIC = ("impls", "head_dims", "dtypes", "causal", "passes")
+
+
+def _mode(help_: str) -> Any:
+    return typer.Option(help=help_, rich_help_panel=_MODES)
+
+
+def profile(
+    trace: Annotated[
+        bool,
+        _mode("Run Triton kernels in the interpreter (no GPU): bytes traced beside modelled, exact."),
+    ] = False,
+    static: Annotated[
+        bool, _mode("Compile ahead of time (no GPU): registers, spills, instructions, occupancy.")
+    ] = False,
+    counters: Annotated[bool, _mode("Count with Nsight Compute: bytes predicted beside counted.")] = False,
+    timeline: Annotated[bool, _mode("Kernels of each cell, their times and the gaps (CUPTI).")] = False,
+    known: Annotated[
+        bool, _mode("Count kernels of known traffic: how far counters go, and what L2 keeps.")
+    ] = False,
+    import_: Annotated[
+        str | None,
+        typer.Option(
+            "--import", help="Read a CSV that 'ncu --csv' wrote.", metavar="FILE", rich_help_panel=_MODES
+        ),
+    ] = None,
+    seqlens: options.Seqlens = None,
+    seqlens_k: options.SeqlensK = None,
+    head_dims: options.HeadDims = None,
+    head_dims_v: options.HeadDimsV = None,
+    dtypes: options.Dtypes = None,
+    impls: options.Impls = None,
+    causal: options.Causal = None,
+    passes: options.Passes = None,
+    batch: options.Batch = None,
+    tokens: options.Tokens = None,
+    heads: options.Heads = None,
+    hidden: options.Hidden = None,
+    kv_heads: options.KvHeads = None,
+    device: options.Device = None,
+    seed: options.Seed = None,
+    arch: Annotated[
+        str | None, typer.Option(help="--static: architectures, such as sm_80,sm_90.", metavar="NAMES")
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="--static: occupancy on this card. --trace: with the tiles of this card.", metavar="NAME"
+        ),
+    ] = None,
+    trace_limit: Annotated[
+        str | None, typer.Option(help="--trace: tile visits of a cell at most. Default: 20000.", metavar="N")
+    ] = None,
+    detail: Annotated[
+        bool, typer.Option("--detail", help="--counters: more counters, at more passes over each kernel.")
+    ] = False,
+    by_kernel: Annotated[
+        bool, typer.Option("--by-kernel", help="--counters: a row per kernel as well.")
+    ] = False,
+    out: Annotated[
+        str | None,
+        typer.Option(help="--counters, --known: folder for results and ncu's own files.", metavar="DIR"),
+    ] = None,
+    json: options.Json = False,
+    csv: options.Csv = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Look inside: what kernels really move, where their time goes, what they were compiled to.
+
+    Without a mode: --trace on a machine without GPU, --counters on one with.
+
+    Exits 0 when all is as modelled (--trace) or counted, 5 where a trace differs from its model, 3 where
+    nothing can be looked at here.
+    """
+    line = options.given(dict(locals()))
+    options.one_format(json, csv)
+    shown = {"json": json, "csv": csv, "quiet": quiet}
+    mode = _chosen(line)
+    _only(mode, line)
+    grid = {name: str(line[name]) for name in _GRID if name in line}
+    if mode == "import_":
+        from flashbench._cli import profile_import
+
+        profile_import.show(str(import_), **shown)
+    elif mode == "static":
+        from flashbench._cli import profile_static
+
+        typed = [grid.get(name) for name in _STATIC]
+        asked = dict(zip(_STATIC, typed, strict=True))
+        profile_static.show(**asked, arches=arch, gpu=gpu, json=json, csv=csv, quiet=quiet)
+    elif mode == "trace":
+        _trace(grid, gpu, trace_limit, shown)
+    elif mode == "timeline":
+        from flashbench._cli import profile_timeline
+
+        cells, target, number = _cells(grid, COUNTED, None)
+        profile_timeline.show(cells, target, seed=number, **shown)
+    else:
+        _count(mode, grid, detail=detail, by_kernel=by_kernel, shown=shown)
+
+
+def _count(
+    mode: str, grid: dict[str, str], *, detail: bool, by_kernel: bool, shown: Mapping[str, bool]
+) -> None:
+    from flashbench._cli import profile_counters, profile_known
+
+    folder = _out(grid)
+    cells, target, number = _cells(grid, COUNTED, None)
+    if mode == "known":
+        profile_known.show(target, folder or _new_folder(), **shown)
+        return
+    asked = profile_counters.Options(
+        detail=detail, kernels=by_kernel, seed=number, argv=("flashbench", *sys.argv[1:]), **shown
+    )
+    profile_counters.show(cells, target, folder or _new_folder(), asked)
+
+
+def _trace(grid: dict[str, str], gpu: str | None, limit: str | None, shown: Mapping[str, bool]) -> None:
+    from flashbench import kernels, tracing
+    from flashbench._cli import profile_trace
+
+    wanted = tracing.LIMIT if limit is None else _whole(limit, "--trace-limit")
+    cells, _, number = _cells(grid, profile_trace.DEFAULTS, "cpu")
+    config: dict[str, Mapping[str, Any]] = {}
+    if gpu is not None:
+        target = _card(gpu)
+        for cell in cells:
+            implementation = kernels.get(cell.implementation)
+            if implementation.prepare_tiles is not None:
+                config[cell.key] = implementation.describe(cell.problem, cell.pass_, target)
+    profile_trace.show(cells, config=config, limit=wanted, seed=number, **shown)
+
+
+MODES = ("trace", "static", "counters", "timeline", "known", "import_")
+TAKES: Mapping[str, tuple[str, ...]] = {
+    "trace": (*(name for name in _GRID if name not in ("device", "out")), "gpu", "trace_limit"),
+    "static": (*_STATIC, "arch", "gpu"),
+    "counters": (*_GRID, "detail", "by_kernel"),
+    "timeline": tuple(name for name in _GRID if name != "out"),
+    "known": ("device", "out"),
+    "import_": (),
+}
+"""The options of each mode, beside those of the output."""
+
+
+def _chosen(line: Mapping[str, Any]) -> str:
+    """The mode that was asked for, or what this machine can do."""
+    found = [name for name in MODES if line.get(name)]
+    if len(found) > 1:
+        names = " and ".join(map(_typed, found[:2]))
+        raise UsageError(f"{names} exclude each other; accepted: one of {', '.join(map(_typed, MODES))}")
+    if found:
+        return found[0]
+    from flashbench import environment
+
+    return "counters" if environment.gpu_status().kind == "ok" else "trace"
+
+
+def _only(mode: str, line: Mapping[str, Any]) -> None:
+    """Refuse an option that the mode would ignore. Raises UsageError."""
+    for name, value in line.items():
+        if name in ("json", "csv", "quiet", *MODES) or value is False:
+            continue
+        if name not in TAKES[mode]:
+            fits = [_typed(other) for other in MODES if name in TAKES[other]]
+            raise UsageError(
+                f"{options.on_line(name)} does nothing with {_typed(mode)}; accepted with {', '.join(fits)}"
+            )
+
+
+def _typed(mode: str) -> str:
+    return options.on_line(mode.rstrip("_"))
+
+
+def _cells(
+    grid: dict[str, str], defaults: Mapping[str, str], device: str | None
+) -> tuple[tuple[Cell, ...], Target, int]:
+    """The cells, where they run, and the seed. Bad input is found before torch is imported."""
+    from flashbench import kernels, sweep
+
+    known = kernels.registry()
+    typed = sweep.parse({name: text for name, text in grid.items() if name != "out"}, options.on_line, known)
+    rest = {name: text for name, text in defaults.items() if not (name == "kv_heads" and "heads" in grid)}
+    cells = sweep.sweep_of(sweep.combine(typed, sweep.parse(rest, options.on_line, known))).cells()
+    from flashbench import environment
+
+    target = environment.target(device or typed.get("device"))
+    options.settle({cell.implementation for cell in cells}, target)
+    return cells, target, typed.get("seed", 0)
+
+
+def _card(name: str) -> Target:
+    """A card of the device table as a target for tiles."""
+    from flashbench import devices
+    from flashbench.kernels import Target
+
+    row = devices.find(name)
+    if row.capability is None:
+        raise UsageError(f"--gpu {name!r}: Triton's tiles here are NVIDIA's; accepted: an NVIDIA card")
+    return Target(
+        device="cuda:0", name=row.name, capability=row.capability,
+        smem_per_block_bytes=row.smem_per_block_bytes,
+    )  # fmt: skip
+
+
+def _whole(text: str, option: str) -> int:
+    if not text.strip().isdigit() or not int(text):
+        raise UsageError(f"{option} {text!r}: not a number of visits; accepted: a whole number above 0")
+    return int(text)
+
+
+def _out(grid: dict[str, str]) -> Path | None:
+    from flashbench._cli.run import check_out
+
+    text = grid.pop("out", None)
+    return check_out(None if text is None else Path(text), resume=False, hint="name another folder")
+
+
+def _new_folder() -> Path:
+    from flashbench._cli.run import OUT
+
+    return Path(OUT) / f"{datetime.now():%Y%m%d-%H%M%S}-profile"

@@ -1,0 +1,114 @@
+"""``flashbench profile --trace``: bundled Triton kernels in the interpreter, traced beside modelled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flashbench.errors import GateError, UnavailableError
+
+if TYPE_CHECKING:
+    from flashbench.console import Column
+    from flashbench.problem import Cell
+
+DEFAULTS: Mapping[str, str] = {
+    "seqlens": "65,129,200", "head_dims": "40", "dtypes": "fp16,fp32", "causal": "both",
+    "passes": "fwd,bwd", "batch": "1", "heads": "2", "kv_heads": "1,2", "impls": "flash",
+}  # fmt: skip
+"""As it would be typed: ragged lengths, both masks, K/V heads that are shared and that are not."""
+
+KINDS = ("read", "write", "atomic")
+
+
+def show(
+    cells: Sequence[Cell], *, config: Mapping[str, Mapping[str, Any]], limit: int, seed: int,
+    json: bool, csv: bool, quiet: bool,
+) -> None:  # fmt: skip
+    """Trace the cells and print a row each; config: tiles by cell key, where not the interpreter's.
+
+    Raises GateError where a kernel moves other bytes than its model says, UnavailableError where
+    nothing could be traced.
+    """
+    from flashbench import console, tracing
+
+    found: list[tuple[Cell, dict[str, Any]]] = []
+    with console.progress(len(cells), quiet=quiet) as tick:
+        for index, cell in enumerate(cells):
+            tick(index, cell.key)
+            traced = tracing.trace_cell(cell, config.get(cell.key), limit=limit, seed=seed)
+            found.append((cell, traced))
+    rows = [_row(cell, traced) for cell, traced in found]
+    if json:
+        console.show_json([{"cell": cell.key, **traced} for cell, traced in found])
+    elif csv or not quiet:
+        console.show_table(
+            _columns(), rows, csv=csv, title="Bytes traced in Triton's interpreter, and modelled"
+        )
+    _verdict(found, quiet=quiet)
+
+
+def _verdict(found: Sequence[tuple[Cell, Mapping[str, Any]]], *, quiet: bool) -> None:
+    from flashbench import console
+
+    left_out = {traced["reason"] for _, traced in found if "reason" in traced}
+    traced = [(cell, row) for cell, row in found if "reason" not in row]
+    if not traced:
+        raise UnavailableError(f"--trace: nothing was traced: {'; '.join(sorted(left_out))}")
+    wrong = [(cell, row) for cell, row in traced if row["difference_bytes"]]
+    if not quiet:
+        for reason in sorted(left_out):
+            count = sum(row.get("reason") == reason for _, row in found)
+            console.note(f"{count} cells were not traced: {reason}")
+        console.note(f"{len(traced)} cells traced, {len(wrong)} differ from the model")
+    if wrong:
+        cell, row = wrong[0]
+        raise GateError(
+            f"{len(wrong)} of {len(traced)} cells move other bytes than their model says, first:"
+            f" {cell.key}: {row['difference_bytes']} B apart ({_where(row)})",
+            hint="'flashbench profile --trace --json' shows it tensor by tensor",
+        )
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    """The first tensor that differs, such as ``dq reads k 4096 B, modelled 2048 B``."""
+    for kernel in row["kernels"]:
+        for tensor in kernel["tensors"]:
+            for kind in KINDS:
+                traced, modelled = tensor[f"{kind}_bytes"], tensor[f"modelled_{kind}_bytes"]
+                if traced != modelled:
+                    name = kernel["kernel"] or f"no kernel for {kernel['step']}"
+                    return f"{name}: {kind} of {tensor['tensor']} {traced} B, modelled {modelled} B"
+    return "no tensor"
+
+
+def _row(cell: Cell, traced: Mapping[str, Any]) -> dict[str, Any]:
+    total = traced.get("total", {})
+    kernels = traced.get("kernels", [])
+    share = max((kernel["masked_share"] for kernel in kernels), default=None)
+    return {
+        "cell": cell.key, **total, "difference_bytes": traced.get("difference_bytes"),
+        "largest_masked_share": share, "reason": traced.get("reason"),
+    }  # fmt: skip
+
+
+def _columns() -> list[Column]:
+    from flashbench.console import Column
+
+    def number(name: str, header: str) -> Column:
+        return Column(name=name, header=header, format=lambda x: f"{x:,}", justify="right")
+
+    return [
+        Column(name="cell", header="cell"),
+        *(
+            number(f"{prefix}{kind}_bytes", f"{kind}, {verb} (B)")
+            for kind in ("read", "write")
+            for prefix, verb in (("", "traced"), ("modelled_", "modelled"))
+        ),
+        number("atomic_bytes", "atomic (B)"),
+        number("difference_bytes", "difference (B)"),
+        number("flops", "FLOPs"), number("exps", "exps"),
+        Column(
+            name="largest_masked_share", header="masked lanes", format=lambda x: f"{x:.0%}", justify="right"
+        ),
+        Column(name="reason", header="why not"),
+    ]  # fmt: skip

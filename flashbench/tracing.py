@@ -1,0 +1,137 @@
+"""Traced beside modelled: a cell of a bundled Triton kernel, run in Triton's interpreter, load by load.
+
+    trace_cell(cell) -> {"difference_bytes": 0, "total": {…}, "kernels": [{"tensors": [{…}, …]}, …]}
+
+Exact on both sides: any difference is a mistake in the kernel or in its model. A cell's mapping holds, per
+kernel, ``kernel``, ``step`` (of the model), ``programs``, ``flops``, ``modelled_flops``, ``exps``,
+``masked_share`` and per tensor the bytes read, written and added, traced and modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flashbench import iomodel, kernels
+from flashbench._profilers.trace import Launch, trace, why_unavailable
+from flashbench.iomodel import Estimate, Step
+from flashbench.kernels import Target
+from flashbench.problem import Cell
+
+STEPS = {"forward": "forward", "delta_rows": "delta", "backward_dq": "dq", "backward_dkdv": "dkdv"}
+"""Kernel → step of its model. A kernel's tensor argument is the model's tensor in capitals."""
+
+LIMIT = 20_000
+"""Tile visits that are interpreted at most, unless told otherwise: about 10 s."""
+
+KINDS = (("read", "loaded_bytes"), ("write", "stored_bytes"), ("atomic", "atomic_bytes"))
+CPU = Target(device="cpu", capability=None)
+
+
+def trace_cell(
+    cell: Cell, config: Mapping[str, Any] | None = None, *, limit: int = LIMIT, seed: int = 0
+) -> dict[str, Any]:
+    """Trace one cell; ``{"reason": …}`` where it cannot be traced, never an exception of the kernel's.
+
+    config: tiles as a record holds them, such as those of a GPU; else the interpreter's. bf16 is traced
+    as fp16, which moves the same: the interpreter computes bf16 in fp32.
+    """
+    if cell.problem.dtype == "bf16":
+        cell = replace(cell, problem=replace(cell.problem, dtype="fp16"))
+    implementation = kernels.get(cell.implementation)
+    if implementation.prepare_tiles is None:
+        return {"reason": f"{cell.implementation} is no Triton kernel of flashbench: nothing to interpret"}
+    if reason := implementation.why_unavailable(CPU) or why_unavailable():
+        return {"reason": reason}
+    if reason := implementation.why_unsupported(cell.problem, cell.pass_, CPU):
+        return {"reason": reason}
+    config = config or implementation.describe(cell.problem, cell.pass_, CPU)
+    assert implementation.io_model is not None, cell.implementation
+    row = iomodel.estimate(implementation.io_model, cell.problem, cell.pass_, tiles=config)
+    if (visits := tile_visits(row)) > limit:
+        return {"reason": f"{visits} tile visits are too many to interpret; the limit is {limit}"}
+    return compare(_launches(cell, config, seed), row)
+
+
+def tile_visits(row: Estimate) -> int:
+    """How many tiles the tiled kernels of an estimate visit."""
+    areas = {
+        step: row.tiles.get(f"{kernel}_block_q", 0) * row.tiles.get(f"{kernel}_block_k", 0)
+        for step, kernel in (("forward", "fwd"), ("dq", "dq"), ("dkdv", "dkdv"))
+    }
+    return sum(step.exps // areas[step.name] for step in row.steps if areas.get(step.name))
+
+
+def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch, ...]:
+    """The launches of the cell's pass alone, on the CPU."""
+    import torch
+
+    from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._reference import make_inputs
+
+    *inputs, dout = make_inputs(cell.problem, "cpu", seed)
+    q, k, v = (x.requires_grad_(cell.pass_ != "fwd") for x in inputs)
+    prepare = kernels.get(cell.implementation).prepare_tiles
+    assert prepare is not None
+    with torch.set_grad_enabled(cell.pass_ != "fwd"):
+        call: Callable[[], object] = prepare(cell.problem, q, k, v, config)
+        if cell.pass_ == "bwd":
+            call, _ = backward_call(prepare(cell.problem, q, k, v, config), (q, k, v), dout)
+        elif cell.pass_ == "fwd+bwd":
+            call = forward_backward_call(prepare(cell.problem, q, k, v, config), (q, k, v), dout)
+        return trace(call)
+
+
+def compare(launches: Sequence[Launch], row: Estimate) -> dict[str, Any]:
+    """The launches beside the steps of the estimate, by name; one without the other counts in full."""
+    steps = list(row.steps)
+    found = []
+    for launch in launches:
+        name = STEPS.get(launch.kernel, launch.kernel)
+        step = next((step for step in steps if step.name == name), None)
+        if step is not None:
+            steps.remove(step)
+        found.append(_kernel(launch, step))
+    found += [_kernel(Launch(""), step) for step in steps]
+    difference = sum(
+        abs(tensor[f"{kind}_bytes"] - tensor[f"modelled_{kind}_bytes"])
+        for kernel in found
+        for tensor in kernel["tensors"]
+        for kind, _ in KINDS
+    )
+    total = {
+        name: sum(kernel[name] for kernel in found)
+        for name in ("programs", "flops", "modelled_flops", "exps")
+    }
+    for kind, _ in KINDS:
+        for prefix in ("", "modelled_"):
+            key = f"{prefix}{kind}_bytes"
+            total[key] = sum(tensor[key] for kernel in found for tensor in kernel["tensors"])
+    return {"difference_bytes": difference, "total": total, "kernels": found}
+
+
+def _kernel(launch: Launch, step: Step | None) -> dict[str, Any]:
+    moved = {name.lower(): argument for name, argument in launch.arguments.items()}
+    parts = {kind: dict(getattr(step, kind)) if step else {} for kind, _ in KINDS}
+    tensors = []
+    for name in dict.fromkeys([*moved, *(name for part in parts.values() for name in part)]):
+        tensor: dict[str, Any] = {"tensor": name or "out of bounds"}
+        for kind, counted in KINDS:
+            tensor[f"{kind}_bytes"] = getattr(moved[name], counted) if name in moved else 0
+            tensor[f"modelled_{kind}_bytes"] = parts[kind].get(name, 0)
+        tensor["masked_share"] = moved[name].masked_share if name in moved else 0.0
+        if any(tensor[key] for key in tensor if key.endswith("_bytes")):
+            tensors.append(tensor)
+    lanes = sum(one.loaded + one.stored + one.atomic + one.masked for one in moved.values())
+    masked = sum(one.masked for one in moved.values())
+    return {
+        "kernel": launch.kernel,
+        "step": step.name if step else None,
+        "programs": launch.programs,
+        "flops": launch.flops,
+        "modelled_flops": step.flops if step else 0,
+        "exps": launch.exps,
+        "masked_share": masked / lanes if lanes else 0.0,
+        "tensors": tensors,
+    }
