@@ -201,6 +201,14 @@ METRICS = (
         compute=lambda r: r.estimate.extra_bytes if r.estimate else None,
     ),
     Metric(
+        name="energy_j", unit="J", better="lower", help="joules of the whole board per call, back to back",
+        compute=lambda r: r.record.energy.get("joules_per_call"),
+    ),
+    Metric(
+        name="j_per_tflop", unit="J/TFLOP", better="lower", help="joules per nominal 10^12 FLOPs",
+        compute=lambda r: _over(r.record.energy.get("joules_per_call"), r.flops / 1e12),
+    ),
+    Metric(
         name="speedup_over_naive", unit="x", better="higher",
         help="naive's median time over this one: same problem, pass, cache policy and run",
         compute=lambda r: _over(r.naive_time_s, r.time_s),

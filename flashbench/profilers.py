@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flashbench._profilers.clocks import Clocks, open_clocks, throttled
+from flashbench._profilers.energy import measure_energy
+from flashbench._profilers.telemetry import sampling, slowed, summary
 from flashbench.record import Samples
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ __all__ = [
     "Timing",
     "Usage",
     "drifted",
+    "measure_energy",
     "measure_memory",
     "measure_time",
     "open_clocks",
@@ -127,16 +130,18 @@ def _time_on_gpu(
     with torch.cuda.device(device):
         host_s = _warm_up(call, policy)
         estimate_s = statistics.median(_events(call, flush, min(3, policy.min_samples)))
-        before = clocks.read() if clocks else {}
+        before = clocks.read() | clocks.others() if clocks else {}
         after: dict[str, Any] = {}
 
         def still_running() -> None:
             if clocks:
                 after.update(clocks.read())
 
-        samples = tuple(_events(call, flush, policy.samples(estimate_s), still_running))
+        with sampling(clocks) as readings:
+            samples = tuple(_events(call, flush, policy.samples(estimate_s), still_running))
+    during = summary(readings)
     flags = []
-    if throttled(before, after):
+    if throttled(before, after) or slowed(during):
         flags.append("throttled")
     if host_s > statistics.median(samples):
         flags.append("launch-bound")
@@ -145,7 +150,9 @@ def _time_on_gpu(
     return Timing(
         samples=Samples(samples_s=samples, cache=cache, method="events"),
         flags=tuple(flags),
-        clocks={"before": before, "after": after, "host_s": host_s} if clocks else {"host_s": host_s},
+        clocks={"before": before, "during": during, "after": after, "host_s": host_s}
+        if clocks
+        else {"host_s": host_s},
     )
 
 

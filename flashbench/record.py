@@ -98,7 +98,9 @@ class Record:
     io_model: the row of iomodel.MODELS that describes the implementation's traffic, if one does.
     backend: what really ran, where the name leaves it open (``sdpa``: ``flash``, ``cudnn``, …).
     config: the kernel's chosen configuration (block_q, block_k, num_warps, num_stages, …).
-    clocks: SM clock (MHz), power (W), temperature (C) and cap reasons before and after the samples.
+    clocks: SM and memory clock (MHz), power (W), temperature (C) and cap reasons before and after the
+    samples, and a summary of readings ``during`` them.
+    energy: joules per call, as in profilers.measure_energy; empty where it was not asked for.
     counters: what the hardware counted, as in counting/__init__.py; empty where it was not asked for.
     environment: device, driver and versions this row was measured with; see environment.py.
     """
@@ -114,6 +116,7 @@ class Record:
     backend: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     clocks: Mapping[str, Any] = field(default_factory=dict)
+    energy: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     device_type: str = "cuda"

@@ -40,7 +40,8 @@ class RunOptions:
 
     cache: ``cold`` or ``hot``. seed: of the random inputs. time: False checks and does not time.
     time_budget_s: cells that have not started by then are skipped. call_limit_s: a single call that
-    takes longer is a ``timeout``. environment: as from ``environment.collect``, collected if None.
+    takes longer is a ``timeout``. energy: also measure joules per call, a second or more per cell.
+    environment: as from ``environment.collect``, collected if None.
     """
 
     cache: str = "cold"
@@ -48,6 +49,7 @@ class RunOptions:
     time: bool = True
     time_budget_s: float | None = None
     call_limit_s: float = 60.0
+    energy: bool = False
     policy: profilers.Policy | None = None
     environment: Mapping[str, Any] | None = None
 
@@ -265,7 +267,12 @@ class _Measurement:
             "samples": timing.samples,
             "memory": memory,
             "clocks": timing.clocks,
+            "energy": self._energy(timed, timing.samples.median_s) if options.energy else {},
         }
+
+    def _energy(self, timed: Callable[[], object], call_s: float) -> Mapping[str, Any]:
+        device = self.run_.target.device
+        return profilers.measure_energy(timed, device=device, clocks=self.run_._clocks, call_s=call_s)
 
     def _first_call(
         self, call: kernels.Call, inputs: tuple[Tensor, Tensor, Tensor]

@@ -101,6 +101,8 @@ OPTIONS = {
         ),
         Opt(name="out", accepted="a path such as 'results/today'", parse=_path),
         Opt(name="resume", accepted="true or false"),
+        Opt(name="energy", accepted="true or false"),
+        Opt(name="counters", accepted="true or false"),
         Opt(name="dry_run", accepted="true or false"),
         Opt(name="quiet", accepted="true or false"),
         Opt(name="verbose", accepted="true or false"),

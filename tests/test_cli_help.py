@@ -23,6 +23,8 @@ GRID = (
 EXPECTED = {
     "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run --model",
     "check": GRID,
+    "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
+    "--known --import --arch --gpu --trace-limit --detail --by-kernel --out",
     "report": "--output --quiet",
     "list": "--json --csv",
     "doctor": "--json --csv",

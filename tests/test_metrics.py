@@ -119,7 +119,7 @@ def test_without_device_model_or_naive_their_metrics_are_none() -> None:
     assert missing == {
         "done_flops", "peak_flops_per_s", "hbm_bytes_per_s", "peak_fraction", "requested_bytes",
         "intensity_requested", "roof_fraction", "bandwidth_fraction", "predicted_extra_bytes",
-        "speedup_over_naive",
+        "speedup_over_naive", "energy_j", "j_per_tflop",
     }  # fmt: skip
 
 

@@ -90,7 +90,8 @@ class FakeNvml(SimpleNamespace):
 def test_a_refused_query_is_none_and_the_others_stand() -> None:
     nvml = FakeNvml(nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x4 | 0x1)
     assert clocks.Clocks(nvml, "handle").read() == {
-        "sm_clock_mhz": 1410, "power_w": 412.5, "temperature_c": None, "throttle": ["power cap"],
+        "sm_clock_mhz": 1410, "memory_clock_mhz": None, "power_w": 412.5, "temperature_c": None,
+        "throttle": ["power cap"],
     }  # fmt: skip
     assert clocks.Clocks(FakeNvml(), "handle").read()["throttle"] is None
     assert clocks.Clocks(FakeNvml(), "handle").facts() == {

@@ -44,6 +44,8 @@ def measure(request: Request) -> None:
     try:
         with terminable(), writer:
             _run(request, missing, writer, about)
+            if request.flag("counters"):
+                _count(request, results, writer)
     except KeyboardInterrupt:
         done = len(runfile.load(results).records)
         console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
@@ -99,6 +101,7 @@ def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[st
         cache=request.values["cache"],
         seed=request.values["seed"],
         time_budget_s=request.values.get("time_budget"),
+        energy=request.flag("energy"),
         environment=about,
     )
     done = 0
@@ -116,6 +119,40 @@ def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[st
             tick(index, cell.key)
 
         runner.run_cells(cells, request.target, options, keep, begin)
+
+
+def _count(request: Request, results: Path, writer: Writer) -> None:
+    """Count the cells that are timed and not counted yet; without counters the sweep stands as it is."""
+    from flashbench import console, counting, runfile
+    from flashbench._cli.profile_counters import RAW
+
+    asked = {cell.key for cell in request.cells}
+    cells = [
+        record.cell
+        for record in runfile.load(results).records
+        if record.cell.key in asked and record.status == "ok" and "total" not in record.counters
+    ]
+    quiet = request.flag("quiet")
+    if reason := counting.why_unavailable(request.target):
+        console.warn(f"no counters: {reason}")
+        return
+    refused: dict[str, int] = {}
+    with console.progress(len(cells), quiet=quiet) as tick:
+        done = 0
+
+        def keep(cell: Cell, counters: Mapping[str, Any]) -> None:
+            nonlocal done
+            done += 1
+            tick(done, cell.key)
+            writer.attach(cell.key, counters)
+            if reason := counters.get("reason"):
+                refused[reason] = refused.get(reason, 0) + 1
+
+        counting.count_cells(
+            cells, request.target, folder=results.parent / RAW, on_count=keep, seed=request.values["seed"]
+        )
+    for reason, count in refused.items():
+        console.warn(f"{count} of {len(cells)} cells were not counted: {reason}")
 
 
 def outcome(records: Sequence[Record], told: Sequence[str] = ()) -> list[str]:

@@ -155,7 +155,7 @@ def _trace(grid: dict[str, str], gpu: str | None, limit: str | None, shown: Mapp
         for cell in cells:
             implementation = kernels.get(cell.implementation)
             if implementation.prepare_tiles is not None:
-                config[cell.key] = implementation.describe(cell.problem, cell.pass_, target)
+                config[cell.key] = implementation.on_card(cell.problem, cell.pass_, target)
     profile_trace.show(cells, config=config, limit=wanted, seed=number, **shown)
 
 

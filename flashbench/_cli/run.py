@@ -60,6 +60,20 @@ def run(
         str | None,
         typer.Option(help="TOML file with any of these options; options on the line win.", metavar="FILE"),
     ] = None,
+    energy: Annotated[
+        bool | None,
+        options.flag(
+            "Also measure joules per call: a second or more per cell.", "--energy/--no-energy", panel=_PANEL
+        ),
+    ] = None,
+    counters: Annotated[
+        bool | None,
+        options.flag(
+            "Afterwards count each cell's memory traffic with Nsight Compute.",
+            "--counters/--no-counters",
+            panel=_PANEL,
+        ),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(

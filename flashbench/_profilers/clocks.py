@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any
@@ -30,12 +31,13 @@ class Clocks:
         self._handle = handle
 
     def read(self) -> dict[str, Any]:
-        """sm_clock_mhz, power_w, temperature_c and throttle (names of the active cap reasons)."""
+        """sm_clock_mhz, memory_clock_mhz, power_w, temperature_c and throttle (names of the active caps)."""
         nvml, handle = self._nvml, self._handle
         power = optional(lambda: nvml.nvmlDeviceGetPowerUsage(handle))  # mW
         reasons = self._reasons()
         return {
             "sm_clock_mhz": optional(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            "memory_clock_mhz": optional(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
             "power_w": power / 1000 if power is not None else None,
             "temperature_c": optional(
                 lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
@@ -52,6 +54,26 @@ class Clocks:
                 value = optional(partial(query, self._handle))
                 return None if value is None else int(value)
         return None
+
+    def energy_j(self) -> float | None:
+        """Joules since the driver was loaded, the whole board's; None before Volta and in MIG slices."""
+        spent = optional(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))  # mJ
+        return spent / 1000 if spent is not None else None
+
+    def others(self) -> dict[str, Any]:
+        """other_processes and other_bytes: who else holds memory on the card; None where NVML is silent.
+
+        In a container NVML may not tell this process from others: then both are None, not 0.
+        """
+        running = optional(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        if running is None or all(entry.pid != os.getpid() for entry in running):
+            return {"other_processes": None, "other_bytes": None}
+        others = [entry for entry in running if entry.pid != os.getpid()]
+        sizes = [getattr(entry, "usedGpuMemory", None) for entry in others]
+        return {
+            "other_processes": len(others),
+            "other_bytes": None if None in sizes else sum(size for size in sizes if size is not None),
+        }
 
     def facts(self) -> dict[str, Any]:
         """power_limit_w, persistence (bool), max_sm_clock_mhz: what does not change during a sweep."""

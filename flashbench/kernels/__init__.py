@@ -78,6 +78,7 @@ class Implementation:
     prepared_bytes(problem, pass_, target): device memory that prepare keeps beside q, k, v (a mask).
     prepare_tiles(problem, q, k, v, config): of a Triton kernel, as prepare, with the tiles of config (as
     describe gives them) in place of those that it would choose; what can be traced has it.
+    on_card(problem, pass_, target): as describe, for a card that need not be here.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Implementation:
     context: Callable[[Problem], AbstractContextManager[object]] = _no_context
     prepared_bytes: Callable[[Problem, str, Target], int] = _no_bytes
     prepare_tiles: Callable[[Problem, Tensor, Tensor, Tensor, Mapping[str, Any]], Call] | None = None
+    on_card: Callable[[Problem, str, Target], Mapping[str, Any]] = _nothing
 
 
 def stems() -> list[str]:

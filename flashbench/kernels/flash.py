@@ -70,10 +70,19 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
 
 def describe(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     """Tile rows, warps and stages of each kernel of the pass: ``fwd_block_q``, ``dkdv_num_warps``, …"""
+    return _named(_configs(problem, pass_, target))
+
+
+def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
+    """As describe, for a card that need not be here, in whichever mode Triton is in this process."""
+    shape = math_of(problem.dtype), problem.head_dim, problem.head_dim_v
+    limits = target.capability, target.smem_per_block_bytes
+    return _named({kernel: choose(kernel, *shape, *limits) for kernel in _KERNELS[pass_]})
+
+
+def _named(configs: Mapping[str, Config]) -> Mapping[str, Any]:
     return {
-        f"{kernel}_{field}": getattr(config, field)
-        for kernel, config in _configs(problem, pass_, target).items()
-        for field in _FIELDS
+        f"{kernel}_{field}": getattr(config, field) for kernel, config in configs.items() for field in _FIELDS
     }
 
 
@@ -106,5 +115,6 @@ IMPLEMENTATIONS = (
         interpreted=_triton.interpreted,
         precompile=precompile,
         prepare_tiles=prepare_tiles,
+        on_card=on_card,
     ),
 )

@@ -1,0 +1,178 @@
+"""``flashbench profile``: modes, their options, the trace's verdict; counters are tested in test_counting."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from attention import problem
+
+from flashbench import cli, kernels, tracing
+from flashbench._cli import profile as command
+from flashbench.errors import EXIT_GATE, EXIT_UNAVAILABLE, EXIT_UNREADABLE, EXIT_USAGE
+from flashbench.kernels import Target
+from flashbench.problem import Cell
+
+WIDE = str(Path(__file__).parent / "data" / "ncu_wide.csv")
+SMALL = ["--seqlens", "65", "--head-dims", "16", "--dtypes", "fp16", "--causal", "yes", "--kv-heads", "1"]
+
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available() or importlib.util.find_spec("triton") is None,
+    reason="kernels are interpreted on a machine without GPU, with Triton",
+)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["profile", *argv])
+    code = stop.value.code
+    said = capsys.readouterr()
+    return int(code or 0), said.out, said.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--trace", "--counters"], "--trace and --counters exclude each other"),
+        (["--static", "--import", "x"], "--static and --import exclude each other"),
+        (["--trace", "--arch", "sm_90"], "--arch does nothing with --trace; accepted with --static"),
+        (["--trace", "--detail"], "--detail does nothing with --trace; accepted with --counters"),
+        (["--import", WIDE, "--seqlens", "1k"], "--seqlens does nothing with --import"),
+        (["--trace", "--out", "x"], "--out does nothing with --trace"),
+        (["--trace", "--trace-limit", "0"], "--trace-limit '0'"),
+        (["--trace", "--gpu", "mi300x"], "--gpu 'mi300x'"),
+        (["--trace", "--gpu", "h1000"], "h1000"),
+        (["--trace", "--impls", "nope"], "'nope' is not known"),
+        (["--trace", "--json", "--csv"], "--json and --csv exclude each other"),
+        (["--counters", "--device", "gpu"], "--device 'gpu'"),
+        (["--static", "--arch", "sm_1"], "sm_1"),
+        (["--import", "/nonexistent"], "--import '/nonexistent'"),
+        (["--import", "."], "is a folder"),
+    ],
+)
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
+    code, out, err = run(capsys, *argv)
+    assert code == EXIT_USAGE
+    assert says in err.splitlines()[0]
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_a_file_that_is_no_profile_is_unreadable(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,2\n")
+    assert run(capsys, "--import", str(path))[0] == EXIT_UNREADABLE
+    path.write_text("==WARNING== No kernels were profiled.\n")
+    code, _, err = run(capsys, "--import", str(path))
+    assert (code, "saw no kernel" in err) == (EXIT_UNREADABLE, True)
+    path.write_text('"ID","Kernel Name","sm__x.sum"\n"","",""\n"0","k","1"\n')
+    code, _, err = run(capsys, "--import", str(path))
+    assert (code, "none of the metrics" in err, "dram__bytes_read.sum" in err) == (
+        EXIT_UNREADABLE,
+        True,
+        True,
+    )
+
+
+def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--import", WIDE, "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert [row["l2_read_bytes"] for row in rows] == [201_326_592] * 3
+    assert rows[0]["registers_per_thread"] == 168
+    code, out, _ = run(capsys, "--import", WIDE)
+    assert "201 MB" in out
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("mode", ["--counters", "--known", "--timeline"])
+def test_without_a_gpu_it_says_what_serves_instead(capsys: pytest.CaptureFixture[str], mode: str) -> None:
+    code, out, err = run(capsys, mode)
+    assert (code, out) == (EXIT_UNAVAILABLE, "")
+    assert "--trace" in err or "GPU" in err
+
+
+def test_every_option_belongs_to_a_mode() -> None:
+    import inspect
+
+    named = set(inspect.signature(command.profile).parameters) - {*command.MODES, "json", "csv", "quiet"}
+    assert named == {name for names in command.TAKES.values() for name in names}
+
+
+@interpreted
+def test_the_trace_is_the_model_to_the_byte(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "--trace", *SMALL, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert len(found) == 2
+    for cell in found:
+        assert cell["difference_bytes"] == 0
+        assert cell["total"]["read_bytes"] == cell["total"]["modelled_read_bytes"] > 0
+        assert cell["total"]["flops"] == cell["total"]["modelled_flops"] > 0
+        assert cell["total"]["exps"] > 0
+        assert 0 < cell["kernels"][0]["masked_share"] < 1
+    assert [kernel["kernel"] for kernel in found[1]["kernels"]] == [
+        "delta_rows",
+        "backward_dq",
+        "backward_dkdv",
+    ]
+
+
+@interpreted
+def test_the_tiles_of_a_card_can_be_traced(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ["--seqlens", "200", "--head-dims", "64", "--dtypes", "bf16", "--passes", "fwd", "--causal", "no"]
+    reads = []
+    for more in ([], ["--gpu", "h100-sxm"]):
+        code, out, _ = run(capsys, "--trace", *grid, "--kv-heads", "2", "--json", *more)
+        assert code == 0
+        (cell,) = json.loads(out)
+        assert cell["difference_bytes"] == 0
+        reads.append(cell["total"]["read_bytes"])
+    assert reads[1] < reads[0]  # larger tiles read K and V less often
+
+
+@interpreted
+def test_what_cannot_be_traced_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "--trace", *SMALL, "--impls", "naive")
+    assert (code, "no Triton kernel" in err) == (EXIT_UNAVAILABLE, True)
+    code, _, err = run(capsys, "--trace", *SMALL, "--impls", "naive,flash", "--passes", "fwd")
+    assert (code, "1 cells were not traced: naive is no Triton kernel" in err) == (0, True)
+    code, _, err = run(capsys, "--trace", *SMALL, "--trace-limit", "1")
+    assert (code, "too many to interpret" in err) == (EXIT_UNAVAILABLE, True)
+
+
+LOADS_K = "k = tiles.load(tiles.at(K, start_n, k_n), k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)"
+
+
+@interpreted
+def test_a_kernel_that_loads_k_twice_fails(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's own source with one line written twice, in the place of the real one."""
+    assert kernels.get("flash").why_unavailable(Target(device="cpu", capability=None)) is None
+    from flashbench.kernels import _flash_kernels, _flash_v2
+
+    source = Path(_flash_kernels.__file__).read_text(encoding="utf-8")
+    line = next(line for line in source.splitlines() if line.strip() == LOADS_K)
+    path = tmp_path / "loads_twice.py"
+    path.write_text(source.replace(line, f"{line}\n{line}", 1), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("loads_twice", path)
+    assert spec is not None
+    assert spec.loader is not None
+    edited = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loads_twice", edited)
+    spec.loader.exec_module(edited)
+    monkeypatch.setattr(_flash_v2.kernels, "forward", edited.forward)
+    p = problem(batch=1, num_heads=2, num_kv_heads=2, seqlen_q=130, seqlen_k=130, dtype="fp16")
+    cell = Cell(implementation="flash", pass_="fwd", problem=p)
+    found = tracing.trace_cell(cell)
+    (k,) = (tensor for tensor in found["kernels"][0]["tensors"] if tensor["tensor"] == "k")
+    assert k["read_bytes"] == 2 * k["modelled_read_bytes"]
+    assert found["difference_bytes"] == k["modelled_read_bytes"]
+    code, _, err = run(capsys, "--trace", *SMALL, "--passes", "fwd")
+    assert code == EXIT_GATE
+    assert "forward: read of k" in err

@@ -1,0 +1,250 @@
+"""Cells under a profiler, with a fake ncu that plays the watched process: what is counted, what is kept."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attention import problem
+
+from flashbench import compared, counting, iomodel, runfile
+from flashbench._cli import profile_counters
+from flashbench.counting import known
+from flashbench.devices import find
+from flashbench.errors import UnavailableError
+from flashbench.kernels import Target
+from flashbench.problem import Cell
+
+GPU = Target(device="cuda:0", name="NVIDIA H100 80GB HBM3", capability=(9, 0), l2_bytes=50 * 2**20)
+HEAD = ('"ID","Start/Stop_Range","Kernel Name","Grid Size","Block Size","gpu__time_duration.sum",'
+        '"dram__bytes_read.sum","dram__bytes_write.sum","l1tex__m_xbar2l1tex_read_bytes.sum"')  # fmt: skip
+
+FAKE = """
+import json, sys
+if "--version" in sys.argv:
+    print("NVIDIA Nsight Compute Version 2025.3.1.0"); sys.exit()
+spec = json.load(open(sys.argv[-1]))
+said = open(spec["said"], "a")
+rows = [HEAD, '"","","","","","ns","byte","byte","byte"']
+for index, job in enumerate(spec["jobs"]):
+    PLAY
+open(sys.argv[sys.argv.index("--log-file") + 1], "w").write("\\n".join(rows) + "\\n")
+END
+"""
+COUNT = """
+    said.write(json.dumps({"index": index, "reason": ""}) + "\\n")
+    for kernel in ("one", "two"):
+        name = f'" ""1:<default domain>:flashbench#{index}:none:none:none:none:none:none"" "'
+        rows.append(f'"0",{name},"{kernel}","(1, 1, 1)","(128, 1, 1)","1,000","{1000 + index}","8","32"')
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def make(play: str = COUNT, end: str = "") -> None:
+        path = tmp_path / "ncu"
+        text = FAKE.replace("HEAD", repr(HEAD)).replace("    PLAY", play).replace("END", end)
+        path.write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
+        path.chmod(0o755)
+        monkeypatch.setenv("FLASHBENCH_NCU", str(path))
+
+    return make
+
+
+def cells(count: int) -> list[Cell]:
+    return [
+        Cell(implementation="flash", pass_="fwd", problem=problem(seqlen_q=n + 1, seqlen_k=n + 1))
+        for n in range(count)
+    ]
+
+
+def count(asked: list[Cell], folder: Path) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = []
+    counting.count_cells(asked, GPU, folder=folder, on_count=lambda cell, counters: found.append(counters))
+    assert len(found) == len(asked)
+    return found
+
+
+def test_each_cell_gets_its_own_kernels(fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "BATCH", 2)
+    fake()
+    found = count(cells(3), tmp_path / "raw")
+    assert [one["total"]["dram_read_bytes"] for one in found] == [2000, 2002, 2000]
+    first = found[0]
+    assert (first["tool"], first["cache_control"], first["clock_control"]) == (
+        "ncu 2025.3.1.0",
+        "all",
+        "none",
+    )
+    assert [(k["kernel"], k["grid"]) for k in first["kernels"]] == [
+        ("one", "(1, 1, 1)"), ("two", "(1, 1, 1)"),
+    ]  # fmt: skip
+    assert first["total"]["time_s"] == pytest.approx(2e-6)
+    assert first["total"]["l2_read_bytes"] == 64
+    assert "l2_write_bytes" not in first["total"]
+    assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == [
+        "counters-001.csv", "counters-002.csv"
+    ]  # fmt: skip
+
+
+def test_a_cell_that_cannot_run_says_why_and_the_others_are_counted(fake, tmp_path: Path) -> None:
+    fake(
+        "    if index == 1:\n"
+        "        said.write(json.dumps({'index': 1, 'reason': 'OutOfMemoryError: no'}) + '\\n'); continue\n"
+        + COUNT
+    )
+    found = count(cells(3), tmp_path / "raw")
+    assert found[1] == {"reason": "OutOfMemoryError: no"}
+    assert ["total" in one for one in found] == [True, False, True]
+
+
+def test_a_process_that_dies_costs_what_it_had_not_counted(fake, tmp_path: Path) -> None:
+    fake(
+        COUNT.replace("said.write", "if index == 1: break\n    said.write"),
+        end="print('killed by signal'); sys.exit(9)",
+    )
+    found = count(cells(3), tmp_path / "raw")
+    assert "total" in found[0]
+    assert found[1] == found[2] == {"reason": "ncu exited with 9: killed by signal"}
+
+
+def test_a_refusal_is_asked_for_once(fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counting, "BATCH", 1)
+    fake("    pass", end="print('==ERROR== ERR_NVGPUCTRPERM'); open('asked', 'a').write('x'); sys.exit(1)")
+    monkeypatch.chdir(tmp_path)
+    found = count(cells(3), tmp_path / "raw")
+    assert len({one["reason"] for one in found}) == 1
+    assert "NVreg_RestrictProfilingToAdminUsers" in found[0]["reason"]
+    assert (tmp_path / "asked").read_text() == "x"
+
+
+def test_without_a_gpu_or_ncu_every_cell_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--trace" in str(counting.why_unavailable(Target()))
+    monkeypatch.setenv("FLASHBENCH_NCU", str(tmp_path / "none"))
+    assert all("install it" in one["reason"] for one in count(cells(2), tmp_path / "raw"))
+
+
+def test_a_job_comes_back_from_json_as_its_cell() -> None:
+    p = problem(num_kv_heads=2, causal=True)
+    what = json.loads(
+        json.dumps(counting.cell_job(Cell(implementation="flash", pass_="bwd", problem=p)).what)
+    )
+    assert runfile.problem_from_json(what["problem"]) == p
+
+
+def counted(cell: Cell, **changes: int) -> dict[str, Any]:
+    """Counters exactly as the model says, but for the changes."""
+    row = iomodel.estimate("flash", cell.problem, cell.pass_)
+    kernels = [
+        {
+            "kernel": step.name, "l2_read_bytes": sum(step.read.values()),
+            "l2_write_bytes": sum(step.write.values()), "l2_atomic_bytes": 0,
+            "dram_read_bytes": one.read.value, "dram_write_bytes": one.write.value,
+        }
+        for step, one in zip(row.steps, iomodel.kernels_alone(row, find("h100-sxm")), strict=True)
+    ]  # fmt: skip
+    total = {name: sum(k[name] for k in kernels) for name in kernels[0] if name != "kernel"}
+    return {"total": total | changes, "kernels": kernels}
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
+def test_what_is_as_modelled_has_ratio_1_and_lies_in_its_band(pass_: str) -> None:
+    cell = Cell(
+        implementation="flash", pass_=pass_, problem=problem(seqlen_q=2048, seqlen_k=2048, causal=True)
+    )
+    levels = compared.compare(cell, counted(cell), "flash", {}, find("h100-sxm"))
+    assert {level.level for level in levels if not level.kernel} == {
+        "L2 read", "L2 write", "DRAM read", "DRAM write"
+    }  # fmt: skip
+    assert all(level.within for level in levels)
+    assert all(level.ratio == 1 for level in levels if level.value)
+    kernels = {level.kernel for level in levels if level.kernel}
+    assert len(kernels) == {"fwd": 0, "bwd": 3, "fwd+bwd": 4}[pass_]
+
+
+def test_a_kernel_that_reads_twice_is_out_of_its_band() -> None:
+    cell = Cell(implementation="flash", pass_="fwd", problem=problem(seqlen_q=4096, seqlen_k=4096))
+    right = counted(cell)
+    wrong = counted(cell, l2_read_bytes=2 * right["total"]["l2_read_bytes"])
+    level = compared.compare(cell, wrong, "flash", {}, find("h100-sxm"))[0]
+    assert (level.level, level.ratio, level.within) == ("L2 read", 2.0, False)
+
+
+def test_without_model_or_device_the_counts_stand_alone() -> None:
+    cell = Cell(implementation="flash", pass_="bwd", problem=problem())
+    levels = compared.compare(cell, counted(cell), None, {}, None)
+    assert all(level.value is None and level.within is None and level.counted is not None for level in levels)
+    assert {level.kernel for level in levels} == {"", "delta", "dq", "dkdv"}
+    assert compared.compare(cell, {"reason": "no"}, "flash", {}, None) == []
+    at_dram = compared.compare(cell, counted(cell), "flash", {}, None)
+    assert all(level.value is None for level in at_dram if level.level.startswith("DRAM"))
+
+
+def test_naive_is_compared_at_dram_only() -> None:
+    cell = Cell(implementation="naive", pass_="fwd", problem=problem())
+    found = {"total": {"l2_read_bytes": 10, "dram_read_bytes": 10}, "kernels": []}
+    levels = compared.compare(cell, found, "standard", {}, find("h100-sxm"))
+    assert {level.level: level.value is not None for level in levels} == {
+        "L2 read": False, "L2 write": False, "DRAM read": True, "DRAM write": True
+    }  # fmt: skip
+
+
+def test_known_kernels_show_what_l2_kept() -> None:
+    size = 10_000_000
+    job = counting.Job(kind="known", what={"name": "read", "bytes": size})
+    totals = {"l2_read_bytes": 16 * size, "l2_write_bytes": 528, "dram_read_bytes": size + 15 * size // 4}
+    (row,) = known.rows([job], [{"total": totals}])
+    assert (row["hit"], row["expected_read_bytes"]) == (0.75, 16 * size)
+    copy = counting.Job(kind="known", what={"name": "copy", "bytes": 8})
+    (row,) = known.rows([copy], [{"reason": "no"}])
+    assert (row["hit"], row["counted_read_bytes"], row["reason"]) == (None, None, "no")
+
+
+def test_the_command_keeps_every_cell_in_a_results_file(
+    fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake(
+        "    if index == 1:\n"
+        "        said.write(json.dumps({'index': 1, 'reason': 'unsupported: no'}) + '\\n'); continue\n"
+        + COUNT
+    )
+    monkeypatch.setattr("flashbench.environment.collect", lambda target: {"device_name": GPU.name})
+    asked = cells(2)
+    options = profile_counters.Options(json=True, argv=("flashbench", "profile"))
+    profile_counters.show(asked, GPU, tmp_path / "out", options)
+    shown = json.loads(capsys.readouterr().out)
+    assert {row["cell"] for row in shown} == {asked[0].key}
+    found = runfile.load(tmp_path / "out" / "results.jsonl").records
+    assert [record.status for record in found] == ["profiled", "unsupported"]
+    assert found[0].counters["total"]["dram_read_bytes"] == 2000
+    with pytest.raises(UnavailableError, match="no counters"):
+        profile_counters.show(asked, Target(), tmp_path / "out2", options)
+
+
+@pytest.mark.gpu
+def test_counters_of_a_copy_and_of_the_bundled_kernel_are_as_known(tmp_path: Path) -> None:
+    from flashbench import environment, kernels
+
+    target = environment.target("cuda:0")
+    if reason := counting.why_unavailable(target):
+        pytest.skip(reason)
+    p = problem(batch=2, num_heads=8, num_kv_heads=2, seqlen_q=1000, seqlen_k=1000, causal=True, dtype="bf16")
+    asked = [Cell(implementation="flash", pass_=pass_, problem=p) for pass_ in ("fwd", "bwd")]
+    jobs = [
+        counting.Job(kind="known", what={"name": "copy", "bytes": 2**28}), *map(counting.cell_job, asked)
+    ]  # fmt: skip
+    found: list[Mapping[str, Any]] = []
+    counting.count_jobs(jobs, target, folder=tmp_path, on_count=lambda _, counters: found.append(counters))
+    (copy,) = known.rows(jobs[:1], found[:1])
+    assert copy["counted_read_bytes"] == pytest.approx(2**28, rel=0.01)
+    assert copy["counted_write_bytes"] == pytest.approx(2**28, rel=0.01)
+    assert copy["dram_read_bytes"] == pytest.approx(2**28, rel=0.01)
+    for cell, counters in zip(asked, found[1:], strict=True):
+        config = kernels.get("flash").describe(p, cell.pass_, target)
+        read = compared.compare(cell, counters, "flash", config, find("h100-sxm"))[0]
+        assert read.level == "L2 read"
+        assert read.ratio == pytest.approx(1.0, abs=0.01)

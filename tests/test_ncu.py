@@ -1,0 +1,264 @@
+"""Nsight Compute, with fakes in its place: tables are read, refusals explained, nothing crashes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flashbench._profilers import counters, ncu, ncu_csv
+from flashbench.errors import RunFileError
+
+WIDE = Path(__file__).parent / "data" / "ncu_wide.csv"
+
+LONG = """==PROF== Connected to process 7 (/usr/bin/python3)
+"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","7","python3","h","softmax","1","7","(128, 1, 1)","(64, 1, 1)","0","9.0","Command line profiler metrics","dram__bytes_read.sum","Mbyte","500"
+"0","7","python3","h","softmax","1","7","(128, 1, 1)","(64, 1, 1)","0","9.0","Command line profiler metrics","dram__bytes_write.sum","Gbyte","1.5"
+"0","7","python3","h","softmax","1","7","(128, 1, 1)","(64, 1, 1)","0","9.0","Command line profiler metrics","gpu__time_duration.sum","usecond","1,250.5"
+"0","7","python3","h","softmax","1","7","(128, 1, 1)","(64, 1, 1)","0","9.0","Occupancy","","",""
+"1","7","python3","h","softmax","1","7","(128, 1, 1)","(64, 1, 1)","0","9.0","Command line profiler metrics","dram__bytes_read.sum","Kbyte","640"
+"1","7","python3","h","softmax","1","7","(128, 1, 1)","(64, 1, 1)","0","9.0","Command line profiler metrics","lts__t_sectors_srcunit_tex_lookup_hit.sum","sector","n/a"
+"""  # noqa: E501
+
+
+def test_a_wide_table_has_a_kernel_per_row_its_units_and_its_ranges() -> None:
+    first, second, third = ncu_csv.parse(WIDE.read_text(encoding="utf-8"))
+    assert (first.ranges, first.metrics["dram__bytes_read.sum"]) == ((), 16_799_232)
+    assert second.name.startswith("nvjet_sm90")
+    assert second.ranges == ("cell", "bwd b1/2 x=3")
+    assert second.metrics["gpu__time_duration.sum"] == pytest.approx(25.312e-6, rel=0.1)
+    assert second.metrics["l1tex__m_xbar2l1tex_read_bytes.sum"] == 201_326_592
+    assert not any(name.startswith("device__") for name in second.metrics)
+    assert third.grid == "(2, 64, 1)"
+
+
+def test_a_long_table_has_units_of_their_own_per_row() -> None:
+    first, second = ncu_csv.parse(LONG)
+    assert first.metrics["dram__bytes_read.sum"] == 500e6
+    assert first.metrics["dram__bytes_write.sum"] == 1.5e9
+    assert first.metrics["gpu__time_duration.sum"] == pytest.approx(1250.5e-6)
+    assert second.metrics == {
+        "dram__bytes_read.sum": 640_000, "lts__t_sectors_srcunit_tex_lookup_hit.sum": None
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "value"),
+    [
+        ("4,362,076,160", "byte", 4362076160), ("500", "Mbyte", 5e8), ("1.5", "Gbyte", 1.5e9),
+        ("640", "Kbyte", 640000), ("1,000", "sector", 1000), ("12", "Kbyte/block", 12000),
+        ("3", "ns", 3e-9), ("3", "msecond", 3e-3), ("55.5", "%", 55.5), ("2", "Tbyte", 2e12),
+        ("n/a", "byte", None), ("", "byte", None), ("nan", "byte", None), ("inf", "", None),
+        ("255", "register/thread", 255), ("-", "%", None),
+    ],
+)  # fmt: skip
+def test_numbers_come_in_base_units(text: str, unit: str, value: float | None) -> None:
+    assert ncu_csv.number(text, unit) == (None if value is None else pytest.approx(value))
+
+
+def test_a_row_that_was_cut_off_is_left_out() -> None:
+    text = WIDE.read_text(encoding="utf-8")
+    assert len(ncu_csv.parse(text[: text.rindex('"(2, 64, 1)"')])) == 2
+
+
+@pytest.mark.parametrize("text", ["", "==PROF== Connected\n==WARNING== No kernels were profiled.\n"])
+def test_no_kernels_is_no_error(text: str) -> None:
+    assert ncu_csv.parse(text) == ()
+
+
+@pytest.mark.parametrize("text", ["hello\n", '{"a": 1}', "a,b\n1,2\n", "\0\1\2"])
+def test_another_file_is_refused_by_name(text: str) -> None:
+    with pytest.raises(RunFileError, match=r"x\.csv: no table of Nsight Compute"):
+        ncu_csv.parse(text, source="x.csv")
+
+
+def test_counters_are_sums_of_metrics_and_missing_ones_are_none() -> None:
+    read, write = "l1tex__m_xbar2l1tex_read_bytes", "l1tex__m_l1tex2xbar_write_bytes"
+    metrics = {
+        f"{read}.sum": 1000.0, f"{read}_mem_dshared.sum": 100.0, f"{write}.sum": 900.0,
+        f"{write}_mem_global_op_red.sum": 300.0, f"{write}_mem_global_op_atom.sum": 32.0,
+        "dram__bytes_read.sum": None,
+    }  # fmt: skip
+    (row,) = counters.count([ncu_csv.Kernel(name="k", metrics=metrics)])
+    assert row.counters["l2_read_bytes"] == 900
+    assert row.counters["l2_atomic_bytes"] == 332
+    assert row.counters["l2_write_bytes"] == 568
+    assert "dram_read_bytes" not in row.counters
+    del metrics[f"{write}_mem_global_op_red.sum"]  # not counted: then neither is what it is part of
+    (row,) = counters.count([ncu_csv.Kernel(name="k", metrics=metrics)])
+    assert "l2_write_bytes" not in row.counters
+
+
+def test_a_sum_over_kernels_lacks_what_one_of_them_lacks_and_weighs_shares_by_time() -> None:
+    def kernel(seconds: float, share: float, dram: float | None) -> ncu_csv.Kernel:
+        return ncu_csv.Kernel(
+            name="k",
+            metrics={
+                "gpu__time_duration.sum": seconds,
+                "sm__warps_active.avg.pct_of_peak_sustained_active": share,
+                "dram__bytes_read.sum": dram,
+                "launch__registers_per_thread": 255.0,
+            },
+        )
+
+    whole = counters.total(counters.count([kernel(1.0, 10.0, 5.0), kernel(3.0, 50.0, 7.0)]))
+    assert whole == {"time_s": 4.0, "dram_read_bytes": 12, "occupancy": pytest.approx(0.4)}
+    assert counters.total(counters.count([kernel(1, 1, 5.0), kernel(1, 1, None)]))["dram_read_bytes"] is None
+
+
+def test_every_counter_is_described_and_named_once() -> None:
+    assert len(counters.BY_NAME) == len(counters.COUNTERS)
+    assert set(counters.metrics(detail=False)) < set(counters.metrics(detail=True))
+    for row in counters.COUNTERS:
+        assert row.help
+        assert set(row.optional) <= set(row.metrics)
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Puts a program of that text in the place of ncu."""
+
+    def make(text: str) -> Path:
+        path = tmp_path / "ncu"
+        path.write_text(f"#!{sys.executable}\nimport sys\n{text}", encoding="utf-8")
+        path.chmod(0o755)
+        monkeypatch.setenv("FLASHBENCH_NCU", str(path))
+        return path
+
+    return make
+
+
+LOG = "log = sys.argv[sys.argv.index('--log-file') + 1]\n"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize(
+    ("said", "meaning", "remedy"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance"
+         " Counters on the target device 0.", "ERR_NVGPUCTRPERM", "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("==ERROR== Failed to initialize: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES", "from this user", "root"),
+        ("==ERROR== Profiling failed because a driver resource was unavailable. Ensure that no other tool"
+         " (like DCGM) is concurrently collecting profiling data.", "in use by another tool", "dcgm"),
+        ("==ERROR== Profiling is not supported on MIG devices", "MIG", "whole GPU"),
+        ("==ERROR== Profiling is not supported on this device under WSL", "WSL", "Control Panel"),
+        ("==ERROR== The application uses an unsupported device", "does not know this GPU", "driver"),
+        ("==ERROR== Failed to open/create lock file /tmp/nsight-compute-lock", "lock file", "TMPDIR"),
+    ],
+)  # fmt: skip
+def test_each_refusal_is_named_with_its_remedy_whatever_the_exit_code(
+    fake, tmp_path: Path, code: int, said: str, meaning: str, remedy: str
+) -> None:
+    fake(f"{LOG}open(log, 'w').write({said!r} + '\\n')\nsys.exit({code})\n")
+    found = ncu.profile(("dram__bytes_read.sum",), tmp_path / "log.csv", ["true"], 20)
+    assert meaning in found.reason
+    assert remedy in found.reason
+    assert "\n" not in found.reason
+    assert ncu_csv.parse(found.csv) == ()
+
+
+def test_a_good_profile_has_no_reason_though_kernels_are_called_error(fake, tmp_path: Path) -> None:
+    text = WIDE.read_text(encoding="utf-8").replace("nvjet_sm90", "ERR_NVGPUCTRPERM_error_kernel")
+    fake(f"{LOG}open(log, 'w').write({text!r})\nsys.exit(0)\n")
+    found = ncu.profile(("dram__bytes_read.sum",), tmp_path / "log.csv", ["true"], 20)
+    assert found.reason == ""
+    assert len(ncu_csv.parse(found.csv)) == 3
+
+
+def test_metrics_that_the_chip_lacks_are_left_out_in_a_second_try(fake, tmp_path: Path) -> None:
+    fake(
+        f"{LOG}asked = sys.argv[sys.argv.index('--metrics') + 1]\n"
+        "if 'tma' in asked:\n"
+        "    print('==ERROR== Failed to find metric x__tma.sum'); sys.exit(1)\n"
+        f"open(log, 'w').write({WIDE.read_text(encoding='utf-8')!r})\n"
+    )
+    found = ncu.profile(("a__b.sum", "x__tma.sum"), tmp_path / "log.csv", ["true"], 20)
+    assert (found.missing, found.reason) == (("x__tma.sum",), "")
+    assert len(ncu_csv.parse(found.csv)) == 3
+
+
+def test_another_failure_shows_the_last_line(fake, tmp_path: Path) -> None:
+    fake("print('==PROF== Connected')\nprint('target: segmentation fault')\nsys.exit(11)\n")
+    found = ncu.profile(("a__b.sum",), tmp_path / "log.csv", ["true"], 20)
+    assert found.reason == "ncu exited with 11: target: segmentation fault"
+
+
+def test_a_hanging_profile_is_stopped_with_its_children(fake, tmp_path: Path) -> None:
+    fake(
+        "import subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '600'])\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    start = time.monotonic()
+    found = ncu.profile(("a__b.sum",), tmp_path / "log.csv", ["true"], 2)
+    assert "did not end within 2 s" in found.reason
+    assert time.monotonic() - start < 15
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(50):
+        if not _alive(pid):
+            break
+        time.sleep(0.1)
+    assert not _alive(pid)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return state != "Z"
+
+
+def test_without_ncu_it_says_where_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLASHBENCH_NCU", str(tmp_path / "none"))
+    assert "install it" in str(ncu.why_unavailable())
+    assert "install it" in ncu.profile(("a__b.sum",), tmp_path / "log.csv", ["true"], 2).reason
+
+
+def test_an_ncu_that_cannot_be_started_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "ncu"
+    path.write_bytes(b"\x7fELF not really")
+    path.chmod(0o755)
+    monkeypatch.setenv("FLASHBENCH_NCU", str(path))
+    assert "ncu exited with 127" in ncu.profile(("a__b.sum",), tmp_path / "log.csv", ["true"], 2).reason
+    assert ncu.version(str(path)) is None
+
+
+def test_conditions_are_passed_on_the_line_and_kept_in_the_results() -> None:
+    line = ncu.command("/bin/ncu", ("a__b.sum", "c__d.sum"), Path("log"), ["python", "x"])
+    for option, value in (
+        ("--clock-control", "none"), ("--cache-control", "all"), ("--replay-mode", "kernel"),
+        ("--nvtx-include", ncu.RANGE), ("--metrics", "a__b.sum,c__d.sum"),
+    ):  # fmt: skip
+        assert line[line.index(option) + 1] == value
+    assert line[-2:] == ["python", "x"]
+    assert ncu.CONDITIONS == {"cache_control": "all", "clock_control": "none", "replay": "kernel"}
+
+
+def test_ctrl_c_stops_the_profiler_too(fake, tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    fake(f"import os, time\nopen({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(600)\n")
+    code = (
+        "from pathlib import Path\nfrom flashbench._profilers import ncu\n"
+        f"ncu.profile(('a__b.sum',), Path({str(tmp_path / 'log.csv')!r}), ['true'], 600)\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    for _ in range(200):
+        if marker.exists() and marker.read_text():
+            break
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    child.wait(timeout=20)
+    assert not _alive(int(marker.read_text()))
