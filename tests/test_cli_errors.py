@@ -145,8 +145,8 @@ OTHER = [
     ("run --quiet=yes", ["--quiet"]),
     ("rum", ["'rum' is not a command", "did you mean run?"]),
     (
-        "profile",
-        ["'profile' is not a command; accepted: run, io-model, kv-cache, calibrate, check, report, list,"],
+        "compare",
+        ["'compare' is not a command; accepted: run, io-model, kv-cache, calibrate, check, profile, report,"],
     ),
     ("--nope", ["--nope is not an option of 'flashbench'"]),
     ("report", ["files"]),

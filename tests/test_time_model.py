@@ -81,7 +81,7 @@ def test_causal_takes_no_longer_than_full(cell: tuple[Estimate, Device]) -> None
     """Of tiled kernels with the same tiles; eager attention has a mask to apply.
 
     Without delta, which takes a product in the bundled kernel where a row sees one key, as the first
-    does under a mask.
+    does under a mask, and without what DRAM limits, where thread blocks of unequal length lose step.
     """
     row, device = cell
     if row.model.startswith("standard") or row.model == "flash-v1-cuda":
@@ -91,11 +91,9 @@ def test_causal_takes_no_longer_than_full(cell: tuple[Estimate, Device]) -> None
         estimate(row.model, replace(p, causal=mask), row.pass_, device=device, tiles=row.tiles)
         for mask in (False, True)
     )
-    masked, unmasked = (
-        sum(part.time_s for part in predict(one, device).parts if part.name != "delta")
-        for one in (causal, full)
-    )
-    assert masked <= unmasked * (1 + 1e-9)
+    for masked, unmasked in zip(predict(causal, device).parts, predict(full, device).parts, strict=True):
+        if masked.name != "delta" and masked.limiting != "DRAM":
+            assert masked.time_s <= unmasked.time_s * (1 + 1e-9)
 
 
 @settings(max_examples=200, deadline=None)

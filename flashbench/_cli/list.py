@@ -241,6 +241,7 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
             reserved_bytes=1 if gpu else None,
         ),
         accuracy=Accuracy(max_abs_error={"o": 0.0}, budget={"o": 1.0}, query_rows=1, key_rows=1),
+        energy={"joules_per_call": 1.0} if gpu else {},
     )
     estimate = iomodel.estimate("standard", problem, "fwd")
     return Row(

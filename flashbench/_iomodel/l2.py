@@ -43,9 +43,9 @@ class Curve(NamedTuple):
 
 H100_SXM = Curve(
     2.0, 1.0, 0.03, "counted on an H100 SXM5 80GB, reports/h100-sxm/counters/known.json", 1.0,
-    ((0.495, 1.0), (0.619, 0.99), (0.66, 0.977), (0.701, 0.963), (0.743, 0.948), (0.784, 0.903),
-     (0.866, 0.766), (0.907, 0.68), (0.949, 0.561), (0.99, 0.446), (1.031, 0.384), (1.114, 0.27),
-     (1.155, 0.198), (1.196, 0.134), (1.32, 0.068), (1.485, 0.029), (1.98, 0.003)),
+    ((0.495, 1.0), (0.619, 0.99), (0.66, 0.977), (0.701, 0.963), (0.743, 0.947), (0.784, 0.903),
+     (0.866, 0.756), (0.907, 0.674), (0.949, 0.561), (0.99, 0.43), (1.031, 0.369), (1.114, 0.254),
+     (1.155, 0.217), (1.196, 0.127), (1.32, 0.067), (1.485, 0.028), (1.98, 0.001)),
 )  # fmt: skip
 HOPPER = Curve(1.21, 0.63, 0.04, "gpu-benches on an H100 PCIe, 50 MiB")
 H200 = Curve(1.21, 0.63, 0.07, "gpu-benches on an H200; as a cache of 53 MiB", 53 / 50)
@@ -103,7 +103,7 @@ class Cache(NamedTuple):
         raw = curve.raw(x)
         value = raw if raw < 1 else 1.0
         best = 1.0 if x <= _FITS or value + error >= 1 else value + error
-        worst = raw - error
+        worst = 1.0 if curve.points and raw >= 1 else raw - error
         bound = 1.0 if curve.points else 1 - _BOUND * x
         if worst > bound:
             worst = bound
