@@ -2,13 +2,14 @@
 
 Counted kernel by kernel from a cold L2 (the profiler flushes it before each), so the model's DRAM
 band is that of each kernel alone. The requested level is exact: a ratio other than 1 there is a
-kernel that does something else than its model says, or, below 1, reads that the L1 answered.
+kernel that does something else than its model says, or, below 1, reads that the L1 answered. Registers
+that a kernel spills are no tensor's traffic: what is written of them is taken off and told apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flashbench import iomodel
@@ -23,8 +24,15 @@ LEVELS = {
 }  # fmt: skip
 """Levels of a comparison and the counter of each. L2: between SM and L2. DRAM: between L2 and memory."""
 
+SPILLS = "spills"
+"""Level of registers written to memory, where there are any: nothing is predicted."""
+
 ONCE = frozenset({"standard"})
 """Models that count each operand of a product once: comparable at DRAM only, as tiles ask L2 for more."""
+
+
+COPIES = frozenset({"mask backward: copy"})
+"""Steps that torch does with a copy of the driver's: no kernel, so a profiler of kernels does not see it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +85,14 @@ def compare(
         return []
     estimate = _estimate(model, cell, config)
     alone = _alone(estimate, device)
+    if estimate is not None and any(step.name in COPIES for step in estimate.steps):
+        kept = [index for index, step in enumerate(estimate.steps) if step.name not in COPIES]
+        alone = tuple(alone[index] for index in kept) if alone else None
+        estimate = replace(estimate, steps=tuple(estimate.steps[index] for index in kept))
     found = _levels("", estimate.steps if estimate else None, alone, counters["total"], model)
     kernels = counters["kernels"]
+    if estimate and len(estimate.steps) < len(kernels):
+        kernels = _joined(kernels)
     if estimate and len(estimate.steps) == len(kernels) > 1:
         for index, (step, row) in enumerate(zip(estimate.steps, kernels, strict=True)):
             one = alone[index : index + 1] if alone else None
@@ -86,6 +100,20 @@ def compare(
     elif len(kernels) > 1:
         for row in kernels:
             found += _levels(row["kernel"], None, None, row, model)
+    return found
+
+
+def _joined(kernels: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Launches in a row of one kernel over one grid as one: torch splits what 32 bits cannot index."""
+    found: list[dict[str, Any]] = []
+    for row in kernels:
+        last = found[-1] if found else {}
+        if last and all(last[name] == row[name] for name in ("kernel", "grid", "block")):
+            for name in LEVELS.values():
+                if last.get(name) is not None and row.get(name) is not None:
+                    last[name] += row[name]
+        else:
+            found.append(dict(row))
     return found
 
 
@@ -126,10 +154,15 @@ def _levels(
             bands["DRAM read"] = bands["DRAM read"].plus(one.read)
             bands["DRAM write"] = bands["DRAM write"].plus(one.write)
     rows = []
+    spilled = counted.get("spill_write_bytes")
     for level, counter in LEVELS.items():
         band, value = bands.get(level), counted.get(counter)
+        if level == "L2 write" and value is not None and spilled:
+            value -= spilled
         if level == "L2 atomic" and not value and not (band and band.value):
             continue
         low, middle, high = band or (None, None, None)
         rows.append(Level(kernel=name, level=level, low=low, value=middle, high=high, counted=value))
+    if spilled:
+        rows.append(Level(kernel=name, level=SPILLS, low=None, value=None, high=None, counted=spilled))
     return rows

@@ -174,6 +174,15 @@ def test_a_kernel_that_reads_twice_is_out_of_its_band() -> None:
     assert (level.level, level.ratio, level.within) == ("L2 read", 2.0, False)
 
 
+def test_spilled_registers_are_taken_off_what_is_written() -> None:
+    cell = Cell(implementation="flash", pass_="fwd", problem=problem())
+    right = counted(cell)
+    spilling = counted(cell, l2_write_bytes=right["total"]["l2_write_bytes"] + 10**9, spill_write_bytes=10**9)
+    levels = {level.level: level for level in compared.compare(cell, spilling, "flash", {}, None)}
+    assert levels["L2 write"].ratio == 1
+    assert (levels["spills"].counted, levels["spills"].within) == (10**9, None)
+
+
 def test_without_model_or_device_the_counts_stand_alone() -> None:
     cell = Cell(implementation="flash", pass_="bwd", problem=problem())
     levels = compared.compare(cell, counted(cell), None, {}, None)

@@ -191,8 +191,8 @@ def backward(
     qk, pv = 2 * t.pairs * p.head_dim, 2 * t.pairs * p.head_dim_v
     one = t.scores
     dropped = "p_dropped" if t.flags else "p"
-    ledger.op("dp", {"do": t.o, "v" + t.suffix: t.v}, {"dp": one}, flops=pv)
     ledger.op("dv", {dropped: one, "do": t.o}, {dv: t.v}, flops=pv)
+    ledger.op("dp", {"do": t.o, "v" + t.suffix: t.v}, {"dp": one}, flops=pv)
     ledger.release((t.v if t.expanded else 0) + (one if t.flags or t.wide else 0))
     if t.flags:
         ledger.op("dropout backward", {"dp": one, "dropped": t.flags}, {"dp_kept": one})

@@ -123,7 +123,7 @@ def kernels_alone(estimate: Estimate, device: Device, family: str | None = None)
     return alone(estimate, on.cache, tuple([_grid(step, estimate, on) for step in estimate.steps]))
 
 
-_FIRST_OF_BACKWARD = "dp"
+_FIRST_OF_BACKWARD = "dv"
 """The op with which an eager backward begins; other families reach the same bandwidth in both passes."""
 
 

@@ -1,0 +1,111 @@
+"""How near the model is to what an H100 counted, from the results under reports/h100-sxm/counters.
+
+python tools/counters_table.py            print the tables
+python tools/counters_table.py --write    put them into docs/counters.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT)]
+
+from flashbench import compared, runfile  # noqa: E402
+from flashbench.compared import Level  # noqa: E402
+from flashbench.devices import find  # noqa: E402
+from flashbench.record import Record  # noqa: E402
+
+FOLDER = ROOT / "reports" / "h100-sxm" / "counters"
+PAGE = ROOT / "docs" / "counters.md"
+BEGIN, END = "<!-- counters: tools/counters_table.py --write -->", "<!-- end of counters -->"
+DEVICE = find("h100-sxm")
+
+
+class Found(NamedTuple):
+    """One level of one cell, of the call as a whole or of one kernel."""
+
+    record: Record
+    level: Level
+
+
+def load(*names: str) -> Iterator[Found]:
+    """Every level of every counted cell of these folders (all without names), later files last."""
+    for path in sorted(FOLDER.glob("*/results.jsonl")):
+        if names and path.parent.name not in names:
+            continue
+        for record in runfile.load(path).records:
+            model = record.io_model
+            levels = compared.compare(record.cell, record.counters, model, record.config, DEVICE)
+            yield from (Found(record, level) for level in levels)
+
+
+def spilling(found: Sequence[Found]) -> set[str]:
+    """Cells counted without their spills, whose plain L2 writes say nothing of the model."""
+    return {row.record.cell.key for row in found if "spill_write_bytes" not in row.record.counters["total"]}
+
+
+def table(found: Sequence[Found]) -> list[str]:
+    """A row per implementation, pass and level: counted over predicted, and cells in the band."""
+    groups: dict[tuple[str, str, str], list[Level]] = {}
+    for row in found:
+        if not row.level.kernel and row.level.value is not None:
+            key = (row.record.cell.implementation, row.record.cell.pass_, row.level.level)
+            groups.setdefault(key, []).append(row.level)
+    lines = [
+        "| implementation | pass | level | cells | counted/predicted: least | median | most | in the band |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for (name, pass_, level), rows in sorted(groups.items()):
+        ratios = sorted(row.ratio for row in rows if row.ratio is not None)
+        inside = sum(row.within is True for row in rows)
+        if ratios:
+            least, middle, most = ratios[0], statistics.median(ratios), ratios[-1]
+            lines.append(
+                f"| {name} | {pass_} | {level} | {len(rows)} | {least:.3f} | {middle:.3f} | {most:.3f} |"
+                f" {inside}/{len(rows)} |"
+            )
+    return lines
+
+
+def operations(found: Sequence[Found]) -> list[str]:
+    """naive op by op at N = 4096: DRAM bytes counted over predicted."""
+    lines = ["| cell | op | read, counted/predicted | written, counted/predicted |", "|---|---|---|---|"]
+    rows: dict[tuple[str, str], dict[str, float | None]] = {}
+    for row in found:
+        cell = row.record.cell
+        if cell.implementation == "naive" and cell.problem.seqlen_q == 4096 and row.level.kernel:
+            op = row.level.kernel.rpartition(": ")[0] or row.level.kernel[:40]
+            rows.setdefault((cell.key, op), {})[row.level.level] = row.level.ratio
+    for (key, op), ratios in rows.items():
+        shown = [f"{r:.3f}" if (r := ratios.get(f"DRAM {kind}")) else "-" for kind in ("read", "write")]
+        lines.append(f"| {key} | {op} | {shown[0]} | {shown[1]} |")
+    return lines
+
+
+def page() -> str:
+    """Both tables, as they stand in the docs."""
+    found = list(load())
+    return "\n".join([BEGIN, "", *table(found), "", "**`naive`, op by op**", "", *operations(found), "", END])
+
+
+def main() -> None:
+    """Print, or write into the page."""
+    parser = argparse.ArgumentParser(description="The model against what an H100 counted.")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/counters.md")
+    text = page()
+    if not parser.parse_args().write:
+        print(text)
+        return
+    old = PAGE.read_text(encoding="utf-8")
+    head, rest = old.split(BEGIN)
+    PAGE.write_text(head + text + rest.split(END)[1], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
