@@ -150,6 +150,59 @@ def test_slices_of_one_tensor_are_told_apart_and_masked_lanes_do_not_count() -> 
     assert tracing.OUTSIDE not in launch.arguments
 
 
+def test_exponentials_programs_and_masked_lanes_are_counted() -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(A, TO, count, BLOCK: tl.constexpr):
+        lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        a = tl.load(A + lanes, mask=lanes < count, other=0.0)
+        tl.store(TO + lanes, tl.exp(a) + tl.exp2(a), mask=lanes < count)
+        tl.load(A + lanes, mask=lanes > 99, other=0.0)
+
+    (launch,) = tracing.trace(lambda: kernel[(3,)](torch.zeros(40), torch.zeros(40), 40, BLOCK=16))
+    a, to = launch.arguments["A"], launch.arguments["TO"]
+    assert (launch.programs, launch.exps) == (3, 2 * 3 * 16)
+    assert (a.loaded, a.masked, to.stored, to.masked) == (40, 8 + 48, 40, 8)
+    assert a.masked_share == 56 / 96
+
+
+def test_tensor_descriptors_are_seen() -> None:
+    """They end in masked accesses in the interpreter; what lies past an edge moves nothing."""
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(A, TO, rows, BLOCK: tl.constexpr):
+        a = tl.make_tensor_descriptor(A, [rows, 16], [16, 1], [BLOCK, 16])
+        to = tl.make_tensor_descriptor(TO, [rows, 16], [16, 1], [BLOCK, 16])
+        to.store([0, 0], a.load([0, 0]))
+
+    (launch,) = tracing.trace(lambda: kernel[(1,)](torch.zeros(5, 16), torch.zeros(5, 16), 5, BLOCK=8))
+    assert launch.arguments["A"].loaded == launch.arguments["TO"].stored == 5 * 16
+    assert tracing.OUTSIDE not in launch.arguments
+
+
+def test_block_pointers_are_seen_where_triton_has_them() -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(A, TO, rows, BLOCK: tl.constexpr):
+        a = tl.make_block_ptr(A, (rows, 16), (16, 1), (0, 0), (BLOCK, 16), (1, 0))
+        to = tl.make_block_ptr(TO, (rows, 16), (16, 1), (0, 0), (BLOCK, 16), (1, 0))
+        tl.store(to, tl.load(a, boundary_check=(0,)), boundary_check=(0,))
+
+    a, to = torch.zeros(5, 16), torch.zeros(5, 16)
+    try:
+        (launch,) = tracing.trace(lambda: kernel[(1,)](a, to, 5, BLOCK=8))
+    except Exception as error:  # newer versions have them no more
+        assert "Block pointers have been removed" in str(error)
+        return
+    assert launch.arguments["A"].loaded == launch.arguments["TO"].stored == 5 * 16
+
+
 def test_the_interpreter_is_as_before_afterwards() -> None:
     from triton.runtime import interpreter
 
