@@ -103,7 +103,7 @@ def compare(
     return found
 
 
-def _joined(kernels: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _joined(kernels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Launches in a row of one kernel over one grid as one: torch splits what 32 bits cannot index."""
     found: list[dict[str, Any]] = []
     for row in kernels:
