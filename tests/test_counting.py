@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from attention import problem
 
-from flashbench import compared, counting, iomodel, runfile
+from flashbench import cli, compared, counting, iomodel, runfile
 from flashbench._cli import profile_counters
 from flashbench.counting import known
 from flashbench.devices import find
@@ -41,6 +41,9 @@ COUNT = """
         name = f'" ""1:<default domain>:flashbench#{index}:none:none:none:none:none:none"" "'
         rows.append(f'"0",{name},"{kernel}","(1, 1, 1)","(128, 1, 1)","1,000","{1000 + index}","8","32"')
 """
+
+
+ON_A_CPU = "run --device cpu --seqlens 64 --head-dims 16 --dtypes fp32 --passes fwd --causal no"
 
 
 @pytest.fixture
@@ -232,6 +235,39 @@ def test_the_command_keeps_every_cell_in_a_results_file(
     assert found[0].counters["total"]["dram_read_bytes"] == 2000
     with pytest.raises(UnavailableError, match="no counters"):
         profile_counters.show(asked, Target(), tmp_path / "out2", options)
+
+
+def test_a_sweep_is_counted_afterwards_and_what_was_refused_leaves_its_times(
+    fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep on a CPU, with a profiler that plays a GPU's: rows keep their times and get counters."""
+    fake(
+        "    if index == 1:\n"
+        "        said.write(json.dumps({'index': 1, 'reason': 'OutOfMemoryError: no'}) + '\\n'); continue\n"
+        + COUNT
+    )
+    monkeypatch.setattr(counting, "why_unavailable", lambda target: None)
+    line = f"{ON_A_CPU} --impls naive,sdpa"
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*line.split(), "--counters", "--out", str(out)])
+    assert not stop.value.code
+    found = runfile.load(out / "results.jsonl").records
+    assert [record.status for record in found] == ["ok", "ok"]
+    assert found[0].counters["total"]["dram_read_bytes"] == 2000
+    assert found[1].counters == {"reason": "OutOfMemoryError: no"}
+    assert "1 of 2 cells were not counted: OutOfMemoryError: no" in capsys.readouterr().err
+    assert (out / "counters" / "counters-001.csv").exists()
+
+
+def test_without_counters_the_sweep_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = f"{ON_A_CPU} --impls naive"
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*line.split(), "--counters", "--out", str(tmp_path / "out")])
+    assert not stop.value.code
+    assert "no counters: counters need an NVIDIA GPU" in capsys.readouterr().err
+    (record,) = runfile.load(tmp_path / "out" / "results.jsonl").records
+    assert (record.status, record.counters) == ("ok", {})
 
 
 @pytest.mark.gpu

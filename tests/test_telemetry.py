@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flashbench._profilers import energy, telemetry
+from flashbench._profilers import energy, gpm, telemetry
 from flashbench._profilers.clocks import Clocks
 from flashbench._profilers.telemetry import sampling, slowed, summary
 
@@ -187,3 +187,79 @@ def test_energy_is_the_counter_and_else_the_power_and_else_a_reason() -> None:
 
 def test_the_interval_is_no_shorter_than_the_counters_are_renewed() -> None:
     assert telemetry.INTERVAL_S >= 0.02
+
+
+class FakeGpm:
+    """NVML's GPM calls; each may refuse."""
+
+    NVML_GPM_METRICS_GET_VERSION = 1
+
+    def __init__(self, refuses: str = "", supported: int = 1) -> None:
+        self.refuses, self.supported, self.freed = refuses, supported, 0
+
+    def _may(self, name: str) -> None:
+        if name == self.refuses:
+            raise RuntimeError("Not Supported")
+
+    def nvmlGpmQueryDeviceSupport(self, handle: str) -> SimpleNamespace:
+        self._may("nvmlGpmQueryDeviceSupport")
+        return SimpleNamespace(isSupportedDevice=self.supported)
+
+    def nvmlGpmSampleAlloc(self) -> object:
+        self._may("nvmlGpmSampleAlloc")
+        return object()
+
+    def nvmlGpmSampleGet(self, handle: str, sample: object) -> None:
+        self._may("nvmlGpmSampleGet")
+
+    def nvmlGpmSampleFree(self, sample: object) -> None:
+        self.freed += 1
+
+    def c_nvmlGpmMetricsGet_t(self) -> SimpleNamespace:
+        metric = [SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(8)]
+        return SimpleNamespace(metrics=metric)
+
+    def nvmlGpmMetricsGet(self, asked: SimpleNamespace) -> None:
+        self._may("nvmlGpmMetricsGet")
+        for metric in asked.metrics[: asked.numMetrics]:
+            metric.value = 10.0 * metric.metricId
+            metric.nvmlReturn = 3 if metric.metricId == 3 else 0
+
+
+def use(nvml: FakeGpm) -> dict[str, Any]:
+    return gpm.measure(lambda: None, lambda: None, Clocks(nvml, "handle"), min_s=0.01)
+
+
+def test_gpm_gives_shares_and_none_for_what_is_refused() -> None:
+    nvml = FakeGpm()
+    assert use(nvml) == {
+        "sm_utilisation": 0.2, "occupancy": None, "tensor_utilisation": 0.5, "dram_utilisation": 1.0
+    }  # fmt: skip
+    assert nvml.freed == 2
+
+
+@pytest.mark.parametrize(
+    "refuses",
+    ["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"],
+)
+def test_a_gpu_without_gpm_says_so(refuses: str) -> None:
+    nvml = FakeGpm(refuses)
+    assert use(nvml) == {"reason": "GPM: RuntimeError: Not Supported"}
+    assert nvml.freed == (2 if refuses in ("nvmlGpmSampleGet", "nvmlGpmMetricsGet") else 0)
+    assert "Hopper" in use(FakeGpm(supported=0))["reason"]
+    assert "NVML" in gpm.measure(lambda: None, lambda: None, None)["reason"]
+    assert "reason" in use(FakeNvml())  # type: ignore[arg-type]  # bindings that know no GPM
+
+
+@pytest.mark.gpu
+def test_a_product_keeps_the_tensor_cores_of_a_hopper_busy() -> None:
+    import torch
+
+    from flashbench import profilers
+
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("GPM begins with Hopper")
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    found = gpm.measure(lambda: a @ a, torch.cuda.synchronize, profilers.open_clocks("cuda:0"))
+    assert "reason" not in found, found
+    assert 0.3 < found["tensor_utilisation"] <= 1

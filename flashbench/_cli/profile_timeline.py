@@ -37,8 +37,10 @@ def show(cells: Sequence[Cell], target: Target, *, seed: int, json: bool, csv: b
 
 def _timed(counting: Any, cell: Cell, target: Target, seed: int) -> dict[str, Any]:
     """The timeline of a cell beside the time that events give it, or the reason for none."""
+    import torch
+
     from flashbench import kernels, plan, profilers
-    from flashbench._profilers import timeline
+    from flashbench._profilers import gpm, timeline
     from flashbench.counting.child import call_of
 
     if refusal := plan.refuses(kernels.get(cell.implementation), cell, target):
@@ -48,6 +50,7 @@ def _timed(counting: Any, cell: Cell, target: Target, seed: int) -> dict[str, An
             call()
             line = timeline.timeline(call, target.device)
             event_s = profilers.measure_time(call, device=target.device, cache="hot").samples.median_s
+            busy = gpm.measure(call, torch.cuda.synchronize, profilers.open_clocks(target.device))
     except FlashbenchError:
         raise
     except Exception as error:  # out of memory in one cell leaves the others
@@ -56,6 +59,7 @@ def _timed(counting: Any, cell: Cell, target: Target, seed: int) -> dict[str, An
         **line.to_json(), "event_s": event_s, "launch_bound": line.launch_bound(event_s),
         "backend": timeline.backend_of([k.name for k in line.kernels])
         if cell.implementation.startswith("sdpa") else None,
+        "gpm": busy,
     }  # fmt: skip
 
 
@@ -66,7 +70,7 @@ def _rows(one: dict[str, Any]) -> list[dict[str, Any]]:
     flag = "launch-bound" if one["launch_bound"] else None
     whole = {
         "cell": one["cell"], "kernel": one["backend"] or "all kernels", "duration_s": one["kernel_s"],
-        "gap_s": one["gap_s"], "event_s": one["event_s"], "share": 1.0, "flag": flag,
+        "gap_s": one["gap_s"], "event_s": one["event_s"], "share": 1.0, "flag": flag, **one["gpm"],
     }  # fmt: skip
     return [whole] + [
         {
@@ -85,10 +89,14 @@ def _columns() -> list[Column]:
     def seconds(name: str, header: str) -> Column:
         return Column(name=name, header=header, format=units.format_seconds, justify="right")
 
+    def share(name: str, header: str) -> Column:
+        return Column(name=name, header=header, format=lambda x: f"{x:.1%}", justify="right")
+
     return [
         Column(name="cell", header="cell"),
         Column(name="kernel", header="kernel", format=lambda name: str(name)[:60]),
         seconds("start_s", "start"), seconds("duration_s", "time"),
-        Column(name="share", header="share", format=lambda x: f"{x:.1%}", justify="right"),
+        share("share", "share"),
         seconds("gap_s", "gaps"), seconds("event_s", "by events"), Column(name="flag", header="flag"),
+        share("tensor_utilisation", "tensor cores"), share("dram_utilisation", "DRAM"),
     ]  # fmt: skip

@@ -27,12 +27,12 @@ class Clocks:
     """One GPU's telemetry. ``read`` never raises: a field that NVML refuses is None."""
 
     def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml = nvml
-        self._handle = handle
+        self.nvml = nvml
+        self.handle = handle
 
     def read(self) -> dict[str, Any]:
         """sm_clock_mhz, memory_clock_mhz, power_w, temperature_c and throttle (names of the active caps)."""
-        nvml, handle = self._nvml, self._handle
+        nvml, handle = self.nvml, self.handle
         power = optional(lambda: nvml.nvmlDeviceGetPowerUsage(handle))  # mW
         reasons = self._reasons()
         return {
@@ -49,15 +49,15 @@ class Clocks:
 
     def _reasons(self) -> int | None:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-            query = getattr(self._nvml, name, None)
+            query = getattr(self.nvml, name, None)
             if query is not None:
-                value = optional(partial(query, self._handle))
+                value = optional(partial(query, self.handle))
                 return None if value is None else int(value)
         return None
 
     def energy_j(self) -> float | None:
         """Joules since the driver was loaded, the whole board's; None before Volta and in MIG slices."""
-        spent = optional(lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))  # mJ
+        spent = optional(lambda: self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle))  # mJ
         return spent / 1000 if spent is not None else None
 
     def others(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Clocks:
 
         In a container NVML may not tell this process from others: then both are None, not 0.
         """
-        running = optional(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle))
+        running = optional(lambda: self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle))
         if running is None or all(entry.pid != os.getpid() for entry in running):
             return {"other_processes": None, "other_bytes": None}
         others = [entry for entry in running if entry.pid != os.getpid()]
@@ -77,7 +77,7 @@ class Clocks:
 
     def facts(self) -> dict[str, Any]:
         """power_limit_w, persistence (bool), max_sm_clock_mhz: what does not change during a sweep."""
-        nvml, handle = self._nvml, self._handle
+        nvml, handle = self.nvml, self.handle
         limit = optional(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))  # mW
         persistence = optional(lambda: nvml.nvmlDeviceGetPersistenceMode(handle))
         return {
