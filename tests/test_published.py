@@ -204,12 +204,23 @@ def test_eager_softmax_backward_is_the_six_pass_form() -> None:
     assert forward == pytest.approx(1.07e12, rel=0.02)
 
 
+def test_the_tools_own_sweep_is_predicted_within_15_percent() -> None:
+    """The median over the cells of each implementation, forward and backward, at N >= 1k."""
+    errors = time_model.measured()
+    for name in ("naive", "sdpa-flash", "sdpa-cudnn", "flash"):
+        for pass_ in ("fwd", "bwd"):
+            assert len(errors[name, pass_]) >= 20
+            assert statistics.median(map(abs, errors[name, pass_])) <= 0.15, (name, pass_)
+
+
 def test_the_page_shows_these_residuals_and_constants() -> None:
     """docs/time-model.md is what ``python tools/time_model.py --write`` makes of the model as it is."""
     text = (ROOT / "docs" / "time-model.md").read_text(encoding="utf-8")
     shown = text.partition(time_model.BEGIN)[2].partition(time_model.END)[0].strip()
     assert shown == "\n".join(time_model.table())
-    for family in ("fa2", "fa3", "cudnn", "triton"):
+    shown = text.partition(time_model.BEGIN_MEASURED)[2].partition(time_model.END)[0].strip()
+    assert shown == "\n".join(time_model.measured_table())
+    for family in ("fa2", "fa3", "cudnn", "triton", "bundled"):
         rates = FAMILIES[family].rates
         for kernel in ("fwd", "bwd"):
             rate = rates[kernel, "sm90"]

@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from flashbench import compared, runfile  # noqa: E402
+from flashbench import compared, kernels, runfile  # noqa: E402
 from flashbench.compared import Level  # noqa: E402
 from flashbench.devices import find  # noqa: E402
 from flashbench.record import Record  # noqa: E402
@@ -40,7 +40,7 @@ def load(*names: str) -> Iterator[Found]:
         if names and path.parent.name not in names:
             continue
         for record in runfile.load(path).records:
-            model = record.io_model
+            model = kernels.get(record.cell.implementation).io_model  # as it is today
             levels = compared.compare(record.cell, record.counters, model, record.config, DEVICE)
             yield from (Found(record, level) for level in levels)
 

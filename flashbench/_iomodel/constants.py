@@ -47,7 +47,8 @@ class Family(NamedTuple):
 
     stream: share of the memory bandwidth that kernels without products reach, by (kernel, generation).
     gemm: share of the peak that library products reach. calibrated: whether a published table was fitted.
-    fills: thread blocks are split until they fill the card, so that none waits.
+    fills: thread blocks are split until they fill the card, so that none waits. mask: of the bandwidth of
+    other ops, what an op that applies a mask reaches.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Family(NamedTuple):
     gemm: float = 0.6
     calibrated: bool = True
     fills: bool = False
+    mask: float = 1.0
 
 
 def _smem(rows: int, operands: float) -> float:
@@ -77,6 +79,7 @@ LIKE = {"sm70": "sm80", "sm75": "sm80", "sm86": "geforce", "sm89": "geforce", "s
 """Which generation's constants stand in where a family has none of the card's own; else sm80's."""
 
 _FLASH_STREAM = {("fwd", "sm80"): 0.9, ("bwd", "sm80"): 0.9}
+_EAGER_STREAM = {("fwd", "sm90"): 0.67, ("bwd", "sm90"): 0.89, ("fwd", "sm80"): 0.7, ("bwd", "sm80"): 0.77}
 _FA2_FIGURE = "benchmark figures of flash-attention 2 (A100-80, H100) and of arXiv:2407.08608 (H100)"
 
 FAMILIES: dict[str, Family] = {
@@ -126,6 +129,19 @@ FAMILIES: dict[str, Family] = {
             _FLASH_STREAM,
         ),
         Family(
+            "bundled",
+            "flashbench's own Triton kernels on an H100 SXM, reports/h100-sxm/results.jsonl; else as triton",
+            {
+                ("fwd", "sm80"): Rates(0.78, 0.62, 3200, 2, _smem(_MMA_SYNC, _FWD)),
+                ("bwd", "sm80"): Rates(0.72, 1.8, 6800, 1, _smem(_MMA_SYNC, _BWD)),
+                ("fwd", "sm90"): Rates(0.58, 0.6, 3600, 2, _smem(_WGMMA, _FWD)),
+                ("bwd", "sm90"): Rates(0.55, 0.2, 4000, 2, _smem(_WGMMA, _BWD)),
+                ("fwd", "geforce"): Rates(0.95, 0.62, 3200, 2, _smem(_MMA_SYNC, _FWD)),
+                ("bwd", "geforce"): Rates(0.85, 1.8, 6800, 1, _smem(_MMA_SYNC, _BWD)),
+            },
+            _FLASH_STREAM,
+        ),
+        Family(
             "triton",
             "Triton in FlashAttention-3, arXiv:2407.08608, figure 5, rows without a mask; its backward is not"
             " published: FA2's",
@@ -154,12 +170,23 @@ FAMILIES: dict[str, Family] = {
             "PyTorch in FlashAttention-3, arXiv:2407.08608, figures 5 and 6 (H100) and in the figures of"
             " flash-attention 2 (A100-80); FlashAttention, arXiv:2205.14135, tables 18 to 20 (A100-40)",
             {},
-            {("fwd", "sm90"): 0.67, ("bwd", "sm90"): 0.89, ("fwd", "sm80"): 0.7, ("bwd", "sm80"): 0.77},
+            _EAGER_STREAM,
+        ),
+        Family(
+            "naive",
+            "as eager; masked_fill on an H100 SXM, reports/h100-sxm/results.jsonl: a broadcast mask keeps"
+            " it from loading vectors",
+            {},
+            _EAGER_STREAM,
+            mask=0.5,
         ),
     )
 }
 """Every family by name."""
 
-OF_MODEL = {"standard": "eager", "flash-v1": "fa1", "flash-v1-cuda": "fa1", "flash-v2": "triton",
-            "flash": "triton", "flash-v2-atomic": "fa2", "flash-v3": "fa3", "flash-v4": "fa4"}  # fmt: skip
+OF_MODEL = {
+    "standard": "naive", "flash-v1": "fa1", "flash-v1-cuda": "fa1", "flash-v2": "triton", "flash": "bundled",
+    "sdpa-flash": "fa2", "sdpa-cudnn": "cudnn", "flash-v2-atomic": "fa2", "flash-v3": "fa3",
+    "flash-v4": "fa4",
+}  # fmt: skip
 """Whose constants a model takes unless told otherwise; else triton's, as the bundled kernels."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from flashbench._iomodel import flash, flash_v1, flash_v2, flash_v3, flash_v4, standard
+from flashbench._iomodel import flash, flash_v1, flash_v2, flash_v3, flash_v4, standard, torch_sdpa
 from flashbench._iomodel.types import Model
 
 _V2 = "Dao 2023, arXiv:2307.08691"
@@ -113,6 +113,32 @@ MODELS: tuple[Model, ...] = (
         refuses=flash.refuses,
         shown=False,
         bundled=True,
+    ),
+    Model(
+        name="sdpa-flash",
+        summary="torch's FlashAttention-2 backend: flash-v2-atomic, o and do copied before the backward",
+        source=f"{_V2}, Algorithms 1 and 2; torch, attention_backward.cu",
+        assumptions=torch_sdpa.FLASH_ASSUMPTIONS,
+        forward=flash_v2.forward,
+        backward=torch_sdpa.flash_backward,
+        fwd_kernels=("fwd",),
+        bwd_kernels=("bwd",),
+        shipped_tiles=flash_v2.shipped_tiles,
+        footprint=flash_v2.footprint,
+        shown=False,
+    ),
+    Model(
+        name="sdpa-cudnn",
+        summary="torch's cuDNN backend, as counters show it: 128 rows a tile, backward with atomics",
+        source="counters of cuDNN 9.19 on an H100, docs/counters.md",
+        assumptions=torch_sdpa.CUDNN_ASSUMPTIONS,
+        forward=torch_sdpa.cudnn_forward,
+        backward=flash_v2.atomic_backward,
+        fwd_kernels=("fwd",),
+        bwd_kernels=("bwd",),
+        shipped_tiles=torch_sdpa.cudnn_tiles,
+        footprint=flash_v2.footprint,
+        shown=False,
     ),
     Model(
         name="flash-v3",

@@ -94,6 +94,8 @@ def predict(estimate: Estimate, device: Device, family: str | None = None) -> Pr
     for step, grid, bytes_ in zip(estimate.steps, grids, moved.steps, strict=True):
         backward = backward or step.name == _FIRST_OF_BACKWARD
         memory = bytes_ / ((on.stream_bwd if backward else on.stream_fwd) * on.dram)
+        if step.name in _MASKS:
+            memory /= on.family.mask
         requested = sum(step.read.values()) + sum(step.write.values()) + sum(step.atomic.values())
         l2 = requested / on.roof.l2
         if grid is None:
@@ -122,6 +124,9 @@ def kernels_alone(estimate: Estimate, device: Device, family: str | None = None)
     on = setting(device, estimate.model, family, estimate.problem.dtype)
     return alone(estimate, on.cache, tuple([_grid(step, estimate, on) for step in estimate.steps]))
 
+
+_MASKS = frozenset({"mask", "mask backward: fill"})
+"""Ops that apply a mask."""
 
 _FIRST_OF_BACKWARD = "dv"
 """The op with which an eager backward begins; other families reach the same bandwidth in both passes."""
@@ -184,7 +189,7 @@ def _lost(kernel: str, masked: bool, spread: bool) -> tuple[float, float]:
     return (_LOST_SPREAD if spread else _LOST_EDGE), 0.7
 
 
-_LOST_FWD, _LOST_BWD, _LOST_SPREAD, _LOST_EDGE = 0.15, 0.05, 0.2, 0.08
+_LOST_FWD, _LOST_BWD, _LOST_SPREAD, _LOST_EDGE = 0.15, 0.05, 0.2, 0.12
 
 
 def _section(estimate: Estimate, kernel: str, kv_heads: int) -> int:

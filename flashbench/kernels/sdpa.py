@@ -202,13 +202,13 @@ def _row(name: str, forced: str | None, summary: str, io_model: str | None) -> I
     )
 
 
-# Only sdpa-flash is known to be FlashAttention-2, with its tiles and its atomic backward. cuDNN's tiles
-# are not published and the efficient kernel has others of its own, so a model of their requested bytes
-# would be a guess; math up-casts half precision and is not the textbook op list; sdpa may be any of them.
+# sdpa-flash is FlashAttention-2 with its published tiles; cuDNN's are not published, but counters show them
+# (docs/counters.md). The efficient kernel has tiles of its own, so a model of it would be a guess; math
+# up-casts half precision and is not the textbook op list; sdpa may be any of them.
 IMPLEMENTATIONS = (
     _row("sdpa", None, "torch's scaled_dot_product_attention, the backend that torch picks", None),
-    _row("sdpa-flash", "flash", "torch's FlashAttention-2 backend", "flash-v2-atomic"),
-    _row("sdpa-cudnn", "cudnn", "torch's cuDNN backend", None),
+    _row("sdpa-flash", "flash", "torch's FlashAttention-2 backend", "sdpa-flash"),
+    _row("sdpa-cudnn", "cudnn", "torch's cuDNN backend", "sdpa-cudnn"),
     _row("sdpa-efficient", "efficient", "torch's memory-efficient (CUTLASS) backend", None),
     _row("sdpa-math", "math", "torch's math backend; up-casts fp16 and bf16 to fp32", None),
 )
