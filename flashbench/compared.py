@@ -27,10 +27,6 @@ LEVELS = {
 SPILLS = "spills"
 """Level of registers written to memory, where there are any: nothing is predicted."""
 
-ONCE = frozenset({"standard"})
-"""Models that count each operand of a product once: comparable at DRAM only, as tiles ask L2 for more."""
-
-
 COPIES = frozenset({"mask backward: copy"})
 """Steps that torch does with a copy of the driver's: no kernel, so a profiler of kernels does not see it."""
 
@@ -143,7 +139,7 @@ def _levels(
     model: str | None,
 ) -> list[Level]:
     bands: dict[str, Band] = {}
-    if steps is not None and model not in ONCE:
+    if steps is not None and model not in iomodel.ONCE:
         for level, part in (("L2 read", "read"), ("L2 write", "write"), ("L2 atomic", "atomic")):
             count = sum(sum(getattr(step, part).values()) for step in steps)
             bands[level] = Band(count, count, count)

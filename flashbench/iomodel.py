@@ -40,6 +40,9 @@ from flashbench._iomodel.variant import DEFAULT, BlockMask, Variant
 from flashbench.devices import Device
 from flashbench.problem import Problem
 
+ONCE = frozenset({"standard", "standard-hf", "standard-minimal"})
+"""Models that count each operand of a product once: at L2 the tiles of a library's product ask for more."""
+
 __all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Alone", "Band", "BlockMask", "Choice", "Estimate", "Model",
            "PaperView", "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant",
            "compulsory", "crossover", "estimate", "explain", "find", "flops", "flops_half_convention",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from flashbench import iomodel
 from flashbench.devices import Device
+from flashbench.errors import FlashbenchError
 from flashbench.iomodel import Estimate
 from flashbench.record import Record
 
@@ -96,6 +97,30 @@ def _requested(row: Row) -> int | None:
     return row.estimate.requested.total_bytes if row.estimate else None
 
 
+def _counted(name: str) -> Callable[[Row], Number]:
+    def compute(row: Row) -> Number:
+        value: float | None = row.record.counters.get("total", {}).get(name)
+        return value
+
+    return compute
+
+
+def _predicted_dram_read(row: Row) -> int | None:
+    """Of each kernel from a cold L2, as a profiler counts; None without a model, a card or its dtype."""
+    if row.estimate is None or row.device is None or "total" not in row.record.counters:
+        return None
+    try:
+        return sum(one.read.value for one in iomodel.kernels_alone(row.estimate, row.device))
+    except FlashbenchError:
+        return None
+
+
+def _requested_read(row: Row) -> int | None:
+    """Of models that count what kernels ask for; ``standard`` counts each operand of a product once."""
+    exact = row.estimate is not None and row.estimate.model not in iomodel.ONCE
+    return row.estimate.requested.read_bytes if row.estimate and exact else None
+
+
 def _error_ratio(row: Row) -> float | None:
     accuracy = row.record.accuracy
     if accuracy is None or not accuracy.max_abs_error:
@@ -106,6 +131,15 @@ def _error_ratio(row: Row) -> float | None:
         ratios.append(error / budget if budget else (0.0 if error == 0 else math.inf))
     return max(ratios) if all(map(math.isfinite, ratios)) else None
 
+
+COUNTED = {
+    "l2_read_bytes": "read by SMs from L2",
+    "l2_write_bytes": "written by SMs to L2, spilled registers included",
+    "l2_atomic_bytes": "added atomically at L2",
+    "dram_read_bytes": "read from DRAM",
+    "dram_write_bytes": "written to DRAM before the kernels ended",
+}
+"""Counters that have a column."""
 
 METRICS = (
     Metric(name="time_s", unit="s", better="lower", help="median of the samples", compute=lambda r: r.time_s),
@@ -199,6 +233,25 @@ METRICS = (
         name="predicted_extra_bytes", unit="B", better="", whole=True,
         help="peak_extra_bytes by the implementation's model",
         compute=lambda r: r.estimate.extra_bytes if r.estimate else None,
+    ),
+    *(
+        Metric(name=f"counted_{name}", unit="B", better="lower", whole=True, compute=_counted(name),
+               help=f"hardware counters: {COUNTED[name]}")
+        for name in COUNTED
+    ),
+    Metric(
+        name="predicted_dram_read_bytes", unit="B", better="", whole=True, compute=_predicted_dram_read,
+        help="DRAM reads that the model expects of the kernels that were counted, each from a cold L2",
+    ),
+    Metric(
+        name="l2_read_ratio", unit="fraction", better="",
+        help="bytes that SMs read from L2, counted over modelled; 1 is as modelled",
+        compute=lambda r: _over(_counted("l2_read_bytes")(r), _requested_read(r)),
+    ),
+    Metric(
+        name="dram_read_ratio", unit="fraction", better="",
+        help="bytes read from DRAM, counted over expected",
+        compute=lambda r: _over(_counted("dram_read_bytes")(r), _predicted_dram_read(r)),
     ),
     Metric(
         name="energy_j", unit="J", better="lower", help="joules of the whole board per call, back to back",

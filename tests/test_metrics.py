@@ -119,7 +119,8 @@ def test_without_device_model_or_naive_their_metrics_are_none() -> None:
     assert missing == {
         "done_flops", "peak_flops_per_s", "hbm_bytes_per_s", "peak_fraction", "requested_bytes",
         "intensity_requested", "roof_fraction", "bandwidth_fraction", "predicted_extra_bytes",
-        "speedup_over_naive", "energy_j", "j_per_tflop",
+        "speedup_over_naive", "energy_j", "j_per_tflop", "predicted_dram_read_bytes", "l2_read_ratio",
+        "dram_read_ratio",
     }  # fmt: skip
 
 

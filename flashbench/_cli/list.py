@@ -222,7 +222,7 @@ def _why_not(metric: Metric, here: Device | None, why_none: str) -> str | None:
 def _example(*, gpu: bool, device: Device | None) -> Row:
     """A row with everything that such a machine measures."""
     from flashbench import iomodel
-    from flashbench.metrics import Row
+    from flashbench.metrics import COUNTED, Row
     from flashbench.problem import Cell, Problem
     from flashbench.record import Accuracy, Memory, Record, Samples
 
@@ -242,8 +242,9 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
         ),
         accuracy=Accuracy(max_abs_error={"o": 0.0}, budget={"o": 1.0}, query_rows=1, key_rows=1),
         energy={"joules_per_call": 1.0} if gpu else {},
+        counters={"total": dict.fromkeys(COUNTED, 1), "kernels": []} if gpu else {},
     )
-    estimate = iomodel.estimate("standard", problem, "fwd")
+    estimate = iomodel.estimate("flash-v2", problem, "fwd")
     return Row(
         record=record,
         estimate=estimate,

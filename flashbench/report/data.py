@@ -97,6 +97,18 @@ def points(metric: str, extra: tuple[str, ...] = ()) -> Callable[[Results], Data
     return data
 
 
+def counted(metric: str) -> Callable[[Results], DataFrame]:
+    """As points, of cells that were counted, whether they were timed as well or not."""
+
+    def data(results: Results) -> DataFrame:
+        frame = labelled(results.table)
+        frame["value"] = frame[metric].astype("float64")
+        frame = frame[frame["value"].notna()].assign(status="ok", reason=None)  # it has its mark
+        return frame[[*POINT, "value", "status", "reason", "flags", *HOVER]]
+
+    return data
+
+
 HOVER = [
     "batch", "num_heads", "num_kv_heads", "time_s", "spread", "flops_per_s", "peak_fraction",
     "speedup_over_naive", "peak_extra_bytes", "backend", "config",

@@ -42,7 +42,8 @@
       margin: { ...layout.margin, t: legend, l: width < 600 ? 52 : layout.margin.l },
       yaxis: { ...layout.yaxis, domain: [rows ? share + 0.02 : 0, 1] },
       xaxis: { ...layout.xaxis, anchor: rows ? "y2" : "y" },
-      yaxis2: { ...layout.yaxis2, domain: [0, share], range: [rows - 0.7, -0.7] },
+      // an axis without height would be drawn at NaN
+      yaxis2: { ...layout.yaxis2, domain: [0, rows ? share : 0.01], range: [rows - 0.7, -0.7] },
     };
   }
 

@@ -95,6 +95,22 @@ SECTIONS = (
         empty="No timed cell ran on a device whose peak and bandwidth are known.",
     ),
     Section(
+        key="l2", title="L2 reads, counted over modelled",
+        about="What the hardware counted between L2 and the SMs over what the model says, to the byte. 1 is"
+        " as modelled; below, the L1 answered; above, a kernel does something that its model does not know.",
+        data=data.counted("l2_read_ratio"), value="{:.3f}".format, page=page.plot,
+        figure=figures.line_figure(Axis(title="counted / modelled", kind="linear"), words.counted_note),
+        empty="No cell with an exact model was counted ('run --counters', 'profile --counters').",
+    ),
+    Section(
+        key="dram", title="DRAM reads, counted over expected",
+        about="Each kernel from a cold L2, as the profiler flushes it. The model's DRAM is an expectation"
+        " within a band ('flashbench profile --counters' shows it); 1 is as expected.",
+        data=data.counted("dram_read_ratio"), value="{:.3f}".format, page=page.plot,
+        figure=figures.line_figure(Axis(title="counted / expected", kind="linear"), words.counted_note),
+        empty="No cell was counted ('run --counters', 'profile --counters') on a card that is known.",
+    ),
+    Section(
         key="causal", title="Causal over full",
         about="Time with the causal mask over time without it. The mask hides half of the pairs, so a kernel"
         " that skips hidden tiles comes near 0.5; 1 means that nothing is skipped.",

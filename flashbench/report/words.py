@@ -178,6 +178,11 @@ def roof_note(row: Any) -> str:
     return f"{escape(row.series)} at {length}: {rate(row.value)}{part}<extra></extra>"
 
 
+def counted_note(row: Any) -> str:
+    """Hover text of counted over modelled."""
+    return f"{row.value:.4f} of what the model says"
+
+
 def ratio_note(row: Any) -> str:
     """Hover text of causal over full."""
     return f"{row.value:.2f} of the full time"
