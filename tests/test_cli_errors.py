@@ -166,6 +166,7 @@ OTHER = [
     ("io-model --splits 0", ["--splits '0'", "accepted: 1 to 256, or auto with --gpu"]),
     ("io-model --splits x", ["--splits 'x': not a whole number", "or auto with --gpu"]),
     ("io-model --dropout abc", ["--dropout 'abc': not a number", "at least 0 and below 1"]),
+    ("run --energy --device cpu", ["--energy: a CPU's energy is not measured"]),
     ("io-model --dropout 1", ["--dropout '1': out of range"]),
     ("kv-cache --model llama-3-70b --tp 3", ["--tp '3'", "accepted: ", "1, 2, 4, 8, 16, 32, 64"]),
 ]

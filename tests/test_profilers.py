@@ -79,9 +79,10 @@ class FakeNvml(SimpleNamespace):
         raise RuntimeError("Not Supported")
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str | bytes) -> str:
-        if uuid != b"GPU-1234":
+        known = {b"GPU-1234": "by uuid", b"MIG-5678": "slice"}
+        if not isinstance(uuid, bytes) or uuid not in known:
             raise RuntimeError("Not Found")
-        return "by uuid"
+        return known[uuid]
 
     def nvmlDeviceGetHandleByPciBusId_v2(self, address: bytes) -> str:
         return address.decode()
@@ -120,6 +121,8 @@ def test_only_caps_count_as_throttling(reasons: int, names: list[str]) -> None:
     [
         (SimpleNamespace(uuid="1234"), "by uuid"),
         (SimpleNamespace(uuid="GPU-1234"), "by uuid"),
+        (SimpleNamespace(uuid="MIG-5678"), "slice"),
+        (SimpleNamespace(uuid="5678"), "slice"),
         (SimpleNamespace(uuid="other", pci_bus_id=0x65), "00000000:65:00.0"),
         (SimpleNamespace(pci_domain_id=1, pci_bus_id=0x1B, pci_device_id=2), "00000001:1B:02.0"),
         (SimpleNamespace(), None),

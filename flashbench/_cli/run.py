@@ -178,6 +178,8 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
         values = sweep.combine(typed, filed, earlier, sweep.defaults(device_type))
         if device_type == "cpu" and values["cache"] == "cold":
             raise UsageError("--cache 'cold': the caches of a CPU are not flushed; accepted on a CPU: hot")
+        if device_type == "cpu" and values.get("energy"):
+            raise UsageError("--energy: a CPU's energy is not measured; accepted with a GPU")
         return values, sweep.sweep_of(values).cells()
 
     asked = joined.get("device")

@@ -140,8 +140,9 @@ def find_handle(library: Any, properties: Any) -> Any:
     uuid = getattr(properties, "uuid", None)
     if uuid is not None:
         name = str(uuid)
-        full = name if name.startswith(("GPU-", "MIG-")) else f"GPU-{name}"
-        for key in (full, full.encode()):
+        known = name.startswith(("GPU-", "MIG-"))
+        full = (name,) if known else (f"GPU-{name}", f"MIG-{name}")
+        for key in (form for text in full for form in (text, text.encode())):
             handle = optional(partial(library.nvmlDeviceGetHandleByUUID, key))
             if handle is not None:
                 return handle
