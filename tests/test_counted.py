@@ -69,6 +69,13 @@ def test_dram_lies_in_the_band_in_95_percent_of_all_cells(implementation: str) -
         assert inside >= 0.95 * len(rows), level
 
 
+def test_dram_reads_of_the_fused_implementations_lie_in_the_band_in_95_percent_of_all_cells() -> None:
+    """What torch's flash backend spills counts against the model here."""
+    rows = [row for name in ("flash", "sdpa-flash", "sdpa-cudnn") for row in levels("DRAM read", name)]
+    assert len(rows) >= 190
+    assert sum(row.level.within is True for row in rows) >= 0.95 * len(rows)
+
+
 @pytest.mark.parametrize("implementation", ["sdpa-flash", "sdpa-cudnn"])
 def test_torchs_backends_request_and_add_what_the_model_says(implementation: str) -> None:
     """But for decode, where FlashAttention-2 packs the query heads of a group into one tile."""

@@ -63,7 +63,8 @@ class Grid(NamedTuple):
     run at once. loops: a thread block owns a head and passes over the same rows again itself.
     uneven: scores of the longest thread block over those of a mean one. section: units that are
     interleaved, tile by tile; 1 where one follows the other. lost: of what L2 should have kept from one
-    wave to the next, the share that is fetched again all the same, expected and at worst.
+    wave to the next, the share that is fetched again all the same, expected and at worst. skew: at worst,
+    the share of what is streamed that is fetched again within a wave, as thread blocks lose step.
     """
 
     ctas: int
@@ -73,6 +74,7 @@ class Grid(NamedTuple):
     uneven: float = 1.0
     section: int = 1
     lost: tuple[float, float] = (0.0, 0.0)
+    skew: float = 0.0
 
 
 def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dram:
@@ -173,11 +175,12 @@ class _Tracker:
         again = _ONCE if grid is None else _Again.of(self.cache, grid, inputs + adds, touched)
         middle = self.clock + touched / 2
         before = self.read[1] + self.write[1]
-        self._move(self.read, inputs, (middle, again), None)
+        how = (middle, again, grid.skew if grid else 0.0)
+        self._move(self.read, inputs, how, None)
         if adds:
-            self._move(self.read, adds, (middle, again), None)
-            self._move(self.write, adds, (middle, again), self.dirty)
-        self._move(self.write, outputs, (middle, again), self.dirty)
+            self._move(self.read, adds, how, None)
+            self._move(self.write, adds, how, self.dirty)
+        self._move(self.write, outputs, how, self.dirty)
         for rows in (inputs, adds, outputs):
             for name, _, _ in rows:
                 self.last[name] = middle
@@ -197,14 +200,14 @@ class _Tracker:
         self,
         to: list[float],
         rows: list[tuple[str, int, int]],
-        how: tuple[float, _Again],
+        how: tuple[float, _Again, float],
         dirty: set[str] | None,
     ) -> None:
         """Add what the rows move: each tensor once, less what L2 holds, and what is fetched again.
 
         dirty: of writes, the tensors that L2 may still hold unsaved: overwritten there, they are saved once.
         """
-        middle, again = how
+        middle, again, skew = how
         low = value = high = 0.0
         for name, requested, size in rows:
             seen = self.last.get(name)
@@ -217,6 +220,8 @@ class _Tracker:
                 low += size * (1 - hits[0])
                 value += size * (1 - hits[1])
                 high += size * (1 - hits[2])
+            if requested > size:
+                high += size * skew
             if requested > size and again is not _ONCE:
                 times = again.times(requested, size)
                 low += size * times[0]
@@ -243,7 +248,7 @@ class _Again(NamedTuple):
     @classmethod
     def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> _Again:
         """From the kernel's grid and its (tensor, requested, size) rows."""
-        ctas, units, slots, loops, _, section, lost = grid
+        ctas, units, slots, loops, _, section, lost, _ = grid
         per_unit = ctas / units
         streamed = asked_for = 0
         for _, requested, size in asked:
@@ -273,6 +278,8 @@ class _Again(NamedTuple):
         if section * per_unit > slots:  # a section is one long unit: its first wave is the first pass
             waves = (0.0, max(0.0, section / slots - 1 / per_unit), section / slots)
         found = (best, value * (1 - lost[0]), worst * (1 - lost[1]))
+        if unit_bytes > cache.capacity / 2:  # who falls behind finds its rows gone
+            waves, found = (waves[0], waves[1], waves[2] + _DRIFT), (best, found[1], 0.0)
         return cls(False, waves, (1 - found[0], 1 - found[1], 1 - found[2]))
 
     def times(self, requested: int, size: int) -> _Three:
@@ -284,6 +291,12 @@ class _Again(NamedTuple):
         low, mean, high = (min(passes * wave, passes - 1) for wave in self.waves)
         return low * best, mean * value, high * worst
 
+
+_DRIFT = 0.02
+"""Of all passes over a unit of more than half the L2, those that are fetched again at worst.
+
+Seen on an H100 SXM at 64k, d = 128 (docs/counters.md). In the band only, not in what is expected.
+"""
 
 _MASKED = 0.585
 """A row that sees the share s is come back to after s**0.585: 2/3 for causal, where long rows count most."""

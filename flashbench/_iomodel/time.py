@@ -164,6 +164,7 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
     return Grid(
         ctas, min(units, ctas), slots, uneven=max(1.0, min(most / step.exps, ctas)),
         section=_section(estimate, kernel, kv_heads), lost=_lost(kernel, p.masked, outer > slots),
+        skew=_SKEW if p.masked else 0.0,
     )  # fmt: skip
 
 
@@ -189,6 +190,7 @@ def _lost(kernel: str, masked: bool, spread: bool) -> tuple[float, float]:
     return (_LOST_SPREAD if spread else _LOST_EDGE), 0.7
 
 
+_SKEW = 0.1
 _LOST_FWD, _LOST_BWD, _LOST_SPREAD, _LOST_EDGE = 0.15, 0.05, 0.2, 0.12
 
 
