@@ -54,6 +54,7 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
         with terminable(), runfile.create(out / RESULTS, head) as writer:
             _count(cells, target, out, options, (writer.append, records.append, about))
     except KeyboardInterrupt:
+        records = list(runfile.load(out / RESULTS).records)  # the stop may have come before the list
         _show(records, target, options)
         console.warn(f"interrupted; {out / RESULTS} holds {len(records)} of {len(cells)} cells")
         raise typer.Exit(EXIT_INTERRUPTED) from None
