@@ -17,6 +17,7 @@ import typer
 
 from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
+from flashbench._cli.compare import compare
 from flashbench._cli.doctor import doctor
 from flashbench._cli.io_model import io_model
 from flashbench._cli.kv_cache import kv_cache
@@ -39,6 +40,7 @@ app.command("io-model")(io_model)
 app.command("kv-cache")(kv_cache)
 app.command("calibrate")(calibrate)
 app.command("check")(check)
+app.command("compare")(compare)
 app.command("profile")(profile)
 app.command("report")(report)
 app.command("list")(list_)

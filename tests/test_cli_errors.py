@@ -145,8 +145,8 @@ OTHER = [
     ("run --quiet=yes", ["--quiet"]),
     ("rum", ["'rum' is not a command", "did you mean run?"]),
     (
-        "compare",
-        ["'compare' is not a command; accepted: run, io-model, kv-cache, calibrate, check, profile, report,"],
+        "baseline",
+        ["'baseline' is not a command; accepted: run, io-model, kv-cache, calibrate, check, compare,"],
     ),
     ("--nope", ["--nope is not an option of 'flashbench'"]),
     ("report", ["files"]),

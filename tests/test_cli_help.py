@@ -25,6 +25,8 @@ EXPECTED = {
     "check": GRID,
     "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
     "--known --import --arch --gpu --trace-limit --detail --by-kernel --out",
+    "compare": "--metric --warn --fail --noise --floor --allow --fail-on --all --markdown --json --csv "
+    "--quiet",
     "report": "--output --quiet",
     "list": "--json --csv",
     "doctor": "--json --csv",
