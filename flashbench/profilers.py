@@ -1,4 +1,4 @@
-"""How long a call takes and how much memory it needs. Knows a call, not attention.
+"""How long a call takes, how much memory it needs, what its Triton kernels move. Knows a call, not attention.
 
 Time on a GPU is between two CUDA events around the call. With a cold cache the L2 is flushed before
 each sample, outside the timed window; while the device flushes, the host runs ahead, so the launch
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flashbench._profilers.clocks import Clocks, open_clocks, throttled
 from flashbench._profilers.energy import measure_energy
 from flashbench._profilers.telemetry import sampling, slowed, summary
+from flashbench._profilers.trace import Launch, Moved, trace
 from flashbench.record import Samples
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ __all__ = [
     "CPU_POLICY",
     "GPU_POLICY",
     "Clocks",
+    "Launch",
+    "Moved",
     "Policy",
     "Timing",
     "Usage",
@@ -35,6 +38,7 @@ __all__ = [
     "measure_time",
     "open_clocks",
     "policy_for",
+    "trace",
 ]
 
 DRIFT = 0.05

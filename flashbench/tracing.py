@@ -1,10 +1,11 @@
 """Traced beside modelled: a cell of a bundled Triton kernel, run in Triton's interpreter, load by load.
 
-    trace_cell(cell) -> {"difference_bytes": 0, "total": {…}, "kernels": [{"tensors": [{…}, …]}, …]}
+    trace_cell(cell) -> {"difference_bytes": 0, "difference_flops": 0, "total": {…}, "kernels": [{…}, …]}
 
-Exact on both sides: any difference is a mistake in the kernel or in its model. A cell's mapping holds, per
-kernel, ``kernel``, ``step`` (of the model), ``programs``, ``flops``, ``modelled_flops``, ``exps``,
-``masked_share`` and per tensor the bytes read, written and added, traced and modelled.
+Exact on both sides: any difference of bytes or of FLOPs is a mistake in the kernel or in its model. A cell's
+mapping holds, per kernel, ``kernel``, ``step`` (of the model), ``programs``, ``flops``, ``modelled_flops``,
+``exps``, ``modelled_exps``, ``masked_share`` and per tensor the bytes read, written and added, traced and
+modelled. Exponentials are no difference: the model counts those of scores, whatever computes them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ CPU = Target(device="cpu", capability=None)
 def trace_cell(
     cell: Cell, config: Mapping[str, Any] | None = None, *, limit: int = LIMIT, seed: int = 0
 ) -> dict[str, Any]:
-    """Trace one cell; ``{"reason": …}`` where it cannot be traced, never an exception of the kernel's.
+    """Trace one cell; ``{"reason": …}`` where it cannot be traced, ``{"error": …}`` where its kernels raise.
 
     config: tiles as a record holds them, such as those of a GPU; else the interpreter's. bf16 is traced
     as fp16, which moves the same: the interpreter computes bf16 in fp32.
@@ -51,7 +52,11 @@ def trace_cell(
     row = iomodel.estimate(implementation.io_model, cell.problem, cell.pass_, tiles=config)
     if (visits := tile_visits(row)) > limit:
         return {"reason": f"{visits} tile visits are too many to interpret; the limit is {limit}"}
-    return compare(_launches(cell, config, seed), row)
+    try:
+        launches = _launches(cell, config, seed)
+    except Exception as error:  # a kernel raises whatever it likes, and other cells go on
+        return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+    return compare(launches, row)
 
 
 def tile_visits(row: Estimate) -> int:
@@ -100,15 +105,16 @@ def compare(launches: Sequence[Launch], row: Estimate) -> dict[str, Any]:
         for tensor in kernel["tensors"]
         for kind, _ in KINDS
     )
+    flops = sum(abs(kernel["flops"] - kernel["modelled_flops"]) for kernel in found)
     total = {
         name: sum(kernel[name] for kernel in found)
-        for name in ("programs", "flops", "modelled_flops", "exps")
+        for name in ("programs", "flops", "modelled_flops", "exps", "modelled_exps")
     }
     for kind, _ in KINDS:
         for prefix in ("", "modelled_"):
             key = f"{prefix}{kind}_bytes"
             total[key] = sum(tensor[key] for kernel in found for tensor in kernel["tensors"])
-    return {"difference_bytes": difference, "total": total, "kernels": found}
+    return {"difference_bytes": difference, "difference_flops": flops, "total": total, "kernels": found}
 
 
 def _kernel(launch: Launch, step: Step | None) -> dict[str, Any]:
@@ -132,6 +138,7 @@ def _kernel(launch: Launch, step: Step | None) -> dict[str, Any]:
         "flops": launch.flops,
         "modelled_flops": step.flops if step else 0,
         "exps": launch.exps,
+        "modelled_exps": step.exps if step else 0,
         "masked_share": masked / lanes if lanes else 0.0,
         "tensors": tensors,
     }

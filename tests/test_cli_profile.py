@@ -6,6 +6,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_the_trace_is_the_model_to_the_byte(capsys: pytest.CaptureFixture[str]) 
     found = json.loads(out)
     assert len(found) == 2
     for cell in found:
-        assert cell["difference_bytes"] == 0
+        assert (cell["difference_bytes"], cell["difference_flops"]) == (0, 0)
         assert cell["total"]["read_bytes"] == cell["total"]["modelled_read_bytes"] > 0
         assert cell["total"]["flops"] == cell["total"]["modelled_flops"] > 0
         assert cell["total"]["exps"] > 0
@@ -176,3 +177,44 @@ def test_a_kernel_that_loads_k_twice_fails(
     code, _, err = run(capsys, "--trace", *SMALL, "--passes", "fwd")
     assert code == EXIT_GATE
     assert "forward: read of k" in err
+
+
+@interpreted
+def test_other_flops_fail_too(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from flashbench._profilers.trace import _Recorder
+
+    def twice(self: _Recorder, result: Any, inner: int) -> None:
+        self.launches[-1].flops += 4 * result.data.size * inner
+
+    monkeypatch.setattr(_Recorder, "product", twice)
+    code, _, err = run(capsys, "--trace", *SMALL, "--passes", "fwd")
+    assert (code, "FLOPs apart" in err) == (EXIT_GATE, True)
+
+
+@interpreted
+def test_a_kernel_that_raises_fails_and_the_others_are_still_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tracing._launches
+
+    def launches(cell: Cell, *rest: Any) -> Any:
+        if cell.pass_ == "bwd":
+            raise RuntimeError("no\nsuch luck")
+        return real(cell, *rest)
+
+    monkeypatch.setattr(tracing, "_launches", launches)
+    code, out, err = run(capsys, "--trace", *SMALL, "--json")
+    assert (code, "its kernels raise RuntimeError: no such luck" in err) == (EXIT_GATE, True)
+    fwd, bwd = json.loads(out)
+    assert fwd["difference_bytes"] == 0
+    assert bwd["error"] == "RuntimeError: no such luck"
+    code, out, _ = run(capsys, "--trace", *SMALL, "--csv")
+    assert (code, "no such luck" in out) == (EXIT_GATE, True)
+
+
+@interpreted
+def test_forward_and_backward_together_is_the_sum_of_both(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "--trace", *SMALL, "--passes", "fwd,bwd,fwd+bwd", "--json")
+    fwd, bwd, both = (cell["total"] for cell in json.loads(out))
+    assert code == 0
+    assert both == {name: fwd[name] + bwd[name] for name in both}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from attention import SHAPES, problem
 
 from flashbench import iomodel, kernels
+from flashbench import tracing as joined
 from flashbench._profilers import trace as tracing
 from flashbench.errors import UnavailableError
 from flashbench.flash_configs import Config
@@ -28,8 +31,7 @@ assert REASON is None, REASON
 
 flash = _triton.load("cpu")
 
-STEPS = {"forward": "forward", "delta_rows": "delta", "backward_dq": "dq", "backward_dkdv": "dkdv"}
-"""Kernel → step of the model. An argument is named as the model's tensor, in capitals."""
+PROFILE = Path(__file__).resolve().parent.parent / "docs" / "profile.md"
 
 TILES = {"fwd": (32, 16), "dq": (16, 32), "dkdv": (32, 16), "delta": (16, 16)}
 """Tiles of other shapes than the interpreter's 64x64, so that small problems have ragged and whole ones."""
@@ -69,12 +71,14 @@ def assert_exact(p: Problem, tiles: dict[str, tuple[int, int]]) -> None:
     named |= {f"{name}_block_k": rows[1] for name, rows in tiles.items()}
     row = iomodel.estimate("flash", p, "fwd+bwd", tiles=named)
     launches = run(p, tiles)
-    assert [STEPS[launch.kernel] for launch in launches] == [step.name for step in row.steps]
+    assert [joined.STEPS[launch.kernel] for launch in launches] == [step.name for step in row.steps]
     for launch, step in zip(launches, row.steps, strict=True):
         counted = tuple(moved(launch, f"{kind}_bytes") for kind in ("loaded", "stored", "atomic"))
         said = tuple({name: n for name, n in part.items() if n} for part in step[1:4])
         assert counted == said, f"{p.key}: {step.name}"
         assert launch.flops == step.flops, f"{p.key}: {step.name}"
+    found = joined.compare(launches, row)
+    assert (found["difference_bytes"], found["difference_flops"]) == (0, 0)
 
 
 SHAPED = {**SHAPES, **MORE_SHAPES}
@@ -150,61 +154,148 @@ def test_slices_of_one_tensor_are_told_apart_and_masked_lanes_do_not_count() -> 
     assert tracing.OUTSIDE not in launch.arguments
 
 
-def test_exponentials_programs_and_masked_lanes_are_counted() -> None:
+def test_exponentials_and_programs_are_counted_in_whole_tiles() -> None:
     import triton
     import triton.language as tl
 
     @triton.jit
-    def kernel(A, TO, count, BLOCK: tl.constexpr):
-        lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        a = tl.load(A + lanes, mask=lanes < count, other=0.0)
-        tl.store(TO + lanes, tl.exp(a) + tl.exp2(a), mask=lanes < count)
-        tl.load(A + lanes, mask=lanes > 99, other=0.0)
+    def kernel(X, count, BLOCK: tl.constexpr):
+        lanes = tl.arange(0, BLOCK)
+        x = tl.load(X + lanes, mask=lanes < count, other=0.0)
+        tl.store(X + lanes, tl.exp(x) + tl.exp2(tl.max(x, 0)), mask=lanes < count)
 
-    (launch,) = tracing.trace(lambda: kernel[(3,)](torch.zeros(40), torch.zeros(40), 40, BLOCK=16))
-    a, to = launch.arguments["A"], launch.arguments["TO"]
-    assert (launch.programs, launch.exps) == (3, 2 * 3 * 16)
-    assert (a.loaded, a.masked, to.stored, to.masked) == (40, 8 + 48, 40, 8)
-    assert a.masked_share == 56 / 96
+    (launch,) = tracing.trace(lambda: kernel[(2, 3)](torch.zeros(16), 12, BLOCK=16))
+    assert (launch.programs, launch.exps) == (6, 6 * (16 + 1))
+    moved_ = launch.arguments["X"]
+    assert (moved_.loaded, moved_.stored, moved_.masked) == (6 * 12, 6 * 12, 2 * 6 * 4)
+    assert moved_.masked_share == 0.25
+    assert tracing.Moved().masked_share == 0.0
 
 
-def test_tensor_descriptors_are_seen() -> None:
-    """They end in masked accesses in the interpreter; what lies past an edge moves nothing."""
+def test_the_exponentials_of_flash_are_the_models_and_one_per_row_and_visit() -> None:
+    """The model counts scores; the forward also rescales rows, the fp32 backward has its own polynomial."""
+    p = problem(batch=1, num_heads=2, num_kv_heads=1, seqlen_q=70, seqlen_k=90, dtype="fp16")
+    row = iomodel.estimate(
+        "flash",
+        p,
+        "fwd+bwd",
+        tiles={f"{k}_block_{x}": n for k, rows in TILES.items() for x, n in zip("qk", rows, strict=True)},
+    )
+    scores = {step.name: step.exps for step in row.steps}
+    visits = scores["forward"] // TILES["fwd"][1]
+    said = {
+        "forward": scores["forward"] + visits, "delta_rows": 0, "backward_dq": scores["dq"],
+        "backward_dkdv": scores["dkdv"],
+    }  # fmt: skip
+    assert {launch.kernel: launch.exps for launch in run(p, TILES)} == said
+    fp32 = {launch.kernel: launch.exps for launch in run(replace(p, dtype="fp32"), TILES)}
+    assert fp32 == {"forward": said["forward"], "delta_rows": 0, "backward_dq": 0, "backward_dkdv": 0}
+
+
+def test_tensor_descriptors_are_counted_by_their_tensor() -> None:
+    import triton
+    import triton.language as tl
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    @triton.jit
+    def made(X, Y, rows, cols, BLOCK: tl.constexpr):
+        x = tl.make_tensor_descriptor(X, [rows, cols], [cols, 1], [BLOCK, BLOCK])
+        y = tl.make_tensor_descriptor(Y, [rows, cols], [cols, 1], [BLOCK, BLOCK])
+        y.store([0, 0], x.load([0, 0]))
+
+    @triton.jit
+    def given(X, Y):
+        Y.store([0, 0], X.load([0, 0]))
+
+    @triton.jit
+    def picked(X, Y, WHICH, rows, cols, BLOCK: tl.constexpr):
+        x = tl.make_tensor_descriptor(X, [rows, cols], [cols, 1], [1, BLOCK])
+        y = tl.make_tensor_descriptor(Y, [rows, cols], [cols, 1], [1, BLOCK])
+        which = tl.load(WHICH + tl.arange(0, 8))
+        y.scatter(x.gather(which, 0), which, 0)
+
+    x, y = torch.rand(5, 8), torch.zeros(5, 8)
+    boxes = [TensorDescriptor.from_tensor(tensor, [8, 8]) for tensor in (x, y)]
+    which = torch.arange(8, dtype=torch.int32) % 5
+    launches = tracing.trace(
+        lambda: (made[(1,)](x, y, 5, 8, BLOCK=8), given[(1,)](*boxes), picked[(1,)](x, y, which, 5, 8, 8))
+    )
+    assert torch.equal(x, y)
+    for launch, rows in zip(launches, (5, 5, 8), strict=True):
+        a, b = launch.arguments["X"], launch.arguments["Y"]
+        assert (a.loaded_bytes, a.stored, b.loaded, b.stored_bytes) == (32 * rows, 0, 0, 32 * rows)
+        assert a.masked == b.masked == 64 - 8 * rows
+        assert tracing.OUTSIDE not in launch.arguments
+
+
+def test_block_pointers_are_counted_where_triton_has_them() -> None:
     import triton
     import triton.language as tl
 
     @triton.jit
-    def kernel(A, TO, rows, BLOCK: tl.constexpr):
-        a = tl.make_tensor_descriptor(A, [rows, 16], [16, 1], [BLOCK, 16])
-        to = tl.make_tensor_descriptor(TO, [rows, 16], [16, 1], [BLOCK, 16])
-        to.store([0, 0], a.load([0, 0]))
+    def kernel(X, Y, rows, BLOCK: tl.constexpr):
+        x = tl.make_block_ptr(X, (rows, BLOCK), (BLOCK, 1), (0, 0), (BLOCK, BLOCK), (1, 0))
+        y = tl.make_block_ptr(Y, (rows, BLOCK), (BLOCK, 1), (0, 0), (BLOCK, BLOCK), (1, 0))
+        tl.store(y, tl.load(x, boundary_check=(0,)), boundary_check=(0,))
 
-    (launch,) = tracing.trace(lambda: kernel[(1,)](torch.zeros(5, 16), torch.zeros(5, 16), 5, BLOCK=8))
-    assert launch.arguments["A"].loaded == launch.arguments["TO"].stored == 5 * 16
+    try:
+        (launch,) = tracing.trace(lambda: kernel[(1,)](torch.zeros(5, 8), torch.zeros(5, 8), 5, BLOCK=8))
+    except triton.runtime.errors.InterpreterError as error:
+        pytest.skip(str(error))
+    x, y = launch.arguments["X"], launch.arguments["Y"]
+    assert (x.loaded, x.masked, y.stored, y.masked) == (40, 24, 40, 24)
+
+
+def test_recast_pointers_and_tuples_of_tensors() -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(PAIR, BLOCK: tl.constexpr):
+        lanes = tl.arange(0, BLOCK)
+        wide = PAIR[0].to(tl.pointer_type(tl.int32), bitcast=True)
+        tl.store(PAIR[1] + lanes, tl.load(wide + lanes))
+
+    pair = torch.zeros(16, dtype=torch.float16), torch.zeros(8, dtype=torch.int32)
+    (launch,) = tracing.trace(lambda: kernel[(1,)](pair, BLOCK=8))
+    one, two = launch.arguments["PAIR[0]"], launch.arguments["PAIR[1]"]
+    assert (one.loaded, one.loaded_bytes, two.stored_bytes) == (8, 32, 32)
     assert tracing.OUTSIDE not in launch.arguments
 
 
-def test_block_pointers_are_seen_where_triton_has_them() -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_scaled_products_are_counted_where_triton_interprets_them(packed: bool) -> None:
     import triton
     import triton.language as tl
+    from triton.runtime import interpreter
+
+    if not hasattr(interpreter.InterpreterBuilder, "create_dot_scaled"):
+        pytest.skip("this Triton does not interpret tl.dot_scaled")
 
     @triton.jit
-    def kernel(A, TO, rows, BLOCK: tl.constexpr):
-        a = tl.make_block_ptr(A, (rows, 16), (16, 1), (0, 0), (BLOCK, 16), (1, 0))
-        to = tl.make_block_ptr(TO, (rows, 16), (16, 1), (0, 0), (BLOCK, 16), (1, 0))
-        tl.store(to, tl.load(a, boundary_check=(0,)), boundary_check=(0,))
+    def kernel(A, B, SCALE, C, INNER: tl.constexpr, FORMAT: tl.constexpr):
+        rows, inner, group = tl.arange(0, 16), tl.arange(0, INNER), tl.arange(0, 2)
+        a = tl.load(A + rows[:, None] * INNER + inner[None, :])
+        b = tl.load(B + inner[:, None] * 16 + rows[None, :])
+        scale = tl.load(SCALE + rows[:, None] * 2 + group[None, :])
+        c = tl.dot_scaled(a, scale, FORMAT, b, scale, FORMAT)
+        tl.store(C + rows[:, None] * 16 + rows[None, :], c)
 
-    a, to = torch.zeros(5, 16), torch.zeros(5, 16)
+    inner, format_ = (32, "e2m1") if packed else (64, "e5m2")
+    bytes_ = [torch.zeros(shape, dtype=torch.uint8) for shape in ((16, inner), (inner, 16), (16, 2))]
+    (launch,) = tracing.trace(lambda: kernel[(1,)](*bytes_, torch.zeros(16, 16), inner, format_))
+    assert launch.flops == 2 * 16 * 16 * 64
 
-    def call() -> None:
-        kernel[(1,)](a, to, 5, BLOCK=8)
 
-    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
-        with pytest.raises(Exception, match="Block pointers have been removed"):
-            call()
-        return
-    (launch,) = tracing.trace(call)
-    assert launch.arguments["A"].loaded == launch.arguments["TO"].stored == 5 * 16
+EXAMPLE = re.search(r"```python\n(.*?)```", PROFILE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_documented_example_prints_what_it_says(tmp_path: Path) -> None:
+    assert EXAMPLE
+    file = tmp_path / "example.py"
+    file.write_text(EXAMPLE[1])
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == re.findall(r"# prints (.*)", EXAMPLE[1]), done.stderr
 
 
 def test_the_interpreter_is_as_before_afterwards() -> None:
@@ -224,6 +315,16 @@ def test_an_interpreter_of_another_make_is_named(monkeypatch: pytest.MonkeyPatch
     assert "has no InterpreterBuilder.create_masked_load" in str(tracing.why_unavailable())
     with pytest.raises(UnavailableError, match="create_masked_load"):
         tracing.trace(lambda: None)
+
+
+def test_an_interpreter_with_other_parameters_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.runtime import interpreter
+
+    monkeypatch.setattr(
+        interpreter.InterpreterBuilder, "create_masked_store", lambda self, mask, ptrs, value: None
+    )
+    reason = str(tracing.why_unavailable())
+    assert reason.endswith("another kind (mask, ptrs, value) of InterpreterBuilder.create_masked_store")
 
 
 def test_without_an_interpreter_it_says_so() -> None:

@@ -9,6 +9,8 @@ moves nothing. Nothing is estimated, so this is what a model of requested bytes 
 
 from __future__ import annotations
 
+import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,30 +22,43 @@ from flashbench.errors import UnavailableError
 OUTSIDE = ""
 """The argument to which an address in no tensor of the launch counts: an access out of bounds."""
 
-_HOOKS = {
-    "InterpreterBuilder": (
-        "create_masked_load", "create_masked_store", "create_atomic_rmw", "create_atomic_cas", "create_dot",
-        "create_exp", "create_exp2", "set_grid_idx",
-    ),
-    "GridExecutor": ("_init_args_hst",),
-}  # fmt: skip
-"""What of the interpreter is listened to; the same in every Triton from 3.6 on. Block pointers and tensor
-descriptors end in masked loads and stores there, so they are seen too."""
+_BUILDER = {
+    "create_masked_load": ("ptrs", "mask"),
+    "create_masked_store": ("ptrs", "value", "mask"),
+    "create_atomic_rmw": ("rmwOp", "ptr", "val", "mask"),
+    "create_atomic_cas": ("ptr",),
+    "create_dot": ("a", "b"),
+    "create_exp": ("arg",),
+    "create_exp2": ("arg",),
+    "set_grid_idx": ("x", "y", "z"),
+}
+_HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
+    "InterpreterBuilder": _BUILDER,
+    "GridExecutor": {"_init_args_hst": ("args_dev", "kwargs")},
+}
+"""What of the interpreter is listened to, with the parameters that each begins with; the same in every
+Triton from 3.6 on. Plain loads and stores, block pointers, tensor descriptors (also gathers and scatters)
+and atomic loads and stores end in masked loads and stores there, so they are seen too."""
 
 
 @dataclass
 class Moved:
-    """What a launch moved of one argument. Elements of whole launches, each as often as it was moved.
+    """What a launch moved of one argument, over all its programs.
+
+    loaded, stored, atomic (added, exchanged or compared): elements, each as often as it was moved; the
+    same in bytes, of the width of the access, which is not the tensor's where a kernel recasts a pointer.
 
     masked: lanes of loads, stores and atomics that moved nothing, by the argument of the same
     access's other lanes; of an access with no other lanes, by the argument that its addresses lie in.
     """
 
-    element_bytes: int = 0
     loaded: int = 0
     stored: int = 0
     atomic: int = 0
     masked: int = 0
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    atomic_bytes: int = 0
 
     @property
     def masked_share(self) -> float:
@@ -51,27 +66,13 @@ class Moved:
         lanes = self.loaded + self.stored + self.atomic + self.masked
         return self.masked / lanes if lanes else 0.0
 
-    @property
-    def loaded_bytes(self) -> int:
-        """Bytes loaded."""
-        return self.loaded * self.element_bytes
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes stored, atomics apart."""
-        return self.stored * self.element_bytes
-
-    @property
-    def atomic_bytes(self) -> int:
-        """Bytes added, exchanged or compared atomically."""
-        return self.atomic * self.element_bytes
-
 
 @dataclass
 class Launch:
     """One kernel launch. arguments: what was moved, by the name of the tensor argument, untouched ones too.
 
-    An address that two arguments hold counts to the first of them. flops: of the matrix products.
+    A tensor descriptor has its argument's name, a tensor within a tuple ``NAME[index]``. An address that
+    two arguments hold counts to the first of them. flops: of the matrix products.
     exps: elements whose exponential (exp or exp2) was taken. programs: program instances that ran.
     """
 
@@ -112,13 +113,21 @@ def _interpreter() -> Any:
         )
     from triton.runtime import interpreter
 
-    for owner, names in _HOOKS.items():
-        for name in names:
-            if not hasattr(getattr(interpreter, owner, None), name):
+    for owner, methods in _HOOKS.items():
+        for name, begins in methods.items():
+            if problem := _why_unknown(getattr(getattr(interpreter, owner, None), name, None), begins):
                 import triton
 
-                raise UnavailableError(f"trace: triton {triton.__version__} has no {owner}.{name}")
+                raise UnavailableError(f"trace: triton {triton.__version__} has {problem} {owner}.{name}")
     return interpreter
+
+
+def _why_unknown(method: Any, begins: tuple[str, ...]) -> str | None:
+    """What is wrong with a method of the interpreter, or None."""
+    if method is None:
+        return "no"
+    named = tuple(inspect.signature(method).parameters)[1 : 1 + len(begins)]
+    return None if named == begins else f"another kind ({', '.join(named)}) of"
 
 
 class _Span(NamedTuple):
@@ -148,8 +157,7 @@ class _Recorder:
     def launch(self, kernel: str, tensors: Mapping[str, Any]) -> None:
         """A launch begins, with its tensor arguments as the programs see them."""
         self._spans = _spans(tensors)
-        moved = {name: Moved(tensor.element_size()) for name, tensor in tensors.items()}
-        self.launches.append(Launch(kernel, moved))
+        self.launches.append(Launch(kernel, {name: Moved() for name in tensors}))
 
     def access(self, pointers: Any, mask: Any, kind: str) -> None:
         """Addresses that are loaded, stored or updated (kind: a field of Moved) where the mask is true."""
@@ -179,17 +187,15 @@ class _Recorder:
 
     def _add(self, name: str, kind: str, count: int, pointers: Any) -> None:
         if count:
-            width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
-            moved = self.launches[-1].arguments.setdefault(name, Moved(width))
+            moved = self.launches[-1].arguments.setdefault(name, Moved())
             setattr(moved, kind, getattr(moved, kind) + count)
+            if kind != "masked":
+                width = max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+                setattr(moved, f"{kind}_bytes", getattr(moved, f"{kind}_bytes") + count * width)
 
-    def product(self, a: Any, b: Any) -> None:
-        """A matrix product of two tiles."""
-        *batch, rows, inner = a.data.shape
-        count = rows * inner * b.data.shape[-1]
-        for size in batch:
-            count *= size
-        self.launches[-1].flops += 2 * count
+    def product(self, result: Any, inner: int) -> None:
+        """A matrix product of two tiles, over so many products per element of the result."""
+        self.launches[-1].flops += 2 * result.data.size * inner
 
     def exponential(self, x: Any) -> None:
         """Exponentials of a tile."""
@@ -206,7 +212,7 @@ def _spans(tensors: Mapping[str, Any]) -> list[_Span]:
     for name, tensor in tensors.items():
         reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
         first = tensor.data_ptr()
-        size = (reach + 1) * tensor.element_size() if tensor.numel() else 0
+        size = (reach + 1) * tensor.element_size() if math.prod(tensor.shape) else 0
         spans.append(_Span(name, first, first + size))
 
     def overlaps(one: _Span) -> bool:
@@ -229,6 +235,17 @@ def _addresses(tensor: Any) -> Any:
     return np.uint64(tensor.data_ptr()) + offsets.ravel() * np.uint64(tensor.element_size())
 
 
+def _tensors(name: str, argument: Any) -> Iterator[tuple[str, Any]]:
+    """The tensors of an argument of a launch: itself, that of a tensor descriptor, those of a tuple."""
+    if hasattr(argument, "data_ptr"):
+        yield name, argument
+    elif hasattr(argument, "block_shape"):
+        yield name, argument.base
+    elif isinstance(argument, tuple):
+        for index, part in enumerate(argument):
+            yield from _tensors(f"{name}[{index}]", part)
+
+
 @contextmanager
 def _listening(interpreter: Any, recorder: _Recorder) -> Iterator[None]:
     """The interpreter tells the recorder of launches, accesses and products while this is open."""
@@ -237,8 +254,8 @@ def _listening(interpreter: Any, recorder: _Recorder) -> Iterator[None]:
     def launch(result: Any, self: Any, *_: Any) -> None:
         positional, named = result
         arguments = {**dict(zip(self.arg_names, positional, strict=False)), **named}
-        tensors = {name: arg for name, arg in arguments.items() if hasattr(arg, "data_ptr")}
-        recorder.launch(self.fn.__name__, tensors)
+        tensors = [found for name, argument in arguments.items() for found in _tensors(name, argument)]
+        recorder.launch(self.fn.__name__, dict(tensors))
 
     def load(_: Any, __: Any, pointers: Any, mask: Any, *___: Any) -> None:
         recorder.access(pointers, mask, "loaded")
@@ -252,8 +269,12 @@ def _listening(interpreter: Any, recorder: _Recorder) -> Iterator[None]:
     def exchange(_: Any, __: Any, pointers: Any, *___: Any) -> None:
         recorder.access(pointers, None, "atomic")
 
-    def product(_: Any, __: Any, a: Any, b: Any, *___: Any) -> None:
-        recorder.product(a, b)
+    def product(result: Any, _: Any, a: Any, *__: Any) -> None:
+        recorder.product(result, a.data.shape[-1])
+
+    def scaled(result: Any, _: Any, a: Any, __: Any, format_: Any, *rest: Any) -> None:
+        packed = rest[4] and format_ == interpreter._ir.ScaleDotElemTypeTY.E2M1  # two to a byte
+        recorder.product(result, a.data.shape[-1] * (2 if packed else 1))
 
     def exponential(_: Any, __: Any, x: Any, *___: Any) -> None:
         recorder.exponential(x)
@@ -265,8 +286,10 @@ def _listening(interpreter: Any, recorder: _Recorder) -> Iterator[None]:
         load, store, update, exchange, product, exponential, exponential, program,
     )  # fmt: skip
     with ExitStack() as stack:
-        for name, listener in zip(_HOOKS["InterpreterBuilder"], listeners, strict=True):
+        for name, listener in zip(_BUILDER, listeners, strict=True):
             stack.enter_context(_heard(builder, name, listener))
+        if hasattr(builder, "create_dot_scaled"):  # not in 3.6, which does not interpret it
+            stack.enter_context(_heard(builder, "create_dot_scaled", scaled))
         stack.enter_context(_heard(executor, "_init_args_hst", launch))
         yield
 
