@@ -79,12 +79,15 @@ def test_a_file_that_is_no_profile_is_unreadable(capsys: pytest.CaptureFixture[s
     )
 
 
-def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, "--import", WIDE, "--json")
     rows = json.loads(out)
     assert code == 0
     assert [row["l2_read_bytes"] for row in rows] == [201_326_592] * 3
     assert rows[0]["registers_per_thread"] == 168
+    wide = tmp_path / "wide.csv"
+    wide.write_text(Path(WIDE).read_text(encoding="utf-8"), encoding="utf-16")
+    assert run(capsys, "--import", str(wide), "--json")[1] == out
     code, out, _ = run(capsys, "--import", WIDE)
     assert "201 MB" in out
 

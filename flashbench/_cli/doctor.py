@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 OK, WARN, PROBLEM = "ok", "warn", "problem"
 PARAMETERS = Path("/proc/driver/nvidia/params")
-NCU_PLACES = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu")
 LOW_DISK_BYTES = 2 * 10**9
 
 
@@ -156,11 +155,10 @@ def gpu_(gpu: Gpu) -> Iterator[Finding]:
 
 
 def find_ncu() -> str | None:
-    """Where Nsight Compute is, or None."""
-    import glob
+    """Where Nsight Compute is, as ``profile`` would find it, or None."""
+    from flashbench._profilers import ncu as tool
 
-    found = shutil.which("ncu")
-    return found or next((hit for place in NCU_PLACES for hit in sorted(glob.glob(place))[::-1]), None)
+    return tool.find()
 
 
 def ncu(path: str | None, parameters: Path, *, privileged: bool, gpu: bool) -> Iterator[Finding]:

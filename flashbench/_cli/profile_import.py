@@ -41,12 +41,14 @@ def show(path: str, *, json: bool, csv: bool, quiet: bool) -> None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        data = path.read_bytes()
     except OSError as error:
         what = "is a folder" if path.is_dir() else error.strerror or str(error)
         raise UsageError(
             f"--import {str(path)!r}: {what}; accepted: a CSV file that 'ncu --csv' wrote"
         ) from None
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))  # what a shell of Windows redirects into a file
+    return data.decode("utf-16" if wide else "utf-8", errors="replace")
 
 
 def _columns(names: list[str], everything: bool) -> list[Column]:
