@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,13 @@ def test_a_legend_entry_switches_a_series_off_everywhere(browser: Browser, page:
 
 def test_a_double_click_in_the_legend_leaves_one_series_alone(browser: Browser, page: Path) -> None:
     browser.open(page)
-    browser.click("#plot-latency .legend .groups:nth-child(2) .legendtoggle", times=2)
-    browser.wait("document.getElementById('plot-throughput').data.some(t => t.visible === 'legendonly')")
-    on = {trace["name"] for trace in traces(browser, "speedup") if trace["visible"] is True}
+    on: set[str] = set()
+    for _ in range(10):  # on a busy machine two clicks may come too far apart: then they undo each other
+        browser.click("#plot-latency .legend .groups:nth-child(2) .legendtoggle", times=2)
+        time.sleep(1)
+        on = {trace["name"] for trace in traces(browser, "speedup") if trace["visible"] is True}
+        if on == {"sdpa"}:
+            break
     assert on == {"sdpa"}
 
 
