@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flashbench._profilers.clocks import Clocks, open_clocks, throttled
+from flashbench._profilers.clocks import Clocks, open_clocks
 from flashbench._profilers.energy import measure_energy
-from flashbench._profilers.telemetry import sampling, slowed, summary
+from flashbench._profilers.telemetry import sampling, summary, throttled_by
 from flashbench._profilers.trace import Launch, Moved, trace
 from flashbench.record import Samples
 
@@ -139,13 +139,16 @@ def _time_on_gpu(
 
         def still_running() -> None:
             if clocks:
-                after.update(clocks.read())
+                after.update(clocks.read() | clocks.others())
 
         with sampling(clocks) as readings:
             samples = tuple(_events(call, flush, policy.samples(estimate_s), still_running))
-    during = summary(readings)
+    telemetry: dict[str, Any] = {"host_s": host_s}
+    if clocks:
+        telemetry |= {"before": before, "during": summary(readings), "after": after}
     flags = []
-    if throttled(before, after) or slowed(during):
+    if reasons := throttled_by(before, telemetry.get("during", {}), after):
+        telemetry["throttled_by"] = reasons
         flags.append("throttled")
     if host_s > statistics.median(samples):
         flags.append("launch-bound")
@@ -154,9 +157,7 @@ def _time_on_gpu(
     return Timing(
         samples=Samples(samples_s=samples, cache=cache, method="events"),
         flags=tuple(flags),
-        clocks={"before": before, "during": during, "after": after, "host_s": host_s}
-        if clocks
-        else {"host_s": host_s},
+        clocks=telemetry,
     )
 
 

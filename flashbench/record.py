@@ -25,7 +25,7 @@ STATUSES = {
 
 FLAGS = {
     "suspect": "faster than the hardware allows, or otherwise not to be believed",
-    "throttled": "the GPU reported a thermal or power cap during the samples",
+    "throttled": "the GPU reported a thermal or power cap, or its SM clock fell by over 10 %, meanwhile",
     "launch-bound": "the host could not feed the device; the time is the launch overhead",
     "drift": "the last quarter of the samples differs from the first by over 5 %",
 }
@@ -99,7 +99,7 @@ class Record:
     backend: what really ran, where the name leaves it open (``sdpa``: ``flash``, ``cudnn``, …).
     config: the kernel's chosen configuration (block_q, block_k, num_warps, num_stages, …).
     clocks: SM and memory clock (MHz), power (W), temperature (C) and cap reasons before and after the
-    samples, and a summary of readings ``during`` them.
+    samples, a summary of readings ``during`` them, and ``throttled_by``, why a row is flagged so.
     energy: joules per call, as in profilers.measure_energy; empty where it was not asked for.
     counters: what the hardware counted, as in counting/__init__.py; empty where it was not asked for.
     environment: device, driver and versions this row was measured with; see environment.py.

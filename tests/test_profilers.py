@@ -10,6 +10,7 @@ import torch
 
 from flashbench import profilers
 from flashbench._profilers import clocks
+from flashbench._profilers.telemetry import throttled_by
 from flashbench.profilers import Policy, drifted, measure_memory, measure_time
 
 FEW = Policy(limit_s=0.01, min_samples=3, max_samples=7, warmup=2)
@@ -113,7 +114,7 @@ def test_only_caps_count_as_throttling(reasons: int, names: list[str]) -> None:
     nvml = FakeNvml(nvmlDeviceGetCurrentClocksEventReasons=lambda handle: reasons)
     reading = clocks.Clocks(nvml, "handle").read()
     assert reading["throttle"] == names
-    assert clocks.throttled({}, reading) is bool(names)
+    assert throttled_by({}, {}, reading) == [f"{name} at the last samples" for name in names]
 
 
 @pytest.mark.parametrize(
@@ -130,6 +131,14 @@ def test_only_caps_count_as_throttling(reasons: int, names: list[str]) -> None:
 )
 def test_the_gpu_is_found_by_what_torch_calls_it(properties: SimpleNamespace, handle: str | None) -> None:
     assert clocks.find_handle(FakeNvml(), properties) == handle
+
+
+@pytest.mark.parametrize("key", ["MIG-12", b"MIG-12", "GPU-12", b"GPU-12"])
+def test_cards_and_slices_are_found_by_a_uuid_with_or_without_its_prefix(key: str | bytes) -> None:
+    nvml = FakeNvml(nvmlDeviceGetHandleByUUID=lambda uuid: {key: "right"}[uuid])
+    whole = key.decode() if isinstance(key, bytes) else key
+    assert clocks.find_handle(nvml, SimpleNamespace(uuid="12")) == "right"
+    assert clocks.find_handle(nvml, SimpleNamespace(uuid=whole)) == "right"
 
 
 def test_without_nvml_there_is_one_warning(

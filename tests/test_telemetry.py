@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from ctypes import c_uint
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from flashbench import profilers
 from flashbench._profilers import energy, gpm, telemetry
 from flashbench._profilers.clocks import Clocks
-from flashbench._profilers.telemetry import sampling, slowed, summary
+from flashbench._profilers.telemetry import sampling, summary, throttled_by
 
 CALLS = (
     "nvmlDeviceGetClockInfo", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTemperature",
     "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTotalEnergyConsumption",
-    "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetEnforcedPowerLimit",
-    "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetMaxClockInfo",
+    "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetPersistenceMode", "nvmlDeviceGetMaxClockInfo",
+    "nvmlDeviceIsMigDeviceHandle", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
 )  # fmt: skip
 """Every function of NVML that is called with a handle."""
+SLICE = "slice"
+SLICE_TELLS = {name for name in CALLS if "Mig" in name or name.endswith("RunningProcesses")}
+"""What the handle of a MIG slice does not refuse."""
 
 
 class FakeNvml:
@@ -39,12 +47,19 @@ class FakeNvml:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name not in CALLS:
             raise AttributeError(name)
-        if name == self.refuses:
-            return self._refuse
-        return getattr(self, f"_{name}")
 
-    def _refuse(self, *_: object) -> None:
-        raise RuntimeError("Not Supported")
+        def query(handle: str, *arguments: object) -> Any:
+            if name == self.refuses or (handle == SLICE and name not in SLICE_TELLS):
+                raise RuntimeError("Not Supported")
+            return getattr(self, f"_{name}")(handle, *arguments)
+
+        return query
+
+    def _nvmlDeviceIsMigDeviceHandle(self, handle: str) -> c_uint:
+        return c_uint(handle == SLICE)
+
+    def _nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:
+        return "its card"
 
     def _nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:
         if kind == self.NVML_CLOCK_MEM:
@@ -67,6 +82,9 @@ class FakeNvml:
 
     def _nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=os.getpid(), usedGpuMemory=5), SimpleNamespace(pid=1, usedGpuMemory=7)]
+
+    def _nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[SimpleNamespace]:
+        return []
 
     def _nvmlDeviceGetEnforcedPowerLimit(self, handle: str) -> int:
         return 700_000
@@ -92,7 +110,7 @@ def test_a_steady_card_is_described_and_not_flagged() -> None:
     assert found["power_w"]["max"] == 300.0
     assert found["temperature_c"] == 55
     assert found["throttle"] == {}
-    assert not slowed(found)
+    assert throttled_by({}, found, {}) == []
 
 
 @pytest.mark.parametrize(
@@ -105,12 +123,70 @@ def test_a_steady_card_is_described_and_not_flagged() -> None:
     ids=["clock", "power", "heat"],
 )
 def test_a_card_that_is_held_back_during_the_samples_is_flagged(nvml: FakeNvml) -> None:
-    assert slowed(watch(nvml))
+    assert throttled_by({}, watch(nvml), {})
 
 
 def test_a_clock_that_rises_or_wavers_a_little_is_not_flagged() -> None:
-    assert not slowed(watch(FakeNvml(sm_mhz=lambda n: 1200 if n < 2 else 1980)))
-    assert not slowed(watch(FakeNvml(sm_mhz=lambda n: 1980 - 60 * (n % 3))))
+    assert not throttled_by({}, watch(FakeNvml(sm_mhz=lambda n: 1200 if n < 2 else 1980)), {})
+    assert not throttled_by({}, watch(FakeNvml(sm_mhz=lambda n: 1980 - 60 * (n % 3))), {})
+
+
+@pytest.mark.parametrize(("last", "flagged"), [(899, True), (900, False), (1500, False)])
+def test_a_clock_may_end_a_tenth_below_its_start(last: int, flagged: bool) -> None:
+    during = summary([{"sm_clock_mhz": clock} for clock in (1000, 500, last)])
+    assert bool(throttled_by({}, during, {})) is flagged
+
+
+def test_each_reason_is_told_in_words() -> None:
+    readings = [{"throttle": [], "sm_clock_mhz": 1980}, {"throttle": ["power brake"], "sm_clock_mhz": 1200}]
+    before, after = {"throttle": ["thermal cap"]}, {"throttle": ["power cap"]}
+    assert throttled_by(before, summary(readings), after) == [
+        "thermal cap before the samples",
+        "power brake in 50% of 2 readings",
+        "power cap at the last samples",
+        "the SM clock fell from 1980 to 1200 MHz",
+    ]
+    assert throttled_by({}, {}, {}) == []
+
+
+def timed(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, **meanwhile: Any) -> profilers.Timing:
+    """A timing with made-up events; while they are taken the card is in another state, unless it stays."""
+
+    def events(call: object, flush: object, count: int, last: Callable[[], None] = lambda: None) -> Any:
+        if count > 3:
+            time.sleep(0.05)
+            usual = {name: getattr(nvml, name) for name in meanwhile}
+            vars(nvml).update(meanwhile)
+            time.sleep(0.1)
+            vars(nvml).update({name: value for name, value in usual.items() if name == "reasons"})
+            last()
+        return [1e-3] * count
+
+    monkeypatch.setattr(profilers, "_events", events)
+    monkeypatch.setattr(profilers, "_warm_up", lambda *_: 0.0)
+    monkeypatch.setattr("torch.cuda.device", lambda _: nullcontext())
+    return profilers.measure_time(lambda: None, device="cuda:0", cache="hot", clocks=Clocks(nvml, "card"))
+
+
+def test_a_run_that_is_not_disturbed_is_not_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = timed(monkeypatch, FakeNvml())
+    assert timing.flags == ()
+    assert set(timing.clocks) == {"before", "during", "after", "host_s"}
+    assert timing.clocks["before"]["other_bytes"] == timing.clocks["after"]["other_bytes"] == 7
+    json.dumps(timing.clocks, allow_nan=False)
+
+
+def test_a_run_under_a_cap_that_only_the_thread_sees_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = timed(monkeypatch, FakeNvml(), reasons=0x4)
+    assert timing.clocks["before"]["throttle"] == timing.clocks["after"]["throttle"] == []
+    assert timing.flags == ("throttled",)
+    assert timing.clocks["throttled_by"][0].startswith("power cap in ")
+
+
+def test_a_run_whose_clock_drops_without_a_cap_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing = timed(monkeypatch, FakeNvml(), sm_mhz=lambda n: 1200)
+    assert timing.flags == ("throttled",)
+    assert timing.clocks["throttled_by"] == ["the SM clock fell from 1980 to 1200 MHz"]
 
 
 def test_the_share_of_readings_in_which_a_cap_was_active_is_told() -> None:
@@ -130,12 +206,23 @@ def test_each_refusal_leaves_its_field_empty_and_the_rest_stands(refuses: str) -
         "nvmlDeviceGetCurrentClocksEventReasons": {"throttle"},
         "nvmlDeviceGetTotalEnergyConsumption": {"energy_j"},
         "nvmlDeviceGetComputeRunningProcesses": {"other_processes", "other_bytes"},
+        "nvmlDeviceGetGraphicsRunningProcesses": {"other_processes", "other_bytes"},
         "nvmlDeviceGetEnforcedPowerLimit": {"power_limit_w"},
         "nvmlDeviceGetPersistenceMode": {"persistence"},
         "nvmlDeviceGetMaxClockInfo": {"max_sm_clock_mhz"},
     }
-    assert empty == fields[refuses]
-    assert not slowed(watch(FakeNvml(refuses=refuses), 0.01))
+    assert empty == fields.get(refuses, set())
+    assert not throttled_by({}, watch(FakeNvml(refuses=refuses), 0.01), {})
+
+
+@pytest.mark.parametrize("refuses", ["", *CALLS])
+def test_a_slice_tells_its_own_neighbours_and_else_what_its_card_tells(refuses: str) -> None:
+    slice_ = Clocks(FakeNvml(refuses=refuses), SLICE)
+    found = {**slice_.read(), **slice_.facts(), "energy_j": slice_.energy_j()}
+    whole = Clocks(FakeNvml(refuses=refuses), "card")
+    told = {**whole.read(), **whole.facts(), "energy_j": whole.energy_j()}
+    assert found == (dict.fromkeys(told) if "Mig" in refuses else told)  # whose card is not known
+    assert slice_.others() == whole.others()
 
 
 def test_a_driver_that_goes_away_ends_the_telemetry_only() -> None:
@@ -147,13 +234,22 @@ def test_a_driver_that_goes_away_ends_the_telemetry_only() -> None:
         time.sleep(0.01)
     assert readings == []
     assert summary(readings) == {}
-    assert not slowed({})
 
 
 def test_the_thread_ends_with_the_block_also_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), sampling(Clocks(FakeNvml(), "handle"), 0.001):
         raise ZeroDivisionError
     assert not [thread for thread in threading.enumerate() if thread.name == "flashbench-telemetry"]
+
+
+def test_a_machine_without_threads_has_no_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with sampling(Clocks(FakeNvml(), "handle")) as readings:
+        pass
+    assert readings == []
 
 
 def test_without_clocks_nothing_is_read() -> None:
@@ -172,6 +268,11 @@ def test_others_on_the_card_are_counted_without_this_process() -> None:
         SimpleNamespace(pid=os.getpid(), usedGpuMemory=None), SimpleNamespace(pid=2, usedGpuMemory=None)
     ]  # fmt: skip
     assert Clocks(silent, "h").others() == {"other_processes": 1, "other_bytes": None}
+    drawing = FakeNvml()
+    drawing._nvmlDeviceGetGraphicsRunningProcesses = lambda handle: [  # type: ignore[method-assign]
+        SimpleNamespace(pid=1, usedGpuMemory=7), SimpleNamespace(pid=3, usedGpuMemory=9)
+    ]  # fmt: skip
+    assert Clocks(drawing, "h").others() == {"other_processes": 2, "other_bytes": 16}
 
 
 def test_energy_is_the_counter_and_else_the_power_and_else_a_reason() -> None:

@@ -1,10 +1,10 @@
-"""SM clock, power, temperature and cap reasons of a GPU, read through NVML. Everything is optional."""
+"""Clocks, power, temperature, cap reasons and neighbours of a GPU, read through NVML; all is optional."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -24,24 +24,27 @@ Source: nvml.h, nvmlClocksEventReason*; idle, application clocks, sync boost and
 
 
 class Clocks:
-    """One GPU's telemetry. ``read`` never raises: a field that NVML refuses is None."""
+    """One GPU's telemetry. Its methods never raise: what NVML refuses is None.
+
+    A MIG slice's handle refuses most questions; those are asked of its card.
+    nvml: pynvml. handle: of the card or slice. card: of the slice's card, None unless it is a slice.
+    """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self.nvml = nvml
         self.handle = handle
+        self.card = _card_of(nvml, handle)
 
     def read(self) -> dict[str, Any]:
         """sm_clock_mhz, memory_clock_mhz, power_w, temperature_c and throttle (names of the active caps)."""
-        nvml, handle = self.nvml, self.handle
-        power = optional(lambda: nvml.nvmlDeviceGetPowerUsage(handle))  # mW
+        nvml = self.nvml
+        power = self._ask(lambda handle: nvml.nvmlDeviceGetPowerUsage(handle))  # mW
         reasons = self._reasons()
         return {
-            "sm_clock_mhz": optional(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            "memory_clock_mhz": optional(lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
+            "sm_clock_mhz": self._ask(lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_SM)),
+            "memory_clock_mhz": self._ask(lambda h: nvml.nvmlDeviceGetClockInfo(h, nvml.NVML_CLOCK_MEM)),
             "power_w": power / 1000 if power is not None else None,
-            "temperature_c": optional(
-                lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-            ),
+            "temperature_c": self._ask(lambda h: nvml.nvmlDeviceGetTemperature(h, nvml.NVML_TEMPERATURE_GPU)),
             "throttle": None
             if reasons is None
             else [name for bit, name in THROTTLE_REASONS.items() if reasons & bit],
@@ -51,40 +54,61 @@ class Clocks:
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             query = getattr(self.nvml, name, None)
             if query is not None:
-                value = optional(partial(query, self.handle))
+                value = self._ask(query)
                 return None if value is None else int(value)
         return None
 
     def energy_j(self) -> float | None:
-        """Joules since the driver was loaded, the whole board's; None before Volta and in MIG slices."""
-        spent = optional(lambda: self.nvml.nvmlDeviceGetTotalEnergyConsumption(self.handle))  # mJ
+        """Joules since the driver was loaded, the whole board's also on a MIG slice; None before Volta."""
+        spent = self._ask(lambda handle: self.nvml.nvmlDeviceGetTotalEnergyConsumption(handle))  # mJ
         return spent / 1000 if spent is not None else None
 
     def others(self) -> dict[str, Any]:
-        """other_processes and other_bytes: who else holds memory on the card; None where NVML is silent.
+        """other_processes and other_bytes: who else holds memory on the card, or on the slice.
 
-        In a container NVML may not tell this process from others: then both are None, not 0.
+        None where NVML is silent. In a container NVML may not tell this process from others: then both
+        are None, not 0.
         """
-        running = optional(lambda: self.nvml.nvmlDeviceGetComputeRunningProcesses(self.handle))
-        if running is None or all(entry.pid != os.getpid() for entry in running):
+        sizes: dict[int, int | None] = {}  # by pid: a process that also draws is on both lists
+        for kind in ("Compute", "Graphics"):
+            query = getattr(self.nvml, f"nvmlDeviceGet{kind}RunningProcesses", None)
+            running = optional(partial(query, self.handle)) if query else None
+            if running is None:
+                return {"other_processes": None, "other_bytes": None}
+            sizes |= {entry.pid: getattr(entry, "usedGpuMemory", None) for entry in running}
+        if os.getpid() not in sizes:
             return {"other_processes": None, "other_bytes": None}
-        others = [entry for entry in running if entry.pid != os.getpid()]
-        sizes = [getattr(entry, "usedGpuMemory", None) for entry in others]
+        del sizes[os.getpid()]
+        known = [size for size in sizes.values() if size is not None]
         return {
-            "other_processes": len(others),
-            "other_bytes": None if None in sizes else sum(size for size in sizes if size is not None),
+            "other_processes": len(sizes),
+            "other_bytes": sum(known) if len(known) == len(sizes) else None,
         }
 
     def facts(self) -> dict[str, Any]:
         """power_limit_w, persistence (bool), max_sm_clock_mhz: what does not change during a sweep."""
-        nvml, handle = self.nvml, self.handle
-        limit = optional(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))  # mW
-        persistence = optional(lambda: nvml.nvmlDeviceGetPersistenceMode(handle))
+        nvml = self.nvml
+        limit = self._ask(lambda handle: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))  # mW
+        persistence = self._ask(lambda handle: nvml.nvmlDeviceGetPersistenceMode(handle))
         return {
             "power_limit_w": limit / 1000 if limit is not None else None,
             "persistence": bool(persistence) if persistence is not None else None,
-            "max_sm_clock_mhz": optional(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+            "max_sm_clock_mhz": self._ask(lambda h: nvml.nvmlDeviceGetMaxClockInfo(h, nvml.NVML_CLOCK_SM)),
         }
+
+    def _ask(self, query: Callable[[Any], Any]) -> Any:
+        value = optional(partial(query, self.handle))
+        if value is None and self.card is not None:
+            value = optional(partial(query, self.card))
+        return value
+
+
+def _card_of(nvml: Any, handle: Any) -> Any:
+    """The handle of a MIG slice's card; None for a whole card."""
+    slice_ = optional(lambda: nvml.nvmlDeviceIsMigDeviceHandle(handle))
+    if not getattr(slice_, "value", slice_):  # the bindings answer with a c_uint
+        return None
+    return optional(lambda: nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle))
 
 
 def optional(query: Callable[[], Any]) -> Any:
@@ -152,8 +176,3 @@ def find_handle(library: Any, properties: Any) -> Any:
     domain, slot = getattr(properties, "pci_domain_id", 0), getattr(properties, "pci_device_id", 0)
     address = f"{domain:08X}:{bus:02X}:{slot:02X}.0"
     return optional(lambda: library.nvmlDeviceGetHandleByPciBusId_v2(address.encode()))
-
-
-def throttled(*readings: Mapping[str, Any]) -> bool:
-    """True if any reading names a cap reason."""
-    return any(reading.get("throttle") for reading in readings)

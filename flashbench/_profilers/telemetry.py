@@ -13,14 +13,17 @@ from __future__ import annotations
 import statistics
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from flashbench._profilers.clocks import Clocks
 
 INTERVAL_S = 0.02
 CLOCK_DROP = 0.10
-"""Flagged as throttled where the SM clock ends lower than it began by more than this share."""
+"""Flagged as throttled where the SM clock ends lower than it began by more than this share.
+
+A card that keeps its clock wavers by steps of 15 MHz, under 1 %.
+"""
 
 Reading = Mapping[str, Any]
 
@@ -43,12 +46,14 @@ def sampling(clocks: Clocks | None, interval_s: float = INTERVAL_S) -> Iterator[
             done.wait(interval_s)
 
     thread = threading.Thread(target=watch, name="flashbench-telemetry", daemon=True)
-    thread.start()
+    with suppress(RuntimeError):  # no more threads here: no readings
+        thread.start()
     try:
         yield readings
     finally:
         done.set()
-        thread.join(timeout=5.0)
+        if thread.ident is not None:
+            thread.join(timeout=5.0)
 
 
 def summary(readings: Sequence[Reading], interval_s: float = INTERVAL_S) -> dict[str, Any]:
@@ -86,9 +91,16 @@ def _spread(readings: Sequence[Reading], name: str) -> dict[str, float] | None:
     }
 
 
-def slowed(during: Mapping[str, Any]) -> bool:
-    """True where a summary names a cap, or the SM clock ended more than CLOCK_DROP below its start."""
-    if during.get("throttle"):
-        return True
-    clock = during.get("sm_clock_mhz") or {"first": 0.0, "last": 0.0}
-    return bool(clock["last"] < (1 - CLOCK_DROP) * clock["first"])
+def throttled_by(before: Reading, during: Mapping[str, Any], after: Reading) -> list[str]:
+    """Why a time is that of a GPU held back, in words; empty where it ran freely.
+
+    before, after: as of ``Clocks.read``; during: a summary. Any of them may be empty.
+    """
+    reasons = [f"{name} before the samples" for name in before.get("throttle") or ()]
+    for name, share in (during.get("throttle") or {}).items():
+        reasons.append(f"{name} in {share:.0%} of {during['readings']} readings")
+    reasons += [f"{name} at the last samples" for name in after.get("throttle") or ()]
+    clock = during.get("sm_clock_mhz")
+    if clock and clock["last"] < (1 - CLOCK_DROP) * clock["first"]:
+        reasons.append(f"the SM clock fell from {clock['first']:g} to {clock['last']:g} MHz")
+    return reasons
