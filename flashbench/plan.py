@@ -24,6 +24,8 @@ UNKNOWN_GPU_FLOPS_PER_S, UNKNOWN_GPU_BYTES_PER_S = 50e12, 1e12
 FP64_FLOPS_SHARE, FP64_BYTES_PER_PAIR = 0.03, 60
 CPU_FLOPS_PER_S_PER_CORE = 1e10
 INTERPRETER_FLOPS_PER_S = 5e7
+ENERGY_S = 1.2
+"""What ``--energy`` adds to a cell: its loop and the changes of the counter around it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +43,9 @@ class PlannedCell:
     note: str = ""
 
 
-def plan(cells: Sequence[Cell], target: Target, *, timed: bool = True) -> list[PlannedCell]:
+def plan(
+    cells: Sequence[Cell], target: Target, *, timed: bool = True, energy: bool = False
+) -> list[PlannedCell]:
     """What each cell needs, in order. Cells that refuse cost nothing; the note says why."""
     planned: list[PlannedCell] = []
     checked: set[tuple[Problem, bool]] = set()
@@ -56,6 +60,8 @@ def plan(cells: Sequence[Cell], target: Target, *, timed: bool = True) -> list[P
         if check not in checked:
             expected_s += _check_s(cell, target)
         checked.add(check)
+        if energy and not implementation.interpreted(target):
+            expected_s += ENERGY_S
         note = "" if implementation.io_model else "scratch memory is not modelled"
         planned.append(
             PlannedCell(cell=cell, needs_bytes=needs_bytes(cell, target), expected_s=expected_s, note=note)

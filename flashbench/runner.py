@@ -267,12 +267,18 @@ class _Measurement:
             "samples": timing.samples,
             "memory": memory,
             "clocks": timing.clocks,
-            "energy": self._energy(timed, timing.samples.median_s) if options.energy else {},
+            "energy": self._energy(timed) if options.energy else {},
         }
 
-    def _energy(self, timed: Callable[[], object], call_s: float) -> Mapping[str, Any]:
-        device = self.run_.target.device
-        return profilers.measure_energy(timed, device=device, clocks=self.run_._clocks, call_s=call_s)
+    def _energy(self, timed: Callable[[], object]) -> Mapping[str, Any]:
+        """Joules of the call, or why there are none: whatever happens here, the cell was timed."""
+        device, clocks = self.run_.target.device, self.run_._clocks
+        try:
+            return profilers.measure_energy(timed, device=device, clocks=clocks)
+        except Exception as error:
+            reason = _what(error)
+        self.run_._recover(self.cell)
+        return {"reason": reason}
 
     def _first_call(
         self, call: kernels.Call, inputs: tuple[Tensor, Tensor, Tensor]

@@ -20,6 +20,7 @@ from flashbench import runfile, runner
 from flashbench._cli import options
 from flashbench._cli.run import resolve
 from flashbench.cli import main
+from flashbench.errors import UsageError
 from flashbench.record import Record, Samples
 
 TINY = [
@@ -181,6 +182,21 @@ def test_resume_takes_the_options_of_the_run_and_the_line_wins(
     assert {cell.problem.head_dim for cell in request.cells} == {8}
     assert {cell.problem.batch for cell in request.cells} == {2}
     assert request.values["seed"] == 7
+
+
+def test_energy_is_kept_for_the_resumed_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes(monkeypatch, OK)
+    run([*TINY, "--out", "out", "--no-energy"], capsys)
+    assert json.loads(RESULTS.read_text().splitlines()[0])["options"]["energy"] is False
+    assert not resolve({"resume": True, "out": "out", "device": "cpu"}, None).flag("energy")
+    head, *rows = RESULTS.read_text().splitlines(keepends=True)
+    with_energy = {**json.loads(head), "options": {**json.loads(head)["options"], "energy": True}}
+    RESULTS.write_text(json.dumps(with_energy) + "\n" + "".join(rows))
+    with pytest.raises(UsageError, match="--energy"):  # the file asks for it; a CPU has none
+        resolve({"resume": True, "out": "out", "device": "cpu"}, None)
+    assert not resolve({"resume": True, "out": "out", "device": "cpu", "energy": False}, None).flag("energy")
 
 
 def test_resume_under_other_conditions_is_refused(

@@ -81,6 +81,8 @@ def test_expected_time_grows_with_the_work_and_is_less_without_timing() -> None:
     assert times == sorted(times)
     untimed = [row.expected_s for row in plan.plan(cells, H100, timed=False)]
     assert all(less < more for less, more in zip(untimed, times, strict=True))
+    metered = [row.expected_s for row in plan.plan(cells, H100, energy=True)]
+    assert metered == pytest.approx([time + plan.ENERGY_S for time in times])
 
 
 def test_an_interpreted_implementation_is_expected_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,13 @@ def test_a_record_reads_back_as_it_was_written(record: Record) -> None:
     assert runfile.record_from_json(json.loads(line)) == record
 
 
+def test_a_row_from_before_energy_and_counters_has_none() -> None:
+    value = runfile.record_to_json(done(cells(1)[0]))
+    for name in ("energy", "counters"):
+        del value[name]
+    assert runfile.record_from_json(value) == done(cells(1)[0])
+
+
 def test_what_is_not_finite_is_null_on_disk_and_never_passes_a_check(tmp_path: Path) -> None:
     [cell] = cells(1)
     accuracy = Accuracy(

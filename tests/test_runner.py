@@ -372,6 +372,29 @@ def test_killed_in_the_middle_then_resumed_equals_an_uninterrupted_run(tmp_path:
     assert all(record == before.get(record.cell.key, record) for record in after.records)
 
 
+def test_energy_that_fails_leaves_the_time_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure_energy(call: Callable[[], object], **_: Any) -> dict[str, Any]:
+        call()
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(runner.profilers, "measure_energy", measure_energy)
+    [record] = sweep(cell("naive"), energy=True)
+    assert record.status == "ok"
+    assert record.samples is not None
+    assert record.energy == {"reason": "MemoryError: no room"}
+    assert sweep(cell("naive"))[0].energy == {}
+
+
+@pytest.mark.gpu
+def test_a_gpu_cell_has_its_energy() -> None:
+    target = environment.target("cuda:0")
+    p = {"dtype": "bf16", "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 64, "head_dim_v": 64}
+    about = environment.collect(target)
+    [record] = sweep(cell("sdpa-flash", **p), target=target, environment=about, energy=True)
+    assert record.status == "ok", record.reason
+    assert record.energy["joules_per_call"] > 0
+
+
 @pytest.mark.gpu
 def test_a_gpu_cell_has_memory_clocks_and_a_config() -> None:
     target = environment.target("cuda:0")

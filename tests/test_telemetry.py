@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flashbench import profilers
-from flashbench._profilers import energy, gpm, telemetry
+from flashbench._profilers import energy, gpm, load, telemetry
 from flashbench._profilers.clocks import Clocks
 from flashbench._profilers.telemetry import sampling, summary, throttled_by
 
@@ -282,8 +282,98 @@ def test_energy_is_the_counter_and_else_the_power_and_else_a_reason() -> None:
     for before, after in ((None, 5.0), (5.0, None), (5.0, 5.0)):
         assert energy.settle(before, after, powers, seconds=2.0, calls=60) == counted | {"method": "power"}
     assert "neither" in energy.settle(None, None, [{"power_w": None}], 2.0, 60)["reason"]
-    asked = energy.measure_energy(lambda: None, device="cpu", clocks=None, call_s=1.0)
+    asked = energy.measure_energy(lambda: None, device="cpu", clocks=None)
     assert "NVML" in asked["reason"]
+
+
+class Board:
+    """600 W for ever; the counter is renewed every period_s, the clock moves by 1 ms with each call."""
+
+    card = None
+
+    def __init__(self, period_s: float, phase_s: float) -> None:
+        self.now, self.period_s, self.calls = phase_s, period_s, 0
+
+    def call(self) -> None:
+        self.now += 1e-3
+        self.calls += 1
+
+    def energy_j(self) -> float | None:
+        return 600 * self.period_s * (self.now // self.period_s) if self.period_s else None
+
+    def read(self) -> dict[str, Any]:
+        return {"power_w": 600.0}
+
+    def measure(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        for module in (energy, load):
+            monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        return energy.measure_energy(self.call, device="cpu", clocks=self)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("phase_s", [0.0, 0.03, 0.06, 0.084])
+def test_the_period_of_the_counter_is_no_error(monkeypatch: pytest.MonkeyPatch, phase_s: float) -> None:
+    found = Board(0.085, phase_s).measure(monkeypatch)
+    assert found["method"] == "counter"
+    assert found["watts"] == pytest.approx(600, rel=2 * load.BATCH_S)
+    assert found["joules_per_call"] == pytest.approx(0.6, rel=2 * load.BATCH_S)
+    assert 1.0 <= found["seconds"] <= 1.0 + 0.085 + 2 * load.BATCH_S
+    assert found["scope"] == "board, idle included"
+
+
+@pytest.mark.parametrize("period_s", [0.0, 1e9], ids=["no counter", "a counter that stands still"])
+def test_power_is_read_after_it_has_settled(monkeypatch: pytest.MonkeyPatch, period_s: float) -> None:
+    board = Board(period_s, 0.0)
+    found = board.measure(monkeypatch)
+    assert found["method"] == "power"
+    assert found["joules_per_call"] == pytest.approx(0.6)
+    assert (board.calls - found["calls"]) * 1e-3 >= energy.SETTLE_S
+
+
+def test_a_slow_call_is_repeated_twice_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(0.09, 0.0)
+
+    def slow() -> None:
+        board.call()
+        board.now += 10
+
+    monkeypatch.setattr(energy, "time", SimpleNamespace(perf_counter=lambda: board.now))
+    monkeypatch.setattr(load, "time", SimpleNamespace(perf_counter=lambda: board.now))
+    found = energy.measure_energy(slow, device="cpu", clocks=board)  # type: ignore[arg-type]
+    assert (found["calls"], board.calls) == (1, 3)
+    assert found["watts"] == pytest.approx(600, rel=0.01)
+
+
+def test_a_slices_energy_says_that_it_is_the_whole_boards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "SETTLE_S", 0.01)
+    found = energy.measure_energy(lambda: None, device="cpu", clocks=Clocks(FakeNvml(), SLICE), min_s=0.01)
+    assert found["scope"] == "board, idle and other MIG slices included"
+
+
+@pytest.mark.parametrize("refuses", CALLS)
+@pytest.mark.parametrize("handle", ["card", SLICE])
+def test_energy_survives_each_refusal(monkeypatch: pytest.MonkeyPatch, refuses: str, handle: str) -> None:
+    monkeypatch.setattr(energy, "SETTLE_S", 0.01)
+    monkeypatch.setattr(energy, "TICK_S", 0.01)
+    clocks = Clocks(FakeNvml(refuses=refuses), handle)
+    found = energy.measure_energy(lambda: None, device="cpu", clocks=clocks, min_s=0.01)
+    json.dumps(found, allow_nan=False)
+    if handle == SLICE and "Mig" in refuses:
+        assert found == {"reason": "this GPU tells neither energy nor power"}
+    else:
+        counted = "TotalEnergy" not in refuses
+        assert found["method"] == ("counter" if counted else "power")
+
+
+@pytest.mark.gpu
+def test_a_boards_mean_power_lies_below_its_limit() -> None:
+    import torch
+
+    clocks = profilers.open_clocks("cuda:0")
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    one, other = (profilers.measure_energy(lambda: a @ a, device="cuda:0", clocks=clocks) for _ in range(2))
+    limit_w = clocks.facts()["power_limit_w"] if clocks else None
+    assert 100 < one["watts"] < 1.05 * (limit_w or 1500)
+    assert one["joules_per_call"] == pytest.approx(other["joules_per_call"], rel=0.1)
 
 
 def test_the_interval_is_no_shorter_than_the_counters_are_renewed() -> None:

@@ -191,7 +191,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     values, cells = complete(target.type)
     options.settle(values["impls"], target)
     texts = sweep.combine(line, file, before, sweep.DEFAULTS[target.type])
-    kept = (*sweep.AXES, *CONDITIONS, "time_budget")
+    kept = (*sweep.AXES, *CONDITIONS, "time_budget", "energy")
     return Request(
         values=values,
         texts={name: texts[name] for name in kept if name in texts},
@@ -210,7 +210,8 @@ def _earlier(path: Path) -> dict[str, str | bool]:
     from flashbench import runfile, sweep
 
     found = runfile.load(path).header["options"]
-    return {name: found[name] for name in (*sweep.AXES, *CONDITIONS) if isinstance(found.get(name), str)}
+    texts = {name: found[name] for name in (*sweep.AXES, *CONDITIONS) if isinstance(found.get(name), str)}
+    return {**texts, "energy": found["energy"]} if isinstance(found.get("energy"), bool) else texts
 
 
 def check_out(

@@ -1,47 +1,78 @@
 """Energy of a call: the board's own counter over calls that run back to back for a second or more.
 
-It is the whole board, with memory, idle power and losses in it. Boards without the counter (before
-Volta, MIG slices, some virtual GPUs) have their power integrated instead, which is coarser.
+It is the whole board, with memory, idle power and losses in it, and on a MIG slice the card's other
+slices too. Boards without the counter (before Volta, some virtual GPUs) have their power averaged
+instead, which is coarser.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from flashbench._profilers.clocks import Clocks
+from flashbench._profilers.load import Load
 from flashbench._profilers.telemetry import INTERVAL_S, Reading, sampling
 
 MIN_S = 1.0
-"""Seconds that are measured at least: the counter is renewed every 20 to 100 ms."""
+"""Seconds that are measured at least."""
+
+TICK_S = 0.25
+"""The longest that a change of the counter is waited for; it is renewed every 20 to 100 ms."""
+
+SETTLE_S = 1.0
+"""Without a counter the calls run that long first: power is a mean of the last second on most cards.
+
+Source: nvml.h, nvmlDeviceGetPowerUsage.
+"""
 
 
 def measure_energy(
-    call: Callable[[], object], *, device: str, clocks: Clocks | None, call_s: float, min_s: float = MIN_S
+    call: Callable[[], object], *, device: str, clocks: Clocks | None, min_s: float = MIN_S
 ) -> dict[str, Any]:
-    """Joules of one call, or ``{"reason": …}`` where this device does not tell.
+    """Joules of one call that has run before, or ``{"reason": …}`` where this device does not tell.
 
-    call_s: about how long a call takes. Keys: joules_per_call, watts (mean), calls, seconds, method
-    (``counter`` or ``power``). The L2 is warm.
+    Begins and ends where the counter has just changed, so that its period is no error.
+    Keys: joules_per_call, watts (mean), calls, seconds, method (``counter`` or ``power``), scope (whose
+    energy), interval_s (of the power readings). The L2 is warm. Raises what the call raises.
     """
     if clocks is None:
         return {"reason": "energy needs a GPU that NVML can read"}
+    load, changed = Load(call, _waiter(device)), _Change(clocks)
+    if not load.run_until(changed, most_s=TICK_S):
+        load.run_for(SETTLE_S)
+    with sampling(clocks) as readings:
+        before, start, done = clocks.energy_j(), time.perf_counter(), load.calls
+        load.run_until(changed, least_s=min_s, most_s=min_s + TICK_S)
+        after, seconds, calls = clocks.energy_j(), time.perf_counter() - start, load.calls - done
+    found = settle(before, after, readings, seconds, calls)
+    return found if "reason" in found else found | {"scope": _scope(clocks)}
+
+
+def _waiter(device: str) -> Callable[[], object]:
+    if not device.startswith("cuda"):
+        return lambda: None
     import torch
 
-    calls = max(1, round(min_s * 1.1 / call_s)) if call_s > 0 else 1
-    torch.cuda.synchronize(device)
-    with sampling(clocks) as readings:
-        before, start = clocks.energy_j(), time.perf_counter()
-        done = 0
-        while done == 0 or time.perf_counter() - start < min_s:
-            for _ in range(calls):
-                call()
-            torch.cuda.synchronize(device)
-            done += calls
-            calls = max(1, calls // 4)
-        seconds, after = time.perf_counter() - start, clocks.energy_j()
-    return settle(before, after, readings, seconds, done)
+    return partial(torch.cuda.synchronize, device)
+
+
+class _Change:
+    """Whether the energy counter has changed since it was asked last; never where there is none."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._seen = clocks.energy_j()
+
+    def __call__(self) -> bool:
+        before, self._seen = self._seen, self._clocks.energy_j()
+        return self._seen is not None and self._seen != before
+
+
+def _scope(clocks: Clocks) -> str:
+    return "board, idle included" if clocks.card is None else "board, idle and other MIG slices included"
 
 
 def settle(
