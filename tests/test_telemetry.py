@@ -386,7 +386,7 @@ class FakeGpm:
     NVML_GPM_METRICS_GET_VERSION = 1
 
     def __init__(self, refuses: str = "", supported: int = 1) -> None:
-        self.refuses, self.supported, self.freed = refuses, supported, 0
+        self.refuses, self.supported, self.freed, self.of_slice = refuses, supported, 0, False
 
     def _may(self, name: str) -> None:
         if name == self.refuses:
@@ -401,10 +401,27 @@ class FakeGpm:
         return object()
 
     def nvmlGpmSampleGet(self, handle: str, sample: object) -> None:
+        assert handle == "handle"
         self._may("nvmlGpmSampleGet")
 
     def nvmlGpmSampleFree(self, sample: object) -> None:
         self.freed += 1
+        self._may("nvmlGpmSampleFree")
+
+    def nvmlDeviceIsMigDeviceHandle(self, handle: str) -> c_uint:
+        return c_uint(handle == SLICE)
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:
+        return "handle"
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: str) -> int:
+        self._may("nvmlDeviceGetGpuInstanceId")
+        return {SLICE: 5}[handle]
+
+    def nvmlGpmMigSampleGet(self, handle: str, instance: int, sample: object) -> None:
+        self._may("nvmlGpmMigSampleGet")
+        assert (handle, instance) == ("handle", 5)
+        self.of_slice = True
 
     def c_nvmlGpmMetricsGet_t(self) -> SimpleNamespace:
         metric = [SimpleNamespace(metricId=0, nvmlReturn=0, value=0.0) for _ in range(8)]
@@ -417,8 +434,8 @@ class FakeGpm:
             metric.nvmlReturn = 3 if metric.metricId == 3 else 0
 
 
-def use(nvml: FakeGpm) -> dict[str, Any]:
-    return gpm.measure(lambda: None, lambda: None, Clocks(nvml, "handle"), min_s=0.01)
+def use(nvml: FakeGpm, handle: str = "handle") -> dict[str, Any]:
+    return gpm.measure(lambda: None, lambda: None, Clocks(nvml, handle), min_s=0.01)
 
 
 def test_gpm_gives_shares_and_none_for_what_is_refused() -> None:
@@ -427,6 +444,51 @@ def test_gpm_gives_shares_and_none_for_what_is_refused() -> None:
         "sm_utilisation": 0.2, "occupancy": None, "tensor_utilisation": 0.5, "dram_utilisation": 1.0
     }  # fmt: skip
     assert nvml.freed == 2
+
+
+def test_gpm_of_a_slice_is_asked_of_its_card_by_number() -> None:
+    nvml = FakeGpm()
+    assert use(nvml, SLICE)["tensor_utilisation"] == 0.5
+    assert nvml.of_slice
+    for name in ("nvmlDeviceGetGpuInstanceId", "nvmlGpmMigSampleGet"):
+        assert use(FakeGpm(name), SLICE) == {"reason": "GPM: RuntimeError: Not Supported"}
+
+
+def test_a_sample_that_cannot_be_freed_costs_nothing() -> None:
+    nvml = FakeGpm("nvmlGpmSampleFree")
+    assert use(nvml)["tensor_utilisation"] == 0.5
+    assert nvml.freed == 2
+
+
+def test_gpm_does_not_wait_after_each_call() -> None:
+    calls, waits = [], []
+    gpm.measure(lambda: calls.append(1), lambda: waits.append(1), Clocks(FakeGpm(), "handle"), min_s=0.01)
+    assert len(calls) > 100 * len(waits)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet",
+        "nvmlGpmSampleFree", "nvmlGpmMetricsGet", "c_nvmlGpmMetricsGet_t", "NVML_GPM_METRICS_GET_VERSION",
+        "nvmlDeviceGetGpuInstanceId", *CALLS,
+    ],
+)  # fmt: skip
+def test_the_fakes_have_the_names_of_the_real_bindings(name: str) -> None:
+    import pynvml
+
+    assert hasattr(pynvml, name)
+
+
+def test_gpms_numbers_are_those_of_the_bindings() -> None:
+    import pynvml
+
+    assert gpm.METRICS == {
+        "sm_utilisation": pynvml.NVML_GPM_METRIC_SM_UTIL,
+        "occupancy": pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+        "tensor_utilisation": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+        "dram_utilisation": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+    }
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,12 @@ busy DRAM and the tensor cores were, not how many bytes a kernel moved. Source: 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from flashbench._profilers.clocks import Clocks
+from flashbench._profilers.clocks import Clocks, optional
+from flashbench._profilers.load import Load
 
 MIN_S = 0.3
 """Seconds between the samples, at least: GPM renews its values about ten times a second."""
@@ -24,29 +25,40 @@ def measure(
 ) -> dict[str, Any]:
     """Shares (0 to 1) while the call is repeated, None for one that is refused; or ``{"reason": …}``.
 
-    wait: waits for the device, such as ``torch.cuda.synchronize``. Never raises for what NVML does.
+    call: has run before; it is repeated in batches, so that the device does not wait for the host after
+    each. wait: waits for the device, such as ``torch.cuda.synchronize``. On a MIG slice they are the
+    slice's shares. Never raises.
     """
     if clocks is None:
         return {"reason": "GPM needs a GPU that NVML can read"}
-    nvml, handle = clocks.nvml, clocks.handle
+    nvml = clocks.nvml
     samples: list[Any] = []
     try:
-        if not nvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
+        card = clocks.handle if clocks.card is None else clocks.card
+        if not nvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
             return {"reason": "this GPU has no GPM metrics; Hopper and later do"}
         samples.append(nvml.nvmlGpmSampleAlloc())
         samples.append(nvml.nvmlGpmSampleAlloc())
-        nvml.nvmlGpmSampleGet(handle, samples[0])
-        start = time.perf_counter()
-        while time.perf_counter() - start < min_s:
-            call()
-            wait()
-        nvml.nvmlGpmSampleGet(handle, samples[1])
+        sample = _sampler(clocks)
+        load = Load(call, wait)
+        load.run()
+        sample(samples[0])
+        load.run_for(min_s)
+        sample(samples[1])
         return _read(nvml, samples)
-    except Exception as error:  # a driver or bindings without GPM, a MIG slice, no permission
+    except Exception as error:  # a driver or bindings without GPM, no permission
         return {"reason": f"GPM: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     finally:
-        for sample in samples:
-            nvml.nvmlGpmSampleFree(sample)
+        for taken in samples:
+            optional(partial(nvml.nvmlGpmSampleFree, taken))
+
+
+def _sampler(clocks: Clocks) -> Callable[[Any], object]:
+    """What fills a sample: of the card, or of the slice by its number on the card."""
+    nvml = clocks.nvml
+    if clocks.card is None:
+        return partial(nvml.nvmlGpmSampleGet, clocks.handle)
+    return partial(nvml.nvmlGpmMigSampleGet, clocks.card, nvml.nvmlDeviceGetGpuInstanceId(clocks.handle))
 
 
 def _read(nvml: Any, samples: list[Any]) -> dict[str, Any]:
