@@ -35,6 +35,33 @@ def test_kernels_that_overlap_have_no_gap() -> None:
     assert found.span_s == pytest.approx(12e-6)
 
 
+@pytest.mark.parametrize(
+    ("spans", "gaps", "busy"),
+    [
+        ([(0, 100), (10, 30), (90, 120)], (0, 0), 120),  # the second runs within the first
+        ([(0, 100), (10, 30), (110, 120)], (0, 10), 110),
+        ([(0, 10), (0, 10), (20, 30)], (0, 10), 20),
+        ([(0, 10)], (), 10),
+        ([], (), 0),
+    ],
+)
+def test_streams_side_by_side_are_busy_once(
+    spans: list[tuple[float, float]], gaps: tuple[float, ...], busy: float
+) -> None:
+    found = lines.arrange([("k", start, end) for start, end in spans])
+    assert [gap * 1e6 for gap in found.gaps_s] == pytest.approx(list(gaps))
+    assert found.busy_s * 1e6 == pytest.approx(busy)
+    share = None if not spans else pytest.approx(busy / max(end for _, end in spans))
+    assert found.busy_share == found.to_json()["busy_share"] == share
+
+
+def test_what_runs_side_by_side_does_not_hide_a_slow_launch() -> None:
+    found = lines.arrange([("a", 0.0, 100.0), ("b", 0.0, 100.0)])
+    assert found.kernel_s == pytest.approx(200e-6)
+    assert found.launch_bound(130e-6)
+    assert not found.launch_bound(110e-6)
+
+
 @pytest.mark.parametrize(("event_us", "bound"), [(100, False), (119, False), (125, True)])
 def test_events_that_exceed_the_kernels_by_a_fifth_are_launch_bound(event_us: float, bound: bool) -> None:
     assert lines.arrange(RECORDS).launch_bound(event_us / 1e6) is bound
@@ -65,6 +92,36 @@ def test_it_goes_into_json() -> None:
     whole = lines.arrange(RECORDS).to_json()
     assert whole["gap_s"] == pytest.approx(10e-6)
     assert whole["kernels"][0] == {"kernel": "first", "start_s": 0.0, "duration_s": pytest.approx(10e-6)}
+
+
+@pytest.mark.gpu
+def test_a_named_range_is_no_kernel() -> None:
+    a = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+
+    def call() -> None:
+        with torch.profiler.record_function("my range"):
+            torch.relu(a)
+
+    call()
+    assert "my range" not in [kernel.name for kernel in lines.timeline(call, "cuda:0").kernels]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["flash", "cudnn", "efficient", "math"])
+def test_the_kernels_of_a_forced_backend_are_known_as_its_own(backend: str) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    q = torch.randn(2, 8, 1024, 64, device="cuda", dtype=torch.bfloat16)
+    forced = SDPBackend.MATH if backend == "math" else getattr(SDPBackend, f"{backend.upper()}_ATTENTION")
+
+    def call() -> torch.Tensor:
+        return scaled_dot_product_attention(q, q, q)
+
+    with sdpa_kernel(forced):
+        call()
+        found = lines.timeline(call, "cuda:0")
+    assert lines.backend_of([kernel.name for kernel in found.kernels]) == backend
 
 
 @pytest.mark.gpu

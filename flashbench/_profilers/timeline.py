@@ -16,7 +16,7 @@ from typing import Any
 from flashbench.errors import UnavailableError
 
 LAUNCH_BOUND = 1.2
-"""Event time over kernel time from which on the host, not the device, sets the pace of a call."""
+"""Event time over busy time from which on the host, not the device, sets the pace of a call."""
 
 log = logging.getLogger("flashbench")
 
@@ -29,6 +29,11 @@ class KernelTime:
     start_s: float
     duration_s: float
 
+    @property
+    def end_s(self) -> float:
+        """When it ended, seconds since the start of the first."""
+        return self.start_s + self.duration_s
+
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
@@ -38,19 +43,32 @@ class Timeline:
 
     @property
     def kernel_s(self) -> float:
-        """Seconds in which kernels ran, all together."""
+        """Sum of the kernels' times, seconds."""
         return sum(kernel.duration_s for kernel in self.kernels)
 
     @property
     def span_s(self) -> float:
         """Seconds from the start of the first kernel to the end of the last one."""
-        return max((k.start_s + k.duration_s for k in self.kernels), default=0.0)
+        return max((kernel.end_s for kernel in self.kernels), default=0.0)
 
     @property
     def gaps_s(self) -> tuple[float, ...]:
-        """Idle seconds between one kernel's end and the next one's start, as many as there are steps."""
-        pairs = zip(self.kernels, self.kernels[1:], strict=False)
-        return tuple(max(0.0, after.start_s - before.start_s - before.duration_s) for before, after in pairs)
+        """Idle seconds before each kernel but the first; 0 where an earlier one, on any stream, still ran."""
+        gaps, end = [], self.kernels[0].end_s if self.kernels else 0.0
+        for kernel in self.kernels[1:]:
+            gaps.append(max(0.0, kernel.start_s - end))
+            end = max(end, kernel.end_s)
+        return tuple(gaps)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which any kernel ran; kernels side by side count once, in kernel_s each."""
+        return self.span_s - sum(self.gaps_s)
+
+    @property
+    def busy_share(self) -> float | None:
+        """Busy time over the span, a fraction; None without a span."""
+        return self.busy_s / self.span_s if self.span_s else None
 
     def shares(self) -> list[tuple[str, float]]:
         """(kernel, share of kernel_s), by name, the largest first."""
@@ -62,8 +80,8 @@ class Timeline:
         return [(name, seconds / total if total else 0.0) for name, seconds in ordered]
 
     def launch_bound(self, event_s: float) -> bool:
-        """Whether what events measured around the call exceeds its kernels by LAUNCH_BOUND."""
-        return bool(self.kernels) and event_s > LAUNCH_BOUND * self.kernel_s
+        """Whether what events measured around the call exceeds its busy time by LAUNCH_BOUND."""
+        return bool(self.kernels) and event_s > LAUNCH_BOUND * self.busy_s
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in JSON."""
@@ -71,6 +89,7 @@ class Timeline:
             "kernel_s": self.kernel_s,
             "span_s": self.span_s,
             "gap_s": sum(self.gaps_s),
+            "busy_share": self.busy_share,
             "kernels": [
                 {"kernel": k.name, "start_s": k.start_s, "duration_s": k.duration_s} for k in self.kernels
             ],
@@ -110,6 +129,7 @@ def timeline(call: Callable[[], object], device: str) -> Timeline:
         (event.name, event.time_range.start, event.time_range.end)
         for event in profiler.events() or ()
         if event.device_type == torch.autograd.DeviceType.CUDA
+        and not getattr(event, "is_user_annotation", False)  # a record_function's range on the device
     )
     if not found.kernels:
         raise UnavailableError(
