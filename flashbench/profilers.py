@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench._profilers.clocks import Clocks, open_clocks
 from flashbench._profilers.energy import measure_energy
+from flashbench._profilers.gpm import measure as measure_gpm
 from flashbench._profilers.telemetry import sampling, summary, throttled_by
+from flashbench._profilers.timeline import Timeline, backend_of, timeline
 from flashbench._profilers.trace import Launch, Moved, trace
 from flashbench.record import Samples
 
@@ -30,14 +32,18 @@ __all__ = [
     "Launch",
     "Moved",
     "Policy",
+    "Timeline",
     "Timing",
     "Usage",
+    "backend_of",
     "drifted",
     "measure_energy",
+    "measure_gpm",
     "measure_memory",
     "measure_time",
     "open_clocks",
     "policy_for",
+    "timeline",
     "trace",
 ]
 
