@@ -77,7 +77,7 @@ def profile(
         ),
     ] = None,
     trace_limit: Annotated[
-        str | None, typer.Option(help="--trace: tile visits of a cell at most. Default: 20000.", metavar="N")
+        str | None, typer.Option(help="--trace: tile visits of a cell at most. Default: 2000.", metavar="N")
     ] = None,
     detail: Annotated[
         bool, typer.Option("--detail", help="--counters: more counters, at more passes over each kernel.")
