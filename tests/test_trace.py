@@ -223,6 +223,10 @@ def test_tensor_descriptors_are_counted_by_their_tensor() -> None:
 def test_block_pointers_are_counted_where_triton_has_them() -> None:
     import triton
     import triton.language as tl
+    from triton.runtime import interpreter
+
+    if not hasattr(interpreter.InterpreterBuilder, "create_make_block_ptr"):
+        pytest.skip("this Triton has no block pointers")
 
     @triton.jit
     def kernel(X, Y, rows, BLOCK: tl.constexpr):
@@ -230,10 +234,7 @@ def test_block_pointers_are_counted_where_triton_has_them() -> None:
         y = tl.make_block_ptr(Y, (rows, BLOCK), (BLOCK, 1), (0, 0), (BLOCK, BLOCK), (1, 0))
         tl.store(y, tl.load(x, boundary_check=(0,)), boundary_check=(0,))
 
-    try:
-        (launch,) = tracing.trace(lambda: kernel[(1,)](torch.zeros(5, 8), torch.zeros(5, 8), 5, BLOCK=8))
-    except triton.runtime.errors.InterpreterError as error:
-        pytest.skip(str(error))
+    (launch,) = tracing.trace(lambda: kernel[(1,)](torch.zeros(5, 8), torch.zeros(5, 8), 5, BLOCK=8))
     x, y = launch.arguments["X"], launch.arguments["Y"]
     assert (x.loaded, x.masked, y.stored, y.masked) == (40, 24, 40, 24)
 
