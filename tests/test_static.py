@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 import pytest
-import typer
 
 from flashbench import cli
 from flashbench._cli import profile_static
@@ -158,34 +157,14 @@ def test_without_triton_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert caught.value.exit_code == 3
 
 
-@pytest.fixture
-def command():
-    """A command of the program that calls ``show``, for as long as the test runs."""
-
-    def static_profile(
-        arch: str = typer.Option(None),
-        gpu: str = typer.Option(None),
-        passes: str = typer.Option(None),
-        json: bool = False,
-        csv: bool = False,
-        quiet: bool = False,
-    ) -> None:
-        more = {"arches": arch, "gpu": gpu, "passes": passes, "head_dims": "64", "causal": "yes"}
-        profile_static.show(**{**NOTHING, **more}, json=json, csv=csv, quiet=quiet)
-
-    cli.app.command("static-profile", hidden=True)(static_profile)
-    yield
-    cli.app.registered_commands.pop()
-
-
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as stop:
-        cli.main(["static-profile", *arguments])
+        cli.main(["profile", "--static", "--head-dims", "64", "--causal", "yes", *arguments])
     out, err = capsys.readouterr()
     return stop.value.code, out, err
 
 
-def test_json_is_the_rows_and_the_same_every_time(command, capsys, rows) -> None:
+def test_json_is_the_rows_and_the_same_every_time(capsys, rows) -> None:
     asked = ("--arch", "sm100,sm_80,sm_90a", "--json", "--quiet")
     code, out, err = run(capsys, *asked)
     assert (code, err) == (0, "")
@@ -193,7 +172,7 @@ def test_json_is_the_rows_and_the_same_every_time(command, capsys, rows) -> None
     assert run(capsys, *asked) == (code, out, err)
 
 
-def test_a_named_card_decides_the_occupancy_of_its_architecture(command, capsys) -> None:
+def test_a_named_card_decides_the_occupancy_of_its_architecture(capsys) -> None:
     code, out, err = run(capsys, "--gpu", "h100-sxm,rtx-4090", "--passes", "fwd", "--csv")
     assert code == 0
     found = {row["arch"]: row for row in csv.DictReader(io.StringIO(out))}
@@ -205,7 +184,7 @@ def test_a_named_card_decides_the_occupancy_of_its_architecture(command, capsys)
     assert "compiling 2 kernels" in err
 
 
-def test_the_table_says_what_its_numbers_are(command, capsys) -> None:
+def test_the_table_says_what_its_numbers_are(capsys) -> None:
     code, out, err = run(capsys, "--arch", "sm_80", "--gpu", "h100-sxm", "--passes", "fwd")
     assert code == 0
     for word in ("sm_80", "fwd", "128x64", "mma", "cp.async", "limited by"):
