@@ -1,4 +1,4 @@
-"""The predicted peak memory is the measured one: every ok row of naive and flash in the committed results."""
+"""The predicted peak memory is the measured one: every ok row that has a model in the committed results."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def rows(implementation: str, pass_: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize(("implementation", "pass_"), [("naive", "fwd"), ("naive", "bwd"), ("flash", "bwd")])
+EXACT = [("naive", "fwd"), ("naive", "bwd"), ("flash", "bwd"), ("sdpa-flash", "bwd")]
+
+
+@pytest.mark.parametrize(("implementation", "pass_"), EXACT)
 def test_the_prediction_is_exact(implementation: str, pass_: str) -> None:
     found = rows(implementation, pass_)
     assert len(found) >= 10
@@ -56,3 +59,18 @@ def test_a_forward_of_flash_is_exact_but_for_blocks_that_the_allocator_did_not_s
     for key, size in odd.items():
         assert 0 < size <= UNSPLIT
         assert torchs[key] - usual == size, key
+
+
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+def test_cudnn_is_exact_but_for_small_blocks_and_one_that_the_allocator_did_not_split(pass_: str) -> None:
+    """Least surplus: at most three of the allocator's smallest blocks (512 bytes); their content is unknown.
+
+    How often a larger cached block is handed out unsplit depends on the allocator's settings and on what ran
+    before: in fewer than half the rows.
+    """
+    found = list(rows("sdpa-cudnn", pass_).values())
+    usual = min(found)
+    assert len(found) >= 10
+    assert usual in (0, 512, 2 * 512, 3 * 512)
+    assert found.count(usual) > len(found) / 2, found
+    assert max(found) <= usual + UNSPLIT, found

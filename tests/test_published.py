@@ -205,12 +205,24 @@ def test_eager_softmax_backward_is_the_six_pass_form() -> None:
 
 
 def test_the_tools_own_sweep_is_predicted_within_15_percent() -> None:
-    """The median over the cells of each implementation, forward and backward, at N >= 1k."""
+    """The median over the cells of each implementation, forward and backward, at N >= 1k.
+
+    A pass has 28 cells, less those of naive that are out of memory: at the least half must have run.
+    """
     errors = time_model.measured()
     for name in ("naive", "sdpa-flash", "sdpa-cudnn", "flash"):
         for pass_ in ("fwd", "bwd"):
-            assert len(errors[name, pass_]) >= 20
+            assert len(errors[name, pass_]) >= 14
             assert statistics.median(map(abs, errors[name, pass_])) <= 0.15, (name, pass_)
+
+
+@pytest.mark.parametrize("family", time_model.SWEPT)
+def test_what_was_fitted_to_the_sweep_still_fits_it(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a new sweep: if no constants do much better than those in use, these need no new fit."""
+    monkeypatch.setitem(FAMILIES, family, FAMILIES[family])
+    now, least = time_model.fit(family)
+    assert 0 < least <= now + 1e-9
+    assert now <= least + 1.5
 
 
 def test_the_page_shows_these_residuals_and_constants() -> None:

@@ -2,7 +2,8 @@
 
 python tools/time_model.py             print the residuals
 python tools/time_model.py --write     put them into docs/time-model.md
-python tools/time_model.py --fit fa3   fit a family's constants to its rows without a mask
+python tools/time_model.py --fit fa3   fit a family's constants to its published tables;
+                                       bundled, naive: to the sweep in reports/h100-sxm
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,9 +22,9 @@ from published import SEQLENS, SERIES, Series  # noqa: E402
 
 from flashbench import kernels, runfile  # noqa: E402
 from flashbench._iomodel import constants  # noqa: E402
-from flashbench._iomodel.constants import Rates  # noqa: E402
+from flashbench._iomodel.constants import Family, Rates  # noqa: E402
 from flashbench._iomodel.time import predict  # noqa: E402
-from flashbench.devices import find  # noqa: E402
+from flashbench.devices import Device, find  # noqa: E402
 from flashbench.iomodel import Estimate, estimate  # noqa: E402
 
 BEGIN_MEASURED = "<!-- measured: tools/time_model.py --write -->"
@@ -79,17 +80,22 @@ def table() -> list[str]:
     return lines
 
 
-def measured() -> dict[tuple[str, str], list[float]]:
-    """Predicted over measured median time, less 1, by (implementation, pass): the sweep on an H100."""
-    device = find("h100-sxm")
-    found: dict[tuple[str, str], list[float]] = {}
+def swept() -> Iterator[tuple[str, Estimate, float]]:
+    """(implementation, estimate, measured median seconds) of the sweep on an H100, at N >= 1k."""
     for record in runfile.load(SWEEP).records:
         cell, model = record.cell, kernels.get(record.cell.implementation).io_model
         if record.samples is None or model is None or cell.problem.seqlen_q < 1024:
             continue
         row = estimate(model, cell.problem, cell.pass_, tiles=dict(record.config) or None)
-        ratio = predict(row, device).time_s / record.samples.median_s
-        found.setdefault((cell.implementation, cell.pass_), []).append(ratio - 1)
+        yield cell.implementation, row, record.samples.median_s
+
+
+def measured() -> dict[tuple[str, str], list[float]]:
+    """Predicted over measured median time, less 1, by (implementation, pass)."""
+    device = find("h100-sxm")
+    found: dict[tuple[str, str], list[float]] = {}
+    for name, row, seconds in swept():
+        found.setdefault((name, row.pass_), []).append(predict(row, device).time_s / seconds - 1)
     return found
 
 
@@ -118,16 +124,41 @@ def write() -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def fit(family: str, hold_out: bool = False) -> None:
-    """Least squares in log time over the family's rows; prints the constants.
+SWEPT = {"bundled": "flash", "naive": "naive"}
+"""Families that are fitted to the sweep, and the implementation whose cells are theirs."""
 
-    hold_out: over those without a mask only; prints how well the others are then predicted.
-    """
-    mine = [row for row in SERIES if row.family == family]
-    rows = [row for row in mine if not (hold_out and row.causal)]
-    data = [(row, find(row.device), cells(row)) for row in rows]
+Number = tuple[Estimate, Device, float]
+
+
+def numbers(family: str) -> list[Number]:
+    """(estimate, card, seconds) of every number that the family is fitted to, published or swept."""
+    if family in SWEPT:
+        card = find("h100-sxm")
+        return [(row, card, seconds) for name, row, seconds in swept() if name == SWEPT[family]]
+    return [
+        (row, find(series.device), seconds)
+        for series in SERIES
+        if series.family == family
+        for row, seconds in cells(series)
+    ]
+
+
+def can_fit(family: str) -> bool:
+    """Whether --fit knows its numbers and constants; shares of the bandwidth, as eager's, it does not."""
     known = constants.FAMILIES[family]
-    used = [key for key in known.rates if any(_uses(row, key) for row in rows)]
+    return family in SWEPT or (bool(known.rates) and any(row.family == family for row in SERIES))
+
+
+def fit(family: str, hold_out: bool = False) -> tuple[float, float]:
+    """Least squares in log time over the family's numbers; prints the constants and leaves them in use.
+
+    hold_out: over those without a mask only; prints how well the others are then predicted. Returns the
+    rms in percent of the constants that were in use, and of those found.
+    """
+    every = numbers(family)
+    data = [number for number in every if not (hold_out and number[0].problem.causal)]
+    known = constants.FAMILIES[family]
+    used = [key for key in known.rates if any(_uses(number, key) for number in data)]
     free = [
         (key, name)
         for key in used
@@ -135,31 +166,58 @@ def fit(family: str, hold_out: bool = False) -> None:
         if not _shared(used, key, name) and (family, key, name) not in FIXED
     ]
 
+    def tried(logs: Sequence[float]) -> Family:
+        if not free:
+            return known._replace(mask=min(math.exp(logs[0]), 1.0))
+        return known._replace(rates=_rates(known.rates, free, logs))
+
     def loss(logs: Sequence[float]) -> float:
-        rates = _rates(known.rates, free, logs)
-        constants.FAMILIES[family] = known._replace(rates=rates)
-        total = 0.0
-        for _, device, numbers in data:
-            for row, seconds in numbers:
-                total += math.log(predict(row, device, family).time_s / seconds) ** 2
-        return total
+        constants.FAMILIES[family] = tried(logs)
+        return sum(math.log1p(_error(number, family)) ** 2 for number in data)
 
     start = [math.log(max(getattr(known.rates[key], name), 0.05)) for key, name in free]
+    start = start or [math.log(known.mask)]
+
+    def rms(logs: Sequence[float]) -> float:
+        return 100 * math.sqrt(loss(logs) / len(data))
+
+    now = rms(start)
     best = minimise(loss, start)
-    for key, rates in _rates(known.rates, free, best).items():
+    for key in used:
+        rates = tried(best).rates[key]
         print(family, *key, f"mma {rates.mma:.3f} softmax {rates.softmax:.3f} fixed {rates.fixed_clocks:.0f}")
-    print(f"rms {100 * math.sqrt(loss(best) / sum(len(numbers) for *_, numbers in data)):.2f} %")
-    if hold_out and len(rows) < len(mine):
-        median, most, most_long = (100 * s for s in summary([row for row in mine if row.causal]))
-        print(f"causal, held out: median {median:.1f} %, largest {most:.1f} %, at N >= 1k {most_long:.1f} %")
+    if not free:
+        print(family, f"mask {tried(best).mask:.3f}")
+    least = rms(best)  # leaves the best in use
+    print(f"rms {least:.2f} %; of the constants in use {now:.2f} %")
+    held = [number for number in every if number not in data]
+    if held:
+        _print_held(family, held)
+    return now, least
+
+
+def _print_held(family: str, held: list[Number]) -> None:
+    """How well numbers that the fit has not seen are predicted."""
+    errors = [(abs(_error(number, family)), number[0].problem.seqlen_q) for number in held]
+    median, most = statistics.median(e for e, _ in errors), max(errors)[0]
+    most_long = max(e for e, n in errors if n >= 1024)
+    print(
+        f"causal, held out: median {100 * median:.1f} %, largest {100 * most:.1f} %,"
+        f" at N >= 1k {100 * most_long:.1f} %"
+    )
+
+
+def _error(number: Number, family: str) -> float:
+    row, device, seconds = number
+    return predict(row, device, family).time_s / seconds - 1
 
 
 FIXED = {("fa2", ("fwd", "sm80"), "mma")}
 """Not fitted here: the source gives it (the forward's own figure on an A100)."""
 
 
-def _uses(row: Series, key: tuple[str, str]) -> bool:
-    return key[0] in row.pass_.split("+") and key[1] == find(row.device).arch
+def _uses(number: Number, key: tuple[str, str]) -> bool:
+    return key[0] in number[0].pass_.split("+") and key[1] == number[1].arch
 
 
 def _shared(used: list[tuple[str, str]], key: tuple[str, str], name: str) -> bool:
@@ -214,7 +272,8 @@ def main() -> None:
     """Parse and do."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--write", action="store_true", help="put the residuals into docs/time-model.md")
-    parser.add_argument("--fit", metavar="FAMILY", help="fit a family's constants")
+    able = [name for name in constants.FAMILIES if can_fit(name)]
+    parser.add_argument("--fit", choices=able, help="fit a family's constants")
     parser.add_argument("--hold-out", action="store_true", help="keep causal rows out of the fit")
     chosen = parser.parse_args()
     if chosen.fit:
