@@ -207,12 +207,12 @@ def test_eager_softmax_backward_is_the_six_pass_form() -> None:
 def test_the_tools_own_sweep_is_predicted_within_15_percent() -> None:
     """The median over the cells of each implementation, forward and backward, at N >= 1k.
 
-    A pass has 28 cells, less those of naive that are out of memory: at the least half must have run.
+    A pass has 28 cells, less those of naive that need more memory than the card has: 20 must have run.
     """
     errors = time_model.measured()
     for name in ("naive", "sdpa-flash", "sdpa-cudnn", "flash"):
         for pass_ in ("fwd", "bwd"):
-            assert len(errors[name, pass_]) >= 14
+            assert len(errors[name, pass_]) >= 20
             assert statistics.median(map(abs, errors[name, pass_])) <= 0.15, (name, pass_)
 
 
