@@ -175,11 +175,18 @@ def test_gpu_time_is_the_devices_and_the_flush_stays_outside() -> None:
 
 @pytest.mark.gpu
 def test_a_cold_cache_shows_where_data_would_fit_the_l2() -> None:
+    """Few blocks with one load in flight each: their time is the latency of L2 or memory, not the host's."""
+    from slow_reader import BLOCK, BLOCKS, read_slowly
+
     x = torch.zeros(6 * 2**20, device=GPU)  # 24 MiB
-    cold, hot = (
-        measure_time(lambda: x.sum(), device=GPU, cache=cache).samples.median_s for cache in ("cold", "hot")
-    )
-    assert cold > 1.1 * hot
+    found = torch.empty(BLOCKS, device=GPU)
+
+    def call() -> None:
+        read_slowly[(BLOCKS,)](x, found, x.numel() // BLOCKS, BLOCK=BLOCK, num_warps=4)
+
+    call()
+    cold, hot = (measure_time(call, device=GPU, cache=cache).samples.median_s for cache in ("cold", "hot"))
+    assert cold > 1.1 * hot > 100e-6
 
 
 @pytest.mark.gpu

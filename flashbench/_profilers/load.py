@@ -22,17 +22,17 @@ class Load:
         self._wait = wait
         self._batch = 1
         self.calls = 0
-        start = time.perf_counter()
         self.run()
-        took = time.perf_counter() - start
-        self._batch = max(1, min(MAX_BATCH, int(BATCH_S / took))) if took > 0 else MAX_BATCH
 
     def run(self) -> None:
-        """One batch, to its end on the device."""
+        """One batch, to its end on the device; the next is as long as this one says it must be."""
+        start = time.perf_counter()
         for _ in range(self._batch):
             self._call()
         self._wait()
         self.calls += self._batch
+        took = (time.perf_counter() - start) / self._batch
+        self._batch = max(1, min(MAX_BATCH, int(BATCH_S / took))) if took > 0 else MAX_BATCH
 
     def run_until(self, done: Callable[[], bool], *, least_s: float = 0.0, most_s: float) -> bool:
         """Batches until ``done``, asked after each, says so: at least one, for least_s to most_s seconds.
