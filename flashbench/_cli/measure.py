@@ -144,7 +144,7 @@ def _count(request: Request, results: Path, writer: Writer) -> None:
             nonlocal done
             done += 1
             tick(done, cell.key)
-            writer.attach(cell.key, counters)
+            writer.attach(cell.key, "counters", counters)
             if reason := counters.get("reason"):
                 refused[reason] = refused.get(reason, 0) + 1
 
