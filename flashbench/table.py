@@ -29,7 +29,7 @@ PROBLEM_COLUMNS = (
 
 IDENTITY_COLUMNS = (
     "run", "implementation", "pass", *PROBLEM_COLUMNS, "status", "reason", "flags", "backend",
-    "config", "cache", "method", "device",
+    "config", "cache", "method", "device", "not_counted", "not_traced", "band_missed",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""
@@ -155,6 +155,9 @@ class _Join:
             "config": _pairs(config) or None,
             "cache": samples.cache if samples else None, "method": samples.method if samples else None,
             "device": environment.get("device_name"),
+            "not_counted": record.counters.get("reason"),
+            "not_traced": _why_not_traced(record.trace or {}),
+            "band_missed": ", ".join(name for name, one in row.levels.items() if one.within is False) or None,
             **{metric.name: metric.compute(row) for metric in METRICS},
         }  # fmt: skip
 
@@ -173,6 +176,11 @@ def _estimate(model: str, problem: Problem, pass_: str, **options: Any) -> Estim
         return iomodel.estimate(model, problem, pass_, **options)
     except FlashbenchError:
         return None
+
+
+def _why_not_traced(trace: Mapping[str, Any]) -> str | None:
+    error = trace.get("error")
+    return f"its kernels raise {error}" if error else trace.get("reason")
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
