@@ -122,6 +122,12 @@ def of_call(
     return _call(_model(estimate, counters, device), counters, trace)
 
 
+def why_not_traced(trace: Mapping[str, Any] | None) -> str | None:
+    """Why a record's trace has no bytes; None where it has, and where none was asked for."""
+    error, reason = (trace or {}).get("error"), (trace or {}).get("reason")
+    return f"its kernels raise {error}" if error else reason
+
+
 def _nothing(counters: Mapping[str, Any], trace: Mapping[str, Any] | None) -> bool:
     return "total" not in counters and "total" not in (trace or {})
 

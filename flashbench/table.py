@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashbench import devices, iomodel
+from flashbench import compared, devices, iomodel
 from flashbench.errors import FlashbenchError
 from flashbench.iomodel import Estimate
 from flashbench.metrics import METRICS, Row
@@ -156,7 +156,7 @@ class _Join:
             "cache": samples.cache if samples else None, "method": samples.method if samples else None,
             "device": environment.get("device_name"),
             "not_counted": record.counters.get("reason"),
-            "not_traced": _why_not_traced(record.trace or {}),
+            "not_traced": compared.why_not_traced(record.trace),
             "band_missed": ", ".join(name for name, one in row.levels.items() if one.within is False) or None,
             **{metric.name: metric.compute(row) for metric in METRICS},
         }  # fmt: skip
@@ -176,11 +176,6 @@ def _estimate(model: str, problem: Problem, pass_: str, **options: Any) -> Estim
         return iomodel.estimate(model, problem, pass_, **options)
     except FlashbenchError:
         return None
-
-
-def _why_not_traced(trace: Mapping[str, Any]) -> str | None:
-    error = trace.get("error")
-    return f"its kernels raise {error}" if error else trace.get("reason")
 
 
 def _pairs(values: Mapping[str, Any]) -> str:

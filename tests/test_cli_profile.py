@@ -38,7 +38,17 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--trace", "--counters"], "--trace and --counters exclude each other"),
+        (["--trace", "--known"], "--trace and --known exclude each other"),
+        (["--counters", "--trace", "--static"], "--trace and --static exclude each other"),
+        (
+            ["--counters", "--trace", "--gpu", "t4"],
+            "--gpu does nothing with --counters --trace; accepted with --trace, --static",
+        ),
+        (
+            ["--counters", "--trace-limit", "9"],
+            "--trace-limit does nothing with --counters; accepted with --trace",
+        ),
+        (["--counters", "--trace", "--trace-limit", "x"], "--trace-limit 'x'"),
         (["--static", "--import", "x"], "--static and --import exclude each other"),
         (["--trace", "--arch", "sm_90"], "--arch does nothing with --trace; accepted with --static"),
         (["--trace", "--detail"], "--detail does nothing with --trace; accepted with --counters"),

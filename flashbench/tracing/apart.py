@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from flashbench import environment, kernels, tracing
+from flashbench.kernels import _triton
 from flashbench.problem import Cell
 
 START_S, VISIT_S = 120.0, 0.25
@@ -30,10 +31,12 @@ def trace_apart(
     """Trace one cell with the tiles that it was run with; raises nothing for what becomes of the process.
 
     config: of the record. limit: tile visits at most. Starts nothing for a cell that is no Triton kernel of
-    flashbench or too large, and leaves this process's Triton alone.
+    flashbench or too large, nor without Triton, and leaves this process's Triton alone.
     """
     if kernels.get(cell.implementation).prepare_tiles is None:
         return {"reason": f"{cell.implementation} is no Triton kernel of flashbench: nothing to interpret"}
+    if reason := _triton.why_missing():
+        return {"reason": reason}
     part = replace(cell, problem=tracing.part_of(cell.problem))
     if reason := tracing.why_too_large(part, config, limit):
         return {"reason": reason}
