@@ -103,9 +103,9 @@ def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("mode", ["--counters", "--known", "--timeline"])
+@pytest.mark.parametrize("mode", ["--counters", "--counters --trace", "--known", "--timeline"])
 def test_without_a_gpu_it_says_what_serves_instead(capsys: pytest.CaptureFixture[str], mode: str) -> None:
-    code, out, err = run(capsys, mode)
+    code, out, err = run(capsys, *mode.split())
     assert (code, out) == (EXIT_UNAVAILABLE, "")
     assert "--trace" in err or "GPU" in err
 
