@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import Any, Self
 
 from flashbench.errors import SpecError, UnknownName
 
@@ -253,3 +254,21 @@ class Cell:
     def key(self) -> str:
         """Stable text, unique within a sweep."""
         return f"{self.implementation} {self.pass_} {self.problem.key}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object, the problem with all its fields."""
+        return {
+            "implementation": self.implementation, "pass": self.pass_, "problem": asdict(self.problem),
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The cell of ``to_json``. A number given as text is refused by name, not by a comparison that fails.
+
+        Raises KeyError for a missing field, ValueError, TypeError, SpecError or UnknownName for a wrong one.
+        """
+        for name, item in value["problem"].items():
+            if name.startswith(("batch", "num_", "seqlen", "head_dim")) and type(item) is not int:
+                raise ValueError(f"cell.problem.{name} is {item!r}; a whole number is wanted")
+        problem = Problem(**value["problem"])
+        return cls(implementation=value["implementation"], problem=problem, pass_=value["pass"])
