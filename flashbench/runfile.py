@@ -22,7 +22,7 @@ import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -213,7 +213,11 @@ def record_to_json(record: Record) -> dict[str, Any]:
     cell = values.pop("cell")
     for name in ("samples", "memory", "accuracy"):
         values[name] = asdict(values[name]) if values[name] is not None else None
-    identity = {"implementation": cell.implementation, "pass": cell.pass_, "problem": asdict(cell.problem)}
+    identity = {
+        "implementation": cell.implementation,
+        "pass": cell.pass_,
+        "problem": problem_to_json(cell.problem),
+    }
     return {"type": "record", "key": cell.key, "cell": identity, **_json_able(values)}
 
 
@@ -248,6 +252,12 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
         raise RunFileError(f"{where}: the field {error} is missing") from None
     except (TypeError, ValueError, AttributeError, AssertionError, FlashbenchError) as error:
         raise RunFileError(f"{where}: {error}") from None
+
+
+def problem_to_json(problem: Problem) -> dict[str, Any]:
+    """A problem as ``problem_from_json`` takes it; what is at its default is left out."""
+    required = (field.name for field in fields(problem) if field.default is MISSING)
+    return {**{name: getattr(problem, name) for name in required}, **problem.options()}
 
 
 def problem_from_json(value: Mapping[str, Any]) -> Problem:

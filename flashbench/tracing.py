@@ -10,7 +10,7 @@ modelled. Exponentials are no difference: the model counts those of scores, what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,19 +74,16 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call
-    from flashbench.kernels._reference import make_inputs
+    from flashbench.kernels._inputs import make_inputs
 
-    *inputs, dout = make_inputs(cell.problem, "cpu", seed)
-    q, k, v = (x.requires_grad_(cell.pass_ != "fwd") for x in inputs)
+    inputs = make_inputs(cell.problem, "cpu", seed).detached(grad=cell.pass_ != "fwd")
     prepare = kernels.get(cell.implementation).prepare_tiles
     assert prepare is not None
     with torch.set_grad_enabled(cell.pass_ != "fwd"):
-        call: Callable[[], object] = prepare(cell.problem, q, k, v, config)
+        call = prepare(cell.problem, inputs, config)
         if cell.pass_ == "bwd":
-            call, _ = backward_call(prepare(cell.problem, q, k, v, config), (q, k, v), dout)
-        elif cell.pass_ == "fwd+bwd":
-            call = forward_backward_call(prepare(cell.problem, q, k, v, config), (q, k, v), dout)
-        return trace(call)
+            return trace(backward_call(call, inputs)[0])
+        return trace(call if cell.pass_ == "fwd" else forward_backward_call(call, inputs))
 
 
 def compare(launches: Sequence[Launch], row: Estimate) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flashbench.kernels import Implementation
+from flashbench.kernels._inputs import Inputs
 from flashbench.problem import Problem
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -33,9 +34,9 @@ def problem(**changes: Any) -> Problem:
     return Problem(**{**values, **changes})
 
 
-def exact(p: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Tensor, ...]:
+def exact(p: Problem, inputs: Inputs) -> tuple[Tensor, ...]:
     """o, dq, dk, dv in fp64 from an explicit loop over query rows and autograd."""
-    q, k, v = (tensor.detach().double().requires_grad_() for tensor in (q, k, v))
+    q, k, v = (tensor.detach().double().requires_grad_() for tensor in inputs.leaves)
     heads = [k[:, h // p.group] for h in range(p.num_heads)], [v[:, h // p.group] for h in range(p.num_heads)]
     all_k, all_v = (torch.stack(per_head, dim=1) for per_head in heads)
     rows = []
@@ -47,12 +48,12 @@ def exact(p: Problem, q: Tensor, k: Tensor, v: Tensor, dout: Tensor) -> tuple[Te
         scores = torch.einsum("bhd,bhjd->bhj", q[:, :, i], all_k[:, :, :seen]) / p.head_dim**0.5
         rows.append(torch.einsum("bhj,bhjd->bhd", scores.softmax(-1), all_v[:, :, :seen]))
     o = torch.stack(rows, dim=2)
-    return o.detach(), *torch.autograd.grad(o, (q, k, v), dout.double())
+    return o.detach(), *torch.autograd.grad(o, (q, k, v), inputs.dout.double())
 
 
-def run(row: Implementation, p: Problem, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """o, dq, dk, dv of an implementation, on copies of q, k, v."""
-    leaves = tuple(tensor.detach().clone().requires_grad_() for tensor in inputs[:3])
+def run(row: Implementation, p: Problem, inputs: Inputs) -> tuple[Tensor, ...]:
+    """o and the gradients of an implementation, on fresh leaves."""
+    inputs = inputs.detached(grad=True)
     with row.context(p):
-        o = row.prepare(p, *leaves)()
-        return o.detach(), *torch.autograd.grad(o, leaves, inputs[3])
+        o = row.prepare(p, inputs)()
+        return o.detach(), *torch.autograd.grad(o, inputs.leaves, inputs.dout)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from attention import SHAPES, exact, problem, run
 
 from flashbench import kernels
 from flashbench.kernels import Target
-from flashbench.kernels._reference import make_inputs
+from flashbench.kernels._inputs import make_inputs
 
 NAIVE = kernels.get("naive")
 
@@ -18,17 +20,17 @@ NAIVE = kernels.get("naive")
 def test_output_and_gradients_are_those_of_attention(name: str, causal: bool, poisoned: None) -> None:
     p = problem(causal=causal, **SHAPES[name])
     inputs = make_inputs(p, "cpu", seed=1)
-    for mine, theirs in zip(run(NAIVE, p, inputs), exact(p, *inputs), strict=True):
+    for mine, theirs in zip(run(NAIVE, p, inputs), exact(p, inputs), strict=True):
         assert torch.allclose(mine.double(), theirs, atol=2e-6)
 
 
 def test_causal_is_bottom_right() -> None:
     p = problem(batch=1, num_heads=1, num_kv_heads=1, seqlen_q=2, seqlen_k=5)
-    q, k, v, _ = make_inputs(p, "cpu", seed=0)
-    o = NAIVE.prepare(p, q, k, v)()
-    changed = v.clone()
+    inputs = make_inputs(p, "cpu", seed=0)
+    o = NAIVE.prepare(p, inputs)()
+    changed = inputs.v.clone()
     changed[:, :, 4] += 1  # only the last query sees the last key
-    moved = (NAIVE.prepare(p, q, k, changed)() - o).abs().sum(-1).flatten()
+    moved = (NAIVE.prepare(p, replace(inputs, v=changed))() - o).abs().sum(-1).flatten()
     assert moved[0] == 0
     assert moved[1] > 0
 
@@ -46,16 +48,15 @@ def test_scores_stay_in_the_tensors_dtype(dtype: str) -> None:
     # up-casting would be more exact: naive must differ from attention by what its dtype loses
     p = problem(dtype=dtype, seqlen_q=64, seqlen_k=64, causal=False)
     inputs = make_inputs(p, "cpu", seed=0)
-    q, k, v = inputs[:3]
+    q, k, v = inputs.leaves
     scores = (q * p.softmax_scale) @ k.transpose(-2, -1)
     assert scores.dtype == q.dtype
-    assert torch.equal(NAIVE.prepare(p, q, k, v)(), scores.softmax(-1) @ v)
+    assert torch.equal(NAIVE.prepare(p, inputs)(), scores.softmax(-1) @ v)
 
 
 def test_autograd_keeps_the_probabilities_and_not_the_scores() -> None:
     p = problem(seqlen_q=32, seqlen_k=32)
-    q, k, v, _ = (tensor.requires_grad_() for tensor in make_inputs(p, "cpu", seed=0))
-    call = NAIVE.prepare(p, q, k, v)
+    call = NAIVE.prepare(p, make_inputs(p, "cpu", seed=0).detached(grad=True))
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -92,6 +93,6 @@ def test_fp32_is_ieee_and_tf32_is_not() -> None:
         p = problem(dtype=dtype, seqlen_q=256, seqlen_k=256, head_dim=64, head_dim_v=64)
         inputs = make_inputs(p, "cuda:0", seed=0)
         o = run(NAIVE, p, inputs)[0]
-        errors[dtype] = float((o.double() - exact(p, *inputs)[0]).abs().max())
+        errors[dtype] = float((o.double() - exact(p, inputs)[0]).abs().max())
     assert errors["fp32"] < 1e-5
     assert 1e-4 < errors["tf32"] < 1e-2

@@ -8,7 +8,7 @@ from attention import SHAPES, exact, problem, run
 
 from flashbench import kernels
 from flashbench.kernels import Target
-from flashbench.kernels._reference import make_inputs
+from flashbench.kernels._inputs import make_inputs
 
 CPU = Target()
 NAMES = ("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math")
@@ -29,7 +29,7 @@ def test_answers_right_or_says_why_not(name: str, shape: str, causal: bool) -> N
         assert len(reason.split()) > 3
         return
     inputs = make_inputs(p, "cpu", seed=2)
-    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, *inputs), strict=True):
+    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
         assert torch.allclose(mine.double(), theirs, atol=2e-6)
 
 
@@ -58,15 +58,15 @@ def test_rows_without_keys_are_refused_because_torch_gives_nan(name: str) -> Non
 )
 def test_backend_is_what_really_ran(name: str, shape: str, ran: str) -> None:
     row, p = kernels.get(name), problem(**SHAPES[shape])
-    q, k, v, _ = make_inputs(p, "cpu", seed=0)
+    inputs = make_inputs(p, "cpu", seed=0)
     with row.context(p):
-        assert row.backend(row.prepare(p, q, k, v)) == ran
+        assert row.backend(row.prepare(p, inputs)) == ran
 
 
 def test_forcing_a_backend_ends_with_the_context() -> None:
     row, p = kernels.get("sdpa-math"), problem()
-    q, k, v, _ = make_inputs(p, "cpu", seed=0)
-    call = row.prepare(p, q, k, v)
+    inputs = make_inputs(p, "cpu", seed=0)
+    call = row.prepare(p, inputs)
     with row.context(p):
         assert row.backend(call) == "math"
     assert row.backend(call) == "flash"
@@ -75,8 +75,8 @@ def test_forcing_a_backend_ends_with_the_context() -> None:
 @pytest.mark.parametrize("name", ["sdpa", "sdpa-math"])
 def test_the_mask_of_a_rectangle_is_made_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row, p = kernels.get(name), problem(seqlen_q=5)
-    q, k, v, _ = make_inputs(p, "cpu", seed=0)
-    call = row.prepare(p, q, k, v)
+    inputs = make_inputs(p, "cpu", seed=0)
+    call = row.prepare(p, inputs)
     assert row.describe(p, "fwd", CPU)["causal_mask"] == "dense"
     assert row.prepared_bytes(p, "fwd", CPU) == 5 * 16
     monkeypatch.setattr(torch, "ones", None)
@@ -101,7 +101,7 @@ def test_gpu_backends_answer_right_or_say_why_not(name: str, shape: str, causal:
         return
     inputs = make_inputs(p, "cuda:0", seed=2)
     o, *gradients = run(kernels.get(name), p, inputs)
-    accuracy = Reference(p, *inputs).compare(o, gradients)
+    accuracy = Reference(p, inputs).compare(o, gradients)
     assert accuracy.ok, accuracy
 
 
@@ -114,9 +114,9 @@ def test_the_kernel_that_runs_is_the_forced_backends(name: str, part: str) -> No
 
     p = problem(dtype="bf16", seqlen_q=256, seqlen_k=256, head_dim=64, head_dim_v=64)
     row = kernels.get(name)
-    q, k, v, _ = make_inputs(p, "cuda:0", seed=0)
+    inputs = make_inputs(p, "cuda:0", seed=0)
     with row.context(p):
-        call = row.prepare(p, q, k, v)
+        call = row.prepare(p, inputs)
         assert row.backend(call) == name.removeprefix("sdpa-")
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
             call()

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from flashbench import runfile
 from flashbench._profilers import counters, ncu, ncu_csv
 from flashbench.errors import RunFileError
 from flashbench.kernels import Target
@@ -49,7 +50,7 @@ def cell_job(cell: Cell) -> Job:
     what = {
         "implementation": cell.implementation,
         "pass": cell.pass_,
-        "problem": asdict(cell.problem),
+        "problem": runfile.problem_to_json(cell.problem),
     }
     return Job(kind="cell", what=what)
 

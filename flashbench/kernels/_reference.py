@@ -25,6 +25,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from flashbench.kernels._inputs import Inputs
 from flashbench.kernels._precision import precision, torch_dtype
 from flashbench.problem import Problem
 from flashbench.record import Accuracy
@@ -43,24 +44,6 @@ BATCHED_BYTES = {"cpu": 2**23, "cuda": 2**28}
 
 LARGEST_EXPONENT = 600.0
 """exp(±600) is far inside fp64's range: scores below that need no running maximum."""
-
-
-def make_inputs(problem: Problem, device: str, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q, k, v and dout: standard normal in the problem's dtype, the same for the same seed and device.
-
-    Shapes as in Problem; dout has o's. None requires grad.
-    """
-    generator = torch.Generator(device=device).manual_seed(seed)
-    p = problem
-    shapes = (
-        (p.batch, p.num_heads, p.seqlen_q, p.head_dim),
-        (p.batch, p.num_kv_heads, p.seqlen_k, p.head_dim),
-        (p.batch, p.num_kv_heads, p.seqlen_k, p.head_dim_v),
-        (p.batch, p.num_heads, p.seqlen_q, p.head_dim_v),
-    )
-    dtype = torch_dtype(p.dtype)
-    q, k, v, dout = (torch.randn(s, generator=generator, device=device, dtype=dtype) for s in shapes)
-    return q, k, v, dout
 
 
 def sample_rows(rows: int, seed: int) -> list[int]:
@@ -108,28 +91,25 @@ class _Expected:
 class Reference:
     """The fp64 attention of one problem on the compared rows, computed when first needed.
 
-    q, k, v, dout: as from ``make_inputs``, on any device; kept, not copied. ``all_rows`` forces the
+    inputs: as from ``make_inputs``, on any device; kept, not copied. ``all_rows`` forces the
     comparison of every row; by default the problem's size decides.
     """
 
     def __init__(
         self,
         problem: Problem,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        dout: Tensor,
+        inputs: Inputs,
         *,
         seed: int = 0,
         all_rows: bool | None = None,
     ) -> None:
         self.problem = problem
-        p, device = problem, q.device
+        p, device = problem, inputs.q.device
         # (batch * num_kv_heads, group, rows, width): one leading index per K/V head
-        self._q = q.detach().reshape(p.batch * p.num_kv_heads, p.group, p.seqlen_q, p.head_dim)
-        self._k = k.detach().reshape(p.batch * p.num_kv_heads, p.seqlen_k, p.head_dim)
-        self._v = v.detach().reshape(p.batch * p.num_kv_heads, p.seqlen_k, p.head_dim_v)
-        self._dout = dout.detach().reshape(p.batch * p.num_kv_heads, p.group, p.seqlen_q, p.head_dim_v)
+        self._q = inputs.q.detach().reshape(p.batch * p.num_kv_heads, p.group, p.seqlen_q, p.head_dim)
+        self._k = inputs.k.detach().reshape(p.batch * p.num_kv_heads, p.seqlen_k, p.head_dim)
+        self._v = inputs.v.detach().reshape(p.batch * p.num_kv_heads, p.seqlen_k, p.head_dim_v)
+        self._dout = inputs.dout.detach().reshape(p.batch * p.num_kv_heads, p.group, p.seqlen_q, p.head_dim_v)
         pairs = p.batch * p.num_heads * p.seqlen_q * p.seqlen_k
         if all_rows is None:
             all_rows = pairs <= ALL_ROWS_PAIRS[device.type]

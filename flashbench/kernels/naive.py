@@ -5,14 +5,20 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from flashbench.kernels import Call, Implementation, Target
+from flashbench.kernels import Call, Implementation, Target, unsupported_features
 from flashbench.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flashbench.kernels._inputs import Inputs
 
-def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+
+TAKEN = {"bshd"}
+"""Features (``unsupported_features``) that it takes."""
+
+
+def prepare(problem: Problem, inputs: Inputs) -> Call:
     """The call that computes softmax(QK^T * softmax_scale)V op by op in the tensors' dtype.
 
     q (batch, num_heads, seqlen_q, head_dim), k and v (batch, num_kv_heads, seqlen_k, head_dim or
@@ -22,6 +28,7 @@ def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
     """
     import torch
 
+    q, k, v = inputs.q, inputs.k, inputs.v
     group, scale, without_keys = problem.group, problem.softmax_scale, problem.rows_without_keys
     rows = q[:, :, without_keys:]
     hidden = None
@@ -49,6 +56,8 @@ def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
 
 
 def _why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
+    if reason := unsupported_features(problem, TAKEN):
+        return reason
     if problem.dtype == "tf32" and target.type != "cuda":
         return "TF32 products exist on NVIDIA GPUs only; fp32 runs here"
     return None

@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flashbench.kernels import Call, Implementation, Target
+from flashbench.kernels import Call, Implementation, Target, unsupported_features
 from flashbench.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from flashbench.kernels._inputs import Inputs
 
 _BACKENDS = {
     "flash": "FLASH_ATTENTION",
@@ -28,6 +30,9 @@ _RAN = (
     ("scaled_dot_product", "other"),
 )
 """A part of the aten operator that ran, and the backend it stands for; none of them is math."""
+
+TAKEN = {"bshd"}
+"""Features (``unsupported_features``) that torch takes."""
 
 
 def _mask_kind(forced: str | None, problem: Problem, device_type: str) -> str:
@@ -44,7 +49,7 @@ def _mask_kind(forced: str | None, problem: Problem, device_type: str) -> str:
     return "dense" if forced == "math" or device_type == "cpu" else "lower-right"
 
 
-def _prepare(forced: str | None, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def _prepare(forced: str | None, problem: Problem, inputs: Inputs) -> Call:
     """The call of torch's attention; run it inside ``context(problem)``, which forces the backend.
 
     q (batch, num_heads, seqlen_q, head_dim), k and v (batch, num_kv_heads, seqlen_k, head_dim or
@@ -54,6 +59,7 @@ def _prepare(forced: str | None, problem: Problem, q: Tensor, k: Tensor, v: Tens
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
+    q, k, v = inputs.q, inputs.k, inputs.v
     kind = _mask_kind(forced, problem, q.device.type)
     options: dict[str, Any] = {"is_causal": kind == "is_causal"}
     if kind == "lower-right":
@@ -87,6 +93,8 @@ def _why_unavailable(forced: str | None, target: Target) -> str | None:
 
 
 def _why_unsupported(forced: str | None, problem: Problem, pass_: str, target: Target) -> str | None:
+    if reason := unsupported_features(problem, TAKEN):
+        return reason
     if problem.rows_without_keys:
         return (
             f"{problem.rows_without_keys} query rows see no key (causal, seqlen_q > seqlen_k);"
