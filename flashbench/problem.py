@@ -193,13 +193,23 @@ class Problem:
         """Whether a causal mask or a window may hide keys."""
         return self.causal or self.window != (UNLIMITED, UNLIMITED)
 
+    @property
+    def _aligned(self) -> bool:
+        """Whether anything depends on where the diagonal is."""
+        return self.masked or self.alibi or bool(self.block_mask)
+
+    @property
+    def diagonal(self) -> int:
+        """Query i stands at key i + diagonal: seqlen_k - seqlen_q bottom-right, 0 top-left."""
+        return self.seqlen_k - self.seqlen_q if self.alignment == ALIGNMENTS[0] else 0
+
     @cached_property
     def band(self) -> tuple[int, int]:
         """(lo, hi): query i sees key j if lo <= j - i <= hi; -seqlen_q and seqlen_k hide nothing."""
         nq, nk = self.seqlen_q, self.seqlen_k
         if not self.masked:
             return -nq, nk
-        diagonal = nk - nq if self.alignment == ALIGNMENTS[0] else 0
+        diagonal = self.diagonal
         left, right = self.window
         low = -nq if left == UNLIMITED else max(-nq, diagonal - left)
         if self.causal:
@@ -255,7 +265,7 @@ class Problem:
     def features(self) -> frozenset[str]:
         """What an implementation must know beyond plain and causal attention: names of FEATURES."""
         asked = self.options()
-        if not self.masked:
+        if not self._aligned:
             asked.pop("alignment", None)
         return frozenset(FEATURES[name] for name in asked if name in FEATURES) | (
             {"fp8"} if self.dtype_bytes == 1 else frozenset()
@@ -277,7 +287,7 @@ class Problem:
         words = []
         if self.window != (UNLIMITED, UNLIMITED):
             words.append(f"w{self.window[0]},{self.window[1]}")
-        if self.masked and self.alignment != ALIGNMENTS[0]:
+        if self._aligned and self.alignment != ALIGNMENTS[0]:
             words.append(self.alignment)
         if self.dropout_p:
             words.append(f"dropout{self.dropout_p:g}")

@@ -10,21 +10,19 @@ import torch
 from attention import SHAPES, exact, problem, run
 
 from flashbench import kernels
-from flashbench.kernels import _reference
+from flashbench.kernels import _part, _yardstick
 from flashbench.kernels._inputs import Inputs, make_inputs
-from flashbench.kernels._reference import SAMPLED_ROWS, Reference, rounding, sample_rows, to_tf32
+from flashbench.kernels._part import SAMPLED_ROWS, sample_rows
+from flashbench.kernels._reference import Reference, rounding
+from flashbench.kernels._yardstick import to_tf32
 
 NAMES = ("o", "dq", "dk", "dv")
 
 
 def references(reference: Reference) -> list[torch.Tensor]:
-    p = reference.problem
-    dk, dv = reference._key_side
-    heads = (p.num_heads, p.num_heads, p.num_kv_heads, p.num_kv_heads)
-    found = (reference._forward.ref, reference._query_side.ref, dk.ref, dv.ref)
-    return [
-        ref.reshape(p.batch, n, -1, ref.shape[-1]) for ref, n in zip(found, heads, strict=True)
-    ]  # (batch, heads, compared rows, width)
+    """o, dq, dk, dv on the compared rows, (batch, heads, compared rows, width)."""
+    expected = reference.expected(gradients=True)
+    return [expected[name].refs[0] for name in NAMES]
 
 
 @pytest.mark.parametrize("elements", [2**23, 64])
@@ -33,7 +31,7 @@ def references(reference: Reference) -> list[torch.Tensor]:
 def test_is_attention_in_fp64_however_small_its_chunks(
     shape: str, causal: bool, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(_reference.WORKSPACE_BYTES, "cpu", 8 * elements)
+    monkeypatch.setitem(_part.WORKSPACE_BYTES, "cpu", 8 * elements)
     p = problem(causal=causal, **SHAPES[shape])
     inputs = make_inputs(p, "cpu", seed=3)
     reference = Reference(p, inputs)
@@ -50,8 +48,13 @@ def test_sampled_rows_are_those_of_the_whole(changes: dict) -> None:
     inputs = make_inputs(p, "cpu", seed=4)
     reference = Reference(p, inputs, all_rows=False)
     reference.prepare(gradients=True)
-    assert len(reference.query_rows) == len(reference.key_rows) == SAMPLED_ROWS
-    rows = (reference.query_rows, reference.query_rows, reference.key_rows, reference.key_rows)
+    assert len(reference.parts[0].query_rows) == len(reference.parts[0].key_rows) == SAMPLED_ROWS
+    rows = (
+        reference.parts[0].query_rows,
+        reference.parts[0].query_rows,
+        reference.parts[0].key_rows,
+        reference.parts[0].key_rows,
+    )
     for mine, theirs, at in zip(references(reference), exact(p, inputs), rows, strict=True):
         assert torch.allclose(mine, theirs.index_select(2, at), atol=1e-13, rtol=1e-12)
 
@@ -74,14 +77,15 @@ def test_heads_together_are_as_heads_alone_in_fewer_operations(
     inputs = make_inputs(p, "cpu", seed=13)
     found, operations = [], []
     for batched in (2**23, 8):
-        monkeypatch.setitem(_reference.BATCHED_BYTES, "cpu", batched)
+        monkeypatch.setitem(_part.BATCHED_BYTES, "cpu", batched)
         reference = Reference(p, inputs, all_rows=all_rows)
         with Count() as count:
             reference.prepare(gradients=True)
         operations.append(count.operations)
-        found.append((reference._forward, reference._query_side, *reference._key_side))
-    for together, alone in zip(*found, strict=True):
-        assert torch.allclose(together.ref, alone.ref, atol=1e-13, rtol=1e-12)
+        found.append(reference.expected(gradients=True))
+    for name, together in found[0].items():
+        alone = found[1][name]
+        assert torch.allclose(together.refs[0], alone.refs[0], atol=1e-13, rtol=1e-12)
         # a product of another height may add in another order
         assert together.budget == pytest.approx(alone.budget, rel=0.1)
     assert operations[0] < operations[1] / 3, "six K/V heads"
@@ -129,8 +133,8 @@ def test_an_overflow_of_naive_falls_back_to_rounded_fp32() -> None:
     assert not naive[0].isfinite().all()
     reference = Reference(p, inputs)
     reference.prepare(gradients=True)
-    assert math.isfinite(reference._forward.budget)
-    assert reference._forward.budget < 0.1
+    assert math.isfinite(reference.expected(gradients=False)["o"].budget)
+    assert reference.expected(gradients=False)["o"].budget < 0.1
     fp32 = run(kernels.get("naive"), problem(causal=False), in_floats(inputs))
     assert reference.compare(fp32[0].half()).ok
 
@@ -208,7 +212,7 @@ def test_tf32s_yardstick_is_tf32_arithmetic_on_every_device(changes: dict, all_r
         assert torch.equal(ref, same), "the reference itself knows no dtype"
         wanted = 2 * accuracy.max_abs_error[name] + 2 * rounding(ref, torch.float32)
         assert accuracy.budget[name] == pytest.approx(wanted, rel=0.05)
-    assert accuracy.budget["o"] > 20 * single._forward.budget
+    assert accuracy.budget["o"] > 20 * single.expected(gradients=False)["o"].budget
     assert not single.compare(mine[0], mine[1:]).ok, "TF32 products are not fp32's"
     half = in_floats(inputs, torch.bfloat16)
     coarse = in_tf32(p, half)
@@ -218,8 +222,8 @@ def test_tf32s_yardstick_is_tf32_arithmetic_on_every_device(changes: dict, all_r
 def test_the_yardstick_of_tf32_does_not_ask_the_library_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     switch = torch.backends.cuda.matmul
     seen = []
-    real = _reference.to_tf32
-    monkeypatch.setattr(_reference, "to_tf32", lambda x: (seen.append(switch.allow_tf32), real(x))[1])
+    real = _yardstick.to_tf32
+    monkeypatch.setattr(_yardstick, "to_tf32", lambda x: (seen.append(switch.allow_tf32), real(x))[1])
     p = problem(dtype="tf32")
     Reference(p, make_inputs(p, "cpu", seed=0)).prepare(gradients=True)
     assert seen
@@ -240,8 +244,7 @@ def test_a_gpu_has_the_same_tf32_yardstick_for_aligned_sizes_and_others(length: 
     for device in ("cpu", "cuda:0"):
         reference = Reference(p, moved(inputs, device))
         reference.prepare(gradients=True)
-        found = (reference._forward, reference._query_side, *reference._key_side)
-        budgets.append([expected.budget for expected in found])
+        budgets.append([expected.budget for expected in reference.expected(gradients=True).values()])
     assert budgets[0] == pytest.approx(budgets[1], rel=0.01)
 
 
@@ -288,7 +291,7 @@ def test_a_nan_in_a_row_that_is_not_compared_is_caught() -> None:
     reference = Reference(p, inputs, all_rows=False)
     o = run(kernels.get("naive"), p, inputs)[0]
     assert reference.compare(o).ok
-    unseen = next(row for row in range(600) if row not in reference.query_rows.tolist())
+    unseen = next(row for row in range(600) if row not in reference.parts[0].query_rows.tolist())
     o[0, 0, unseen, 3] = float("nan")
     accuracy = reference.compare(o)
     assert not accuracy.ok
