@@ -90,7 +90,8 @@ class Problem:
     - dropout_p, with kept probabilities divided by 1 - dropout_p.
 
     layout: bhsd, or bshd, which changes strides only. fp8_scale: what shares a scale; hadamard:
-    whether q and k are rotated before they are rounded; both of fp8 alone.
+    whether q and k are rotated before they are rounded; both of fp8 alone. deterministic: every
+    repeat must give the same bits, so nothing may be added with atomics.
 
     Raises SpecError or UnknownName for values out of range.
     """
@@ -116,6 +117,7 @@ class Problem:
     layout: str = LAYOUTS[0]
     fp8_scale: str = ""
     hadamard: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -295,7 +297,7 @@ class Problem:
             words.append("lengths" + "+".join(f"{q}x{k}" for q, k in self.lengths))
         if self.softcap:
             words.append(f"softcap{self.softcap:g}")
-        words += [name for name in ("alibi", "sinks", "hadamard") if getattr(self, name)]
+        words += [name for name in ("alibi", "sinks", "hadamard", "deterministic") if getattr(self, name)]
         texts = {name: getattr(self, name) for name in ("bias", "block_mask", "fp8_scale")}
         words += [f"{name}={text}" for name, text in texts.items() if text]
         if self.layout != LAYOUTS[0]:
@@ -306,7 +308,7 @@ class Problem:
 FEATURES = {
     "window": "window", "alignment": "top-left", "softcap": "softcap", "alibi": "alibi", "bias": "bias",
     "sinks": "sinks", "dropout_p": "dropout", "block_mask": "block-mask", "lengths": "varlen",
-    "layout": "bshd",
+    "layout": "bshd", "deterministic": "deterministic",
 }  # fmt: skip
 """Field of a Problem → the feature that it asks for; beside them fp8, of the dtype."""
 

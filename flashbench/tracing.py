@@ -16,6 +16,7 @@ from typing import Any
 
 from flashbench import iomodel, kernels
 from flashbench._profilers.trace import Launch, trace, why_unavailable
+from flashbench.errors import SpecError
 from flashbench.iomodel import Estimate, Step
 from flashbench.kernels import Target
 from flashbench.problem import Cell
@@ -50,7 +51,10 @@ def trace_cell(
         return {"reason": reason}
     config = config or implementation.describe(cell.problem, cell.pass_, CPU)
     assert implementation.io_model is not None, cell.implementation
-    row = iomodel.estimate(implementation.io_model, cell.problem, cell.pass_, tiles=config)
+    try:
+        row = iomodel.estimate(implementation.io_model, cell.problem, cell.pass_, tiles=config)
+    except SpecError as error:  # nothing to hold it to
+        return {"reason": str(error)}
     if (visits := tile_visits(row)) > limit:
         return {"reason": f"{visits} tile visits are too many to interpret; the limit is {limit}"}
     try:

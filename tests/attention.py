@@ -46,6 +46,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "block-mask": {"block_mask": "document"},
     "varlen": {"batch": 3, "lengths": ((5, 9), (16, 16), (1, 3))},
     "bshd": {"layout": "bshd"},
+    "deterministic": {"deterministic": True},
 }
 """What turns each feature of an implementation on, by name."""
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 import torch
-from attention import SHAPES, exact, problem, run
+from attention import FEATURES, SHAPES, exact, featured, problem, run
 
 from flashbench import kernels
+from flashbench.errors import SpecError
 from flashbench.kernels import Target
 from flashbench.kernels._inputs import make_inputs
+from flashbench.kernels._reference import Reference
 
 NAIVE = kernels.get("naive")
 
@@ -22,6 +25,42 @@ def test_output_and_gradients_are_those_of_attention(name: str, causal: bool, po
     inputs = make_inputs(p, "cpu", seed=1)
     for mine, theirs in zip(run(NAIVE, p, inputs), exact(p, inputs), strict=True):
         assert torch.allclose(mine.double(), theirs, atol=2e-6)
+
+
+def pairs() -> list[tuple[str, ...]]:
+    found: list[tuple[str, ...]] = [(name,) for name in FEATURES]
+    for pair in itertools.combinations(FEATURES, 2):
+        try:
+            featured(*pair)
+        except SpecError:
+            continue
+        found.append(pair)
+    return found
+
+
+@pytest.mark.parametrize("names", pairs(), ids="+".join)
+@pytest.mark.parametrize("causal", [False, True])
+def test_features_alone_and_in_pairs(names: tuple[str, ...], causal: bool, poisoned: None) -> None:
+    lengths = {} if "varlen" in names else {"seqlen_q": 14, "seqlen_k": 9}
+    p = featured(*names, causal=causal, num_kv_heads=2, head_dim_v=5, **lengths)
+    inputs = make_inputs(p, "cpu", seed=1)
+    for mine, theirs in zip(run(NAIVE, p, inputs), exact(p, inputs), strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "tf32"])
+def test_the_yardstick_runs_naives_ops(name: str, dtype: str) -> None:
+    p = featured(name, dtype=dtype, num_kv_heads=2)
+    inputs = make_inputs(p, "cpu", seed=1)
+    o, *gradients = run(NAIVE, p, inputs)
+    accuracy = Reference(p, inputs).compare(o, gradients)
+    assert accuracy.ok
+    if dtype == "tf32":  # naive's products are fp32 on a CPU
+        return
+    for tensor, error in accuracy.max_abs_error.items():
+        # half of the budget is the yardstick's own error, the rest what rounding does
+        assert error <= 0.75 * accuracy.budget[tensor], tensor
 
 
 def test_causal_is_bottom_right() -> None:
@@ -75,6 +114,10 @@ def test_the_mask_is_one_byte_per_score_of_one_head() -> None:
     assert NAIVE.prepared_bytes(problem(seqlen_q=100, seqlen_k=300), "fwd", target) == 100 * 300
     assert NAIVE.prepared_bytes(problem(seqlen_q=300, seqlen_k=100), "fwd", target) == 100 * 100
     assert NAIVE.prepared_bytes(problem(causal=False), "fwd", target) == 0
+    assert NAIVE.prepared_bytes(problem(alibi=True, causal=False), "fwd", target) == 4 * 16 * 16 * 4
+    assert NAIVE.prepared_bytes(problem(dropout_p=0.5, causal=False), "fwd", target) == 2 * 4 * 16 * 16
+    packed = featured("varlen", "sinks")
+    assert NAIVE.prepared_bytes(packed, "fwd", target) == 5 * 9 + 16 * 16 + 1 * 3
 
 
 def test_tf32_needs_a_gpu_and_is_switched_on_for_its_cell_only() -> None:

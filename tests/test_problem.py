@@ -15,7 +15,7 @@ from flashbench.runfile import problem_from_json, problem_to_json
 
 ON = {
     "window": (4, 0), "softcap": 30.0, "alibi": True, "bias": "1hqk", "sinks": True, "dropout_p": 0.1,
-    "block_mask": "random:0.3", "layout": "bshd",
+    "block_mask": "random:0.3", "layout": "bshd", "deterministic": True,
 }  # fmt: skip
 """A value of each option that turns it on."""
 
@@ -42,7 +42,8 @@ def test_what_is_off_is_not_in_files_and_what_is_on_makes_another_key() -> None:
     keys = [p.key for p in varied()]
     assert len(set(keys)) == len(keys)
     assert problem(**ON).key == (
-        "b2 h4 n16 d8 fp32 causal w4,0 dropout0.1 softcap30 alibi sinks bias=1hqk block_mask=random:0.3 bshd"
+        "b2 h4 n16 d8 fp32 causal w4,0 dropout0.1 softcap30 alibi sinks deterministic bias=1hqk"
+        " block_mask=random:0.3 bshd"
     )
 
 

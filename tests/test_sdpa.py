@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention import SHAPES, exact, problem, run
+from attention import FEATURES, SHAPES, exact, featured, problem, run
 
 from flashbench import kernels
 from flashbench.kernels import Target
 from flashbench.kernels._inputs import make_inputs
+from flashbench.kernels.sdpa import TAKEN
 
 CPU = Target()
 NAMES = ("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math")
@@ -31,6 +32,53 @@ def test_answers_right_or_says_why_not(name: str, shape: str, causal: bool) -> N
     inputs = make_inputs(p, "cpu", seed=2)
     for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
         assert torch.allclose(mine.double(), theirs, atol=2e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_feature_is_computed_or_refused(name: str, feature: str, causal: bool) -> None:
+    p = featured(feature, causal=causal)
+    reason = refusal(name, p)
+    if reason is not None:
+        assert len(reason.split()) > 3
+        return
+    taken = TAKEN[name.removeprefix("sdpa").removeprefix("-") or None]
+    assert feature in taken | {"deterministic"}
+    inputs = make_inputs(p, "cpu", seed=2)
+    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=2e-6)
+
+
+def test_the_same_bits_are_promised_where_nothing_is_added_with_atomics() -> None:
+    p, gpu = problem(deterministic=True, dtype="bf16"), Target(device="cuda:0", capability=(9, 0))
+    for name in ("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient"):
+        assert kernels.get(name).why_unsupported(p, "bwd", gpu) == "it does not take deterministic"
+    assert kernels.get("sdpa").why_unsupported(p, "fwd", gpu) is None
+    assert kernels.get("sdpa-math").why_unsupported(p, "bwd", gpu) is None
+
+
+@pytest.mark.parametrize(("lengths", "kind"), [((5, 19), "is_causal"), ((19, 5), "is_causal")], ids=str)
+@pytest.mark.parametrize("name", ["sdpa", "sdpa-flash", "sdpa-math"])
+def test_top_left_is_torchs_own_causal(name: str, lengths: tuple[int, int], kind: str) -> None:
+    p = problem(seqlen_q=lengths[0], seqlen_k=lengths[1], alignment="top-left")
+    assert refusal(name, p) is None
+    assert kernels.get(name).describe(p, "fwd", CPU)["causal_mask"] == kind
+    inputs = make_inputs(p, "cpu", seed=2)
+    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=2e-6)
+
+
+@pytest.mark.parametrize("bias", ["bhqk", "1hqk", "b1qk", "11qk", "bh1k", "bhq1", "1111"])
+@pytest.mark.parametrize("name", ["sdpa", "sdpa-math"])
+def test_a_bias_is_torchs_additive_mask_with_its_gradient(name: str, bias: str) -> None:
+    p = problem(bias=bias, causal=False, seqlen_k=19)
+    if reason := refusal(name, p):
+        assert "broadcast over keys" in reason
+        return
+    inputs = make_inputs(p, "cpu", seed=2)
+    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=4e-6)
 
 
 def test_only_these_refuse_on_a_cpu() -> None:

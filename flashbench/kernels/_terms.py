@@ -51,7 +51,7 @@ class Terms:
         """
         scores, slope = self._capped(scores)
         if self._inputs.alibi_slopes is not None:
-            scores += self._alibi(at).to(scores.dtype)
+            scores += self.alibi(at).to(scores.dtype)
         if self._inputs.bias is not None:
             scores += self._bias(at).to(scores.dtype)
         seen = self.visible(at.rows, at.columns)
@@ -86,7 +86,8 @@ class Terms:
         tanh = scores.div_(cap).tanh_()
         return tanh * cap, 1 - tanh * tanh
 
-    def _alibi(self, at: Where) -> Tensor:
+    def alibi(self, at: Where) -> Tensor:
+        """-slope * |distance from the diagonal|, (heads, group, rows, columns) fp32."""
         distance = (at.rows[:, None] + self.problem.diagonal - at.columns[None, :]).abs()
         slopes = self._inputs.alibi_slopes
         assert slopes is not None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FIELDS = ("block_q", "block_k", "num_warps", "num_stages")
 _KERNELS = {"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq"), "fwd+bwd": KERNELS}
 
-TAKEN = {"bshd"}
+TAKEN = {"bshd", "deterministic"}
 """Features (``unsupported_features``) that the kernels take."""
 
 
