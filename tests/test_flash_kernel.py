@@ -19,7 +19,8 @@ from torch import Tensor
 
 from flashbench import kernels
 from flashbench.kernels import Target, _triton
-from flashbench.kernels._reference import Reference, make_inputs
+from flashbench.kernels._inputs import make_inputs
+from flashbench.kernels._reference import Reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FLASH = kernels.get("flash")
@@ -47,7 +48,7 @@ def small(**changes):
 def assert_within_budget(p, seed: int = 0) -> None:
     inputs = make_inputs(p, DEVICE, seed)
     o, *gradients = run(FLASH, p, inputs)
-    accuracy = Reference(p, *inputs).compare(o, gradients)
+    accuracy = Reference(p, inputs).compare(o, gradients)
     assert accuracy.ok, f"{p.key}: {accuracy}"
 
 
@@ -296,7 +297,7 @@ def test_permuted_keys_are_the_same_keys() -> None:
 def test_equals_a_loop_over_rows() -> None:
     p = small(num_heads=4, seqlen_q=17, seqlen_k=12, dtype="fp32")
     inputs = make_inputs(p, DEVICE, seed=3)
-    for mine, theirs in zip(run(FLASH, p, inputs), exact(p, *inputs), strict=True):
+    for mine, theirs in zip(run(FLASH, p, inputs), exact(p, inputs), strict=True):
         assert torch.allclose(mine.double(), theirs, atol=3e-6)
 
 

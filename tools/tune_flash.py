@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashbench.flash_configs import Config, choose
 from flashbench.kernels import _compile, _triton
-from flashbench.kernels._reference import make_inputs
+from flashbench.kernels._inputs import make_inputs
 from flashbench.problem import Problem
 
 C = Config
@@ -127,7 +127,8 @@ class Attention:
     def __init__(self, p: Problem) -> None:
         self.flash = _triton.load("cuda")
         self.p = p
-        self.q, self.k, self.v, self.do = make_inputs(p, "cuda", 0)
+        inputs = make_inputs(p, "cuda", 0)
+        self.q, self.k, self.v, self.do = inputs.q, inputs.k, inputs.v, inputs.dout
         self.o, self.lse, forward = self.forward(())
         forward.run()
 

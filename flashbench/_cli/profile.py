@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flashbench import features as rows
 from flashbench._cli import options
+from flashbench._cli.feature_options import with_features
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ COUNTED: Mapping[str, str] = {
 
 _MODES = "What to look at (one of)"
 _GRID = ("seqlens", "seqlens_k", "head_dims", "head_dims_v", "dtypes", "impls", "causal", "passes", "batch",
-         "tokens", "heads", "hidden", "kv_heads", "device", "seed", "out")  # fmt: skip
+         "tokens", "heads", "hidden", "kv_heads", *rows.NAMES, "device", "seed", "out")  # fmt: skip
 _STATIC = ("impls", "head_dims", "dtypes", "causal", "passes")
 
 
@@ -33,6 +35,7 @@ def _mode(help_: str) -> Any:
     return typer.Option(help=help_, rich_help_panel=_MODES)
 
 
+@with_features
 def profile(
     trace: Annotated[
         bool,
@@ -65,6 +68,7 @@ def profile(
     heads: options.Heads = None,
     hidden: options.Hidden = None,
     kv_heads: options.KvHeads = None,
+    features: options.Features = None,
     device: options.Device = None,
     seed: options.Seed = None,
     arch: Annotated[
@@ -101,12 +105,12 @@ def profile(
     Exits 0 when all is as modelled (--trace), compiled (--static) or counted, 5 where a trace differs from
     its model or a kernel does not compile, 3 where nothing can be looked at here.
     """
-    line = options.given(dict(locals()))
+    line = options.given(locals())
     options.one_format(json, csv)
     shown = {"json": json, "csv": csv, "quiet": quiet}
     mode = _chosen(line)
     _only(mode, line)
-    grid = {name: str(line[name]) for name in _GRID if name in line}
+    grid = {name: line[name] for name in _GRID if name in line}
     if mode == "import_":
         from flashbench._cli import profile_import
 
@@ -114,8 +118,7 @@ def profile(
     elif mode == "static":
         from flashbench._cli import profile_static
 
-        typed = [grid.get(name) for name in _STATIC]
-        asked = dict(zip(_STATIC, typed, strict=True))
+        asked: dict[str, Any] = {name: grid.get(name) for name in _STATIC}
         profile_static.show(**asked, arches=arch, gpu=gpu, json=json, csv=csv, quiet=quiet)
     elif mode == "trace":
         _trace(grid, gpu, trace_limit, shown)
@@ -135,7 +138,7 @@ def profile(
         _count(grid, {"detail": detail, "kernels": by_kernel, "trace_limit": limit, **shown})
 
 
-def _count(grid: dict[str, str], asked: Mapping[str, Any]) -> None:
+def _count(grid: dict[str, str | bool], asked: Mapping[str, Any]) -> None:
     from flashbench._cli import profile_counters
 
     folder = _out(grid)
@@ -144,7 +147,9 @@ def _count(grid: dict[str, str], asked: Mapping[str, Any]) -> None:
     profile_counters.show(cells, target, folder or _new_folder(), options_)
 
 
-def _trace(grid: dict[str, str], gpu: str | None, limit: str | None, shown: Mapping[str, bool]) -> None:
+def _trace(
+    grid: dict[str, str | bool], gpu: str | None, limit: str | None, shown: Mapping[str, bool]
+) -> None:
     from flashbench import kernels
     from flashbench._cli import profile_trace
 
@@ -207,7 +212,7 @@ def _typed(mode: str) -> str:
 
 
 def _cells(
-    grid: dict[str, str], defaults: Mapping[str, str], device: str | None
+    grid: dict[str, str | bool], defaults: Mapping[str, str], device: str | None
 ) -> tuple[tuple[Cell, ...], Target, int]:
     """The cells, where they run, and the seed. Bad input is found before torch is imported."""
     from flashbench import kernels, sweep
@@ -247,11 +252,11 @@ def _limit(text: str | None) -> int:
     return int(text)
 
 
-def _out(grid: dict[str, str]) -> Path | None:
+def _out(grid: dict[str, str | bool]) -> Path | None:
     from flashbench._cli.run import check_out
 
     text = grid.pop("out", None)
-    return check_out(None if text is None else Path(text), resume=False, hint="name another folder")
+    return check_out(None if text is None else Path(str(text)), resume=False, hint="name another folder")
 
 
 def _new_folder() -> Path:

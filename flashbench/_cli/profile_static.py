@@ -81,6 +81,10 @@ def _grid(line: Mapping[str, Any], arches: str | None, gpu: str | None) -> tuple
     from flashbench.problem import DTYPES
 
     typed = sweep.parse(DEFAULTS | dict(line), options.on_line, BUNDLED)
+    if "top-left" in typed["causal"]:
+        raise SpecError(
+            "--causal 'top-left': compiled is one mask of either alignment; accepted: yes, no, both"
+        )
     runnable = [name for name, dtype in DTYPES.items() if dtype.runs]
     units.parse_names(",".join(typed["dtypes"]), "--dtypes", runnable)
     limits, notes = _limits(arches, gpu)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashbench._cli import options
+from flashbench._cli.feature_options import with_features
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ TimeBudget = Annotated[
 ]
 
 
+@with_features
 def run(
     seqlens: options.Seqlens = None,
     seqlens_k: options.SeqlensK = None,
@@ -48,6 +50,7 @@ def run(
     hidden: options.Hidden = None,
     kv_heads: options.KvHeads = None,
     model: options.Model = None,
+    features: options.Features = None,
     device: options.Device = None,
     cache: Annotated[
         str | None,
@@ -199,7 +202,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     values, cells = complete(target.type)
     options.settle(values["impls"], target)
     texts = sweep.combine(line, file, before, sweep.DEFAULTS[target.type])
-    kept = (*sweep.AXES, *runfile.CONDITIONS, "time_budget", *KEPT)
+    kept = (*sweep.ASKED, *runfile.CONDITIONS, "time_budget", *KEPT)
     return Request(
         values=values,
         texts={name: texts[name] for name in kept if name in texts},
@@ -218,11 +221,8 @@ def _earlier(path: Path) -> dict[str, str | bool]:
     from flashbench import runfile, sweep
 
     found = runfile.load(path).header["options"]
-    texts = (*sweep.AXES, *runfile.CONDITIONS)
-    return {
-        **{name: found[name] for name in texts if isinstance(found.get(name), str)},
-        **{name: found[name] for name in KEPT if isinstance(found.get(name), bool)},
-    }
+    names = (*sweep.ASKED, *runfile.CONDITIONS, *KEPT)
+    return {name: found[name] for name in names if isinstance(found.get(name), str | bool)}
 
 
 def check_out(

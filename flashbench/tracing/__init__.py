@@ -13,12 +13,13 @@ stand for all (``one_head``): what it moves, times batch x num_kv_heads, is what
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 from flashbench import iomodel, kernels
 from flashbench._profilers.trace import Launch, Moved, trace, why_unavailable
+from flashbench.errors import SpecError
 from flashbench.iomodel import Estimate, Step
 from flashbench.kernels import Target
 from flashbench.problem import Cell, Problem
@@ -63,7 +64,11 @@ def trace_cell(
         return {"reason": reason}
     config = config or implementation.describe(cell.problem, cell.pass_, CPU)
     traced = replace(cell, problem=part_of(cell.problem)) if one_head else cell
-    if reason := why_too_large(traced, config, limit):
+    try:
+        reason = why_too_large(traced, config, limit)
+    except SpecError as error:  # nothing to hold it to
+        return {"reason": str(error)}
+    if reason:
         return {"reason": reason}
     try:
         launches = _launches(traced, config, seed)
@@ -125,19 +130,16 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call
-    from flashbench.kernels._reference import make_inputs
+    from flashbench.kernels._inputs import make_inputs
 
-    *inputs, dout = make_inputs(cell.problem, "cpu", seed)
-    q, k, v = (x.requires_grad_(cell.pass_ != "fwd") for x in inputs)
+    inputs = make_inputs(cell.problem, "cpu", seed).detached(grad=cell.pass_ != "fwd")
     prepare = kernels.get(cell.implementation).prepare_tiles
     assert prepare is not None
     with torch.set_grad_enabled(cell.pass_ != "fwd"):
-        call: Callable[[], object] = prepare(cell.problem, q, k, v, config)
+        call = prepare(cell.problem, inputs, config)
         if cell.pass_ == "bwd":
-            call, _ = backward_call(prepare(cell.problem, q, k, v, config), (q, k, v), dout)
-        elif cell.pass_ == "fwd+bwd":
-            call = forward_backward_call(prepare(cell.problem, q, k, v, config), (q, k, v), dout)
-        return trace(call)
+            return trace(backward_call(call, inputs)[0])
+        return trace(call if cell.pass_ == "fwd" else forward_backward_call(call, inputs))
 
 
 def compare(launches: Sequence[Launch], row: Estimate) -> dict[str, Any]:
