@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_a_job_comes_back_from_json_as_its_cell() -> None:
 
 def counted(cell: Cell, **changes: int) -> dict[str, Any]:
     """Counters exactly as the model says, but for the changes."""
-    row = iomodel.estimate("flash", cell.problem, cell.pass_)
+    row = iomodel.estimate("flash", cell.problem, cell.pass_, device=find("h100-sxm"))
     kernels = [
         {
             "kernel": step.name, "l2_read_bytes": sum(step.read.values()),
@@ -154,6 +155,25 @@ def test_spilled_registers_are_taken_off_what_is_written() -> None:
     levels = {level.level: level for level in compared.compare(cell, spilling, "flash", {}, None)}
     assert levels["L2 write"].ratio == 1
     assert (levels["spills"].counted, levels["spills"].within) == (10**9, None)
+
+
+def test_what_a_kernel_is_known_to_spill_is_predicted_and_taken_off_where_it_was_not_counted_apart() -> None:
+    cell = Cell(
+        implementation="sdpa-flash", pass_="fwd",
+        problem=problem(head_dim=128, head_dim_v=128, dtype="bf16"),
+    )  # fmt: skip
+    (step,) = iomodel.estimate("sdpa-flash", cell.problem, "fwd").steps
+    written = sum(step.write.values())
+    both = {"l2_write_bytes": written + step.spills.written}
+    apart = {**both, "spill_write_bytes": step.spills.written}
+    assert step.spills.written > 0
+    for total in (both, apart):
+        counters = {"total": total, "kernels": []}
+        rows = compared.compare(cell, counters, "sdpa-flash", {}, None)
+        levels = {level.level: level for level in rows}
+        assert levels["L2 write"].ratio == 1
+        assert ("spills" in levels) == ("spill_write_bytes" in total)
+    assert levels["spills"].within
 
 
 def test_without_model_or_device_the_counts_stand_alone() -> None:
@@ -202,6 +222,7 @@ def test_the_command_keeps_every_cell_in_a_results_file(
     assert {row["cell"] for row in shown} == {asked[0].key}
     found = runfile.load(tmp_path / "out" / "results.jsonl").records
     assert [record.status for record in found] == ["profiled", "unsupported"]
+    assert all(datetime.fromisoformat(record.started_at).tzinfo for record in found)
     assert found[0].counters["total"]["dram_read_bytes"] == 2000
     with pytest.raises(UnavailableError, match="no counters"):
         profile_counters.show(asked, Target(), tmp_path / "out2", options)

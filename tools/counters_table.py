@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,20 +35,33 @@ class Found(NamedTuple):
     level: Level
 
 
-def load(*names: str) -> Iterator[Found]:
-    """Every level of every counted cell of these folders (all without names), later files last."""
-    for path in sorted(FOLDER.glob("*/results.jsonl")):
-        if names and path.parent.name not in names:
-            continue
-        for record in runfile.load(path).records:
-            model = kernels.get(record.cell.implementation).io_model  # as it is today
-            levels = compared.compare(record.cell, record.counters, model, record.config, DEVICE)
-            yield from (Found(record, level) for level in levels)
+@cache
+def records() -> tuple[Record, ...]:
+    """Every counted cell once, by key: of one that was counted more than once, the latest run's."""
+    runs = [runfile.load(path) for path in FOLDER.glob("*/results.jsonl")]
+    latest = {
+        record.cell.key: record
+        for run in sorted(runs, key=lambda run: str(run.header["created_at"]))
+        for record in run.records
+        if "total" in record.counters
+    }
+    return tuple(sorted(latest.values(), key=_order))
 
 
-def spilling(found: Sequence[Found]) -> set[str]:
-    """Cells counted without their spills, whose plain L2 writes say nothing of the model."""
-    return {row.record.cell.key for row in found if "spill_write_bytes" not in row.record.counters["total"]}
+def _order(record: Record) -> tuple[object, ...]:
+    p = record.cell.problem
+    return record.cell.implementation, p.head_dim, p.causal, p.seqlen_k, record.cell.pass_ != "fwd"
+
+
+@cache
+def load() -> tuple[Found, ...]:
+    """Every level of every counted cell."""
+    found: list[Found] = []
+    for record in records():
+        model = kernels.get(record.cell.implementation).io_model  # as it is today
+        levels = compared.compare(record.cell, record.counters, model, record.config, DEVICE)
+        found += [Found(record, level) for level in levels]
+    return tuple(found)
 
 
 def table(found: Sequence[Found]) -> list[str]:
@@ -90,7 +104,7 @@ def operations(found: Sequence[Found]) -> list[str]:
 
 def page() -> str:
     """Both tables, as they stand in the docs."""
-    found = list(load())
+    found = load()
     return "\n".join([BEGIN, "", *table(found), "", "**`naive`, op by op**", "", *operations(found), "", END])
 
 

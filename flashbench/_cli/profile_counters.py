@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,7 @@ def _record(cell: Cell, counters: Mapping[str, Any], target: Target, about: Mapp
         status=failed.split(": ")[0] if refused else "failed" if failed else "profiled",
         reason=failed or COUNTED,
         counters=counters,
+        started_at=str(counters.get("started_at") or datetime.now(UTC).isoformat(timespec="seconds")),
         io_model=implementation.io_model,
         config={} if failed else implementation.describe(cell.problem, cell.pass_, target),
         environment=environment.row_fields(about),

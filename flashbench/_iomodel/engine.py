@@ -80,6 +80,16 @@ def work(row: Model, problem: Problem, pass_: str, tiles: Mapping[str, Tiles], v
     return varlen.work(function, problem, tiles, variant)
 
 
+def joined(parts: list[Work]) -> list[Work]:
+    """The passes of one call: a forward that a backward follows writes what it keeps for it."""
+    if len(parts) == 1 or not parts[0].kept:
+        return parts
+    forward, backward = parts
+    *rest, last = forward.steps
+    steps = (*rest, last._replace(write={**last.write, **forward.kept}))
+    return [forward._replace(steps=steps, kept={}), backward]
+
+
 def name_tiles(chosen: Mapping[str, Tiles]) -> dict[str, int]:
     """Tiles as a kernel's configuration names them: ``fwd_block_q``, ``dkdv_block_k``, …"""
     named: dict[str, int] = {}

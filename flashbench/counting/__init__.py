@@ -6,10 +6,11 @@ The cells run in processes of their own under the profiler (child.py), some doze
 crash or a hang costs that batch only. A cell's counters are a mapping, as they stand in a record::
 
     {"tool": "ncu 2025.3.1.0", "cache_control": "all", "clock_control": "none", "replay": "kernel",
-     "total": {counter: value, …}, "kernels": [{"kernel", "grid", "block", counter: value, …}, …]}
+     "started_at": "2026-…", "total": {counter: value, …},
+     "kernels": [{"kernel", "grid", "block", counter: value, …}, …]}
 
-or ``{"reason": "…"}`` where there are none. Counter names and units: _profilers/counters.py. Times in
-them are the profiler's and only good for shares.
+or ``{"reason": "…"}`` where there are none. started_at (UTC) is of the cell's process. Counter names and
+units: _profilers/counters.py. Times in them are the profiler's and only good for shares.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -124,13 +126,17 @@ class _Batch:
         self.said.unlink(missing_ok=True)
         target = [sys.executable, "-m", "flashbench.counting.child", str(self.spec)]
         limit = START_S + JOB_S * len(self.jobs)
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
         profile = ncu.profile(counters.metrics(detail=detail), self.log, target, limit, _surroundings())
         said = self._said()
         try:
             kernels = ncu_csv.parse(profile.csv, source=str(self.log))
         except RunFileError as error:
             kernels, profile = (), ncu.Profile(csv="", reason=profile.reason or str(error))
-        found = self._join(kernels, said, profile)
+        found = [
+            counted if "reason" in counted else {**counted, "started_at": started_at}
+            for counted in self._join(kernels, said, profile)
+        ]
         self.spec.unlink(missing_ok=True)
         self.said.unlink(missing_ok=True)
         refused = bool(profile.reason) and not said
