@@ -107,7 +107,7 @@ def test_dram_lies_in_the_band_but_for_two_cells_of_all() -> None:
 @pytest.mark.parametrize("implementation", FUSED)
 def test_what_is_expected_at_dram_is_near_what_was_counted(implementation: str) -> None:
     """The middle of the sizes of all errors, reads and writes: a band alone could be as wide as it likes."""
-    for level, most in (("DRAM read", 0.03), ("DRAM write", 0.12)):
+    for level, most in (("DRAM read", 0.03), ("DRAM write", 0.07)):
         errors = sorted(abs(row.level.ratio - 1) for row in levels(level, implementation))
         assert errors[len(errors) // 2] < most, (level, errors)
 
@@ -138,19 +138,17 @@ def test_a_backward_of_torchs_is_the_kernels_of_its_model() -> None:
         assert row.level.ratio == pytest.approx(1, abs=0.01), (row.record.cell.key, row.level.kernel)
 
 
-def test_naives_ops_are_counted_as_modelled_within_2_percent_but_for_products_and_masks() -> None:
-    """Reads at DRAM of one op after the other; what the exceptions read more is in docs/counters.md."""
+def test_naives_ops_are_counted_as_modelled_within_2_percent() -> None:
+    """Reads at DRAM, op after op; what the exceptions read more or less is in docs/counters.md."""
     exact = 0
     for row in counted.load():
-        op = row.level.kernel.rpartition(": ")[0]
+        op, n = row.level.kernel.rpartition(": ")[0], row.record.cell.problem.seqlen_q
         if row.record.cell.implementation != "naive" or row.level.level != "DRAM read" or not op:
             continue
-        if row.record.cell.problem.seqlen_q >= 4096 and op.startswith(("scale", "softmax")):
-            exact += 1
-            assert row.level.ratio == pytest.approx(1, abs=0.02), (row.record.cell.key, op)
-        elif op in ("pv", "dv", "dq", "dk") and row.record.cell.problem.seqlen_q >= 4096:
-            assert row.level.ratio == pytest.approx(1, abs=0.02), (row.record.cell.key, op)
-    assert exact >= 12
+        small = (op in ("qk", "dp") and n == 4096) or (op.startswith("mask") and n == 1024)
+        exact += not small
+        assert row.level.ratio == pytest.approx(1, abs=0.05 if small else 0.02), (row.record.cell.key, op)
+    assert exact >= 120
 
 
 def test_the_page_shows_these_tables() -> None:

@@ -248,6 +248,10 @@ def _memory(step: Step, part: Part, prediction: Prediction) -> str:
     ]
     if part.smem:
         words.insert(1, f"shared memory {units.format_seconds(part.smem)}")
+    if part.instructions:
+        words.insert(0, f"instructions {units.format_seconds(part.instructions)}")
+    if step.spills.written:
+        words.append(f"spilled registers {units.format_bytes(step.spills.written)}, in L2's time")
     if not part.fixed and step.flops:
         words.insert(0, f"products {units.format_seconds(part.products)}")
     return ", ".join(words)

@@ -32,6 +32,16 @@ MODELS: tuple[Model, ...] = (
         shown=False,
     ),
     Model(
+        name="standard-added",
+        summary="the same with a mask that is added, as the code of FlashAttention's benchmarks has it",
+        source="flash-attention 2, benchmarks/benchmark_flash_attention.py",
+        assumptions=standard.ASSUMPTIONS,
+        forward=partial(standard.forward, style=standard.ADDED),
+        backward=partial(standard.backward, style=standard.ADDED),
+        pads=True,
+        shown=False,
+    ),
+    Model(
         name="standard-minimal",
         summary="the fewest passes with S and P in memory: 4N² + 4Nd forward, 7N² + 8Nd backward",
         source="Dao et al. 2022, arXiv:2205.14135, Algorithms 0 and 3, to the letter",

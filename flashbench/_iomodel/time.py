@@ -20,6 +20,7 @@ from flashbench._iomodel.dram import Alone, Band, Grid, alone, dram
 from flashbench._iomodel.roofline import Roofs
 from flashbench._iomodel.setting import Setting, setting
 from flashbench._iomodel.types import Estimate, Step
+from flashbench.problem import Problem
 
 if TYPE_CHECKING:
     from flashbench.devices import Device
@@ -31,14 +32,15 @@ TAIL = 0.5
 """Share of the longest thread block for which, on average, SMs wait at the end of an uneven launch."""
 
 RESOURCES = ("tensor cores", "exponentials", "L2", "DRAM", "shared memory")
-"""What can limit, each with a roof; beside them ``prologue`` and ``launch``, which have none."""
+"""What can limit, each with a roof; beside them, without one, ``prologue``, ``instructions``, ``launch``."""
 
 
 class Part(NamedTuple):
     """One kernel: seconds in all, and what each resource alone would take.
 
     products, softmax, fixed: parts of the SMs' time; exps: of the MUFU alone. waiting: SMs without
-    work (waves, uneven blocks). limiting: the resource that sets the time.
+    work (waves, uneven blocks). limiting: the resource that sets the time. instructions: of a library's
+    kernel that is slower than its bytes.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Part(NamedTuple):
     dram: float
     launch: float
     limiting: str
+    instructions: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +102,9 @@ def predict(estimate: Estimate, device: Device, family: str | None = None) -> Pr
         requested = sum(step.read.values()) + sum(step.write.values()) + sum(step.atomic.values())
         requested += step.spills.written
         l2 = requested / on.roof.l2
-        if grid is None:
-            parts.append(_streamed(step, on, l2, memory))
+        if grid is None or step.name in _MASKS:
+            paced = requested / on.pace(step.name, estimate.problem.seqlen_k)
+            parts.append(_streamed(step, on, paced, l2, memory))
         else:
             parts.append(_tiled(step, estimate, (grid, on), l2, memory))
     total = sum([part.time_s for part in parts])
@@ -144,6 +148,8 @@ Source: flash-attention 2, flash_fwd_kernel.h. The bundled kernels begin at the 
 
 def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
     """The grid of a tiled kernel, None for any other step."""
+    if step.name in _MASKS:
+        return _mask_grid(step, estimate.problem)
     kernel = KERNELS.get(step.name)
     rates = on.fwd if kernel == "fwd" else on.bwd
     if kernel is None or rates is None or not step.exps:
@@ -174,6 +180,13 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
         crowd=1.0 if p.masked else _CROWD,
         staggered=kernel == "fwd" and p.masked and estimate.model in STAGGERED,
     )  # fmt: skip
+
+
+def _mask_grid(step: Step, p: Problem) -> Grid | None:
+    """One head after the other reads the same mask, with its own scores read and written in between."""
+    masks = p.batch if p.lengths else 1
+    heads = p.batch * p.num_heads
+    return Grid(heads, masks, masks, loops=True, crowd=_CROWD) if heads > masks else None
 
 
 def _resident(estimate: Estimate, kernel: str, most: int, device: Device) -> int:
@@ -257,20 +270,26 @@ def _tiled(step: Step, estimate: Estimate, card: tuple[Grid, Setting], l2: float
     )  # fmt: skip
 
 
-def _streamed(step: Step, on: Setting, l2: float, memory: float) -> Part:
-    """A kernel that passes over its operands once: elementwise, a reduction, a library's product."""
+def _streamed(step: Step, on: Setting, instructions: float, l2: float, memory: float) -> Part:
+    """A kernel that passes over its operands once: elementwise, a reduction, a library's product.
+
+    instructions: what it takes by a pace of its own, where it has one.
+    """
     products = step.flops / (on.family.gemm * on.flops)
     exps = step.exps / on.roof.exps
-    slowest = max(products, exps, l2, memory)
+    slowest = max(products, exps, instructions, l2, memory)
     if slowest <= LAUNCH_S:
         limiting = "launch"
     elif slowest == memory:
         limiting = "DRAM"
+    elif slowest == instructions:
+        limiting = "instructions"
     else:
         limiting = "L2" if slowest == l2 else "exponentials" if slowest == exps else "tensor cores"
     return Part(
-        step.name, LAUNCH_S + slowest, products, exps, exps, 0.0, 0.0, l2, 0.0, memory, LAUNCH_S, limiting
-    )
+        step.name, LAUNCH_S + slowest, products, exps, exps, 0.0, 0.0, l2, 0.0, memory, LAUNCH_S, limiting,
+        instructions,
+    )  # fmt: skip
 
 
 def _limiting(parts: list[Part]) -> str:
