@@ -15,7 +15,7 @@ from flashbench import compared, devices, iomodel
 from flashbench.errors import FlashbenchError
 from flashbench.iomodel import Estimate
 from flashbench.metrics import METRICS, Row
-from flashbench.problem import Problem
+from flashbench.problem import Cell, Problem
 from flashbench.record import Record
 from flashbench.runfile import RunFile
 
@@ -140,11 +140,12 @@ class _Join:
         """The columns of one record."""
         cell, samples = record.cell, record.samples
         model, config = record.io_model, record.config
+        device = _device(environment)
         row = Row(
             record=record,
-            estimate=self._estimate(model, cell.problem, cell.pass_, config) if model else None,
+            estimate=self._estimate(model, cell, config, device) if model else None,
             compulsory_bytes=iomodel.compulsory(cell.problem, cell.pass_).total_bytes,
-            device=_device(environment),
+            device=device,
             naive_time_s=naive_time_s,
         )
         return {
@@ -162,11 +163,13 @@ class _Join:
         }  # fmt: skip
 
     def _estimate(
-        self, model: str, problem: Problem, pass_: str, tiles: Mapping[str, Any]
+        self, model: str, cell: Cell, tiles: Mapping[str, Any], device: devices.Device | None
     ) -> Estimate | None:
-        key = (model, problem, pass_, repr(sorted(tiles.items())))
+        card = (device.name, device.num_sms) if device else None  # it may decide tiles and splits
+        key = (model, cell.problem, cell.pass_, repr(sorted(tiles.items())), card)
         if key not in self._estimates:
-            self._estimates[key] = _estimate(model, problem, pass_, tiles=tiles or None)
+            options = {"tiles": tiles or None, "device": device}
+            self._estimates[key] = _estimate(model, cell.problem, cell.pass_, **options)
         return self._estimates[key]
 
 
