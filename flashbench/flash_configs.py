@@ -82,6 +82,21 @@ TABLE = (
     Row("dkdv", "any", "tf32", 128, (_C(32, 64, 8, 1), _C(16, 16, 4, 1))),
     Row("dkdv", "any", "tf32", 256, (_C(16, 64, 8, 1), _C(16, 16, 4, 1))),
     Row("delta", "any", "tf32", 256, (_C(16, 16, 4, 1),)),
+    # K/V outside (flash-v1, flash-v2-atomic): chosen by the compiled code alone
+    Row("v1_fwd", "any", "half", 64, (_C(64, 128, 8, 1), _C(32, 64, 4, 1))),
+    Row("v1_fwd", "any", "half", 128, (_C(64, 64, 8, 1), _C(32, 32, 4, 1))),
+    Row("v1_fwd", "any", "half", 256, (_C(32, 64, 8, 1), _C(16, 32, 4, 1))),
+    Row("v1_bwd", "any", "half", 64, (_C(64, 64, 8, 1), _C(32, 32, 4, 1))),
+    Row("v1_bwd", "any", "half", 128, (_C(32, 64, 8, 1), _C(16, 32, 4, 1))),
+    Row("v1_bwd", "any", "half", 256, (_C(16, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("atomic", "any", "half", 64, (_C(64, 64, 4, 2), _C(32, 64, 4, 1))),
+    Row("atomic", "any", "half", 128, (_C(32, 64, 8, 2), _C(32, 32, 4, 1))),
+    Row("atomic", "any", "half", 256, (_C(16, 64, 8, 1), _C(16, 32, 4, 1), _C(16, 16, 4, 1))),
+    *(
+        Row(kernel, "any", math, 256, (_C(16, 16, 4, 1),))
+        for kernel in ("v1_fwd", "v1_bwd", "atomic")
+        for math in ("ieee", "tf32")
+    ),
 )
 INTERPRETED = Config(64, 64, 4, 1)
 
