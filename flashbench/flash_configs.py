@@ -190,8 +190,12 @@ def shared_bytes(
         "dq": q * both,
         "dkdv": k * both,
         "delta": 2 * q * width_v * element,
+        "v1_fwd": k * both,
+        "v1_bwd": k * both,
+        "atomic": k * both,
     }
-    streamed = {"fwd": k * both, "dq": k * both, "dkdv": q * both, "delta": 0}
+    streamed = {"fwd": k * both, "dq": k * both, "dkdv": q * both, "delta": 0,
+                "v1_fwd": q * both, "v1_bwd": q * both, "atomic": q * both}  # fmt: skip
     held = math == "half" and 16 * config.num_warps <= (k if kernel == "dkdv" else q)
     scratch = STATISTICS_BYTES + (0 if held or kernel == "delta" else q * k * element)
     if capability is not None and capability[0] == 10:

@@ -48,7 +48,7 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
     norm = s.lse if refines(p) else 0
     per_pair = 2 * (2 * d + dv) + (2 * d if norm else 0)
     steps = (
-        delta._replace(flops=_alone(p, tiles["delta"].block_q, dv)),
+        delta._replace(flops=alone(p, tiles["delta"].block_q, dv)),
         dq._replace(
             flops=dq.exps * per_pair,
             write={**dq.write, **({"norm": s.lse, "delta": s.lse} if norm else {})},
@@ -76,7 +76,7 @@ def padded(problem: Problem) -> tuple[int, int]:
     return d, dv
 
 
-def _alone(p: Problem, block: int, dv: int) -> int:
+def alone(p: Problem, block: int, dv: int) -> int:
     """FLOPs of delta's products: dO·Oᵀ of every tile with a row that sees exactly one key.
 
     Causal: the row that sees the first key alone, in one tile per head; else every row of a single key.

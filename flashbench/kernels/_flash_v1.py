@@ -70,10 +70,12 @@ def forward_launch(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor,
     batch, heads, seqlen_q, _ = q.shape
     o = q.new_empty(batch, heads, seqlen_q, v.shape[-1])
     l, m = (q.new_empty(batch, heads, seqlen_q, dtype=torch.float32) for _ in range(2))
+    o_tmp = o if o.element_size() == 4 else torch.empty_like(o, dtype=torch.float32)
     _, options = call.options("v1_fwd", q, v, q, k, v)
     del options["EXACT"]
+    options["SCRATCH"] = o_tmp is not o
     args = (
-        *(q, k, v, o, l, m),
+        *(q, k, v, o, o_tmp, l, m),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3]),
         *(heads, heads // k.shape[1], seqlen_q, k.shape[2], call.scale),
     )
@@ -88,11 +90,12 @@ def backward_launch(
     l, m, dlse = rows
     num_kv_heads = k.shape[1]
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    dq_tmp = dq if dq.element_size() == 4 else torch.empty_like(dq, dtype=torch.float32)
     _, options = call.options("v1_bwd", q, v, q, k, v, do)
     args = (
-        *(q, k, v, o, do, l, m, l if dlse is None else dlse, dq, dk, dv),
+        *(q, k, v, o, do, l, m, l if dlse is None else dlse, dq, dq_tmp, dk, dv),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3]),
         *(num_kv_heads, q.shape[1] // num_kv_heads, q.shape[2], k.shape[2], call.scale),
     )
-    options = {**options, "HAS_DLSE": dlse is not None}
+    options = {**options, "SCRATCH": dq_tmp is not dq, "HAS_DLSE": dlse is not None}
     return (dq, dk, dv), Launch("v1_bwd", kernels.backward, q.shape[0] * num_kv_heads, args, options)

@@ -2,8 +2,9 @@
 
 Source: Dao et al. 2022, arXiv:2205.14135, Algorithm 2 (forward) and Algorithm 4 (backward), without
 dropout. K and V are outside and stay on chip; Q, O, l, m (or Q, O, dO, dQ, l, m) are read again, and O,
-l, m (or dQ) written again, once per K/V tile. O and dQ live in memory in the inputs' dtype and are
-rounded to it each time, as the paper writes them. m is of the scores before they are scaled by τ.
+l, m (or dQ) written again, once per K/V tile. Of 16-bit inputs, O and dQ travel as O_TMP and DQ_TMP in
+fp32 and are rounded once, at the end, as in release 1.0 of the authors' code: rounded at each of 256 K/V
+tiles they are off by more than a 16-bit result may be. m is of the scores before they are scaled by τ.
 
 A program owns a head, so it alone reads what it wrote. Two things keep that honest:
 
@@ -34,27 +35,37 @@ RUNTIME = ["num_heads", "group", "seqlen_q", "seqlen_k"]
 """Arguments whose value Triton must not compile for."""
 
 
+@triton.jit
+def _round(FROM, TO, count, BLOCK_M: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr):
+    """Write ``count`` rows that this program left in fp32 in the dtype of TO."""
+    tl.debug_barrier()
+    for start in range(0, count, BLOCK_M):
+        left = count - start
+        tile = outside.load_from_l2(tiles.at(FROM, start, DIM), DIM, left, BLOCK_M, DIM, WIDEST, False)
+        tiles.store(tiles.at(TO, start, DIM), left, tile, BLOCK_M, DIM, WIDEST)
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def forward(
-    Q, K, V, O, L, M, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
+    Q, K, V, O, O_TMP, L, M, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
     num_heads, group, seqlen_q, seqlen_k, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, SCRATCH: tl.constexpr,
 ):  # fmt: skip
-    """O, l and m of one head (Algorithm 2). Grid: heads (of all batches)."""
+    """O, l and m of one head (Algorithm 2). Grid: heads (of all batches). Without SCRATCH O_TMP is O."""
     head = tl.program_id(0)
     batch, h = head // num_heads, head % num_heads
     Q = tiles.head_at(Q, batch, q_b, h, q_h)
     K = tiles.head_at(K, batch, k_b, h // group, k_h)
     V = tiles.head_at(V, batch, v_b, h // group, v_h)
     row = tl.cast(head, tl.int64) * seqlen_q
-    O, L, M = O + row * DIM_V, L + row, M + row
+    O_TMP, L, M = O_TMP + row * DIM_V, L + row, M + row
     rows = tl.arange(0, BLOCK_M)
     for start_m in range(0, seqlen_q, BLOCK_M):  # line 2: O = 0, l = 0, m = -inf
         left = seqlen_q - start_m
         nothing = tiles.zeros(BLOCK_M, DIM_V, WIDEST)
-        tiles.store(tiles.at(O, start_m, DIM_V), left, nothing, BLOCK_M, DIM_V, WIDEST)
+        tiles.store(tiles.at(O_TMP, start_m, DIM_V), left, nothing, BLOCK_M, DIM_V, WIDEST)
         tl.store(L + start_m + rows, tl.zeros([BLOCK_M], tl.float32), mask=rows < left)
         tl.store(M + start_m + rows, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=rows < left)
     for start_n in range(0, seqlen_k, BLOCK_N):  # line 5
@@ -66,7 +77,7 @@ def forward(
         first = outside.first_row(start_n, seqlen_q, seqlen_k, BLOCK_M, CAUSAL)
         for start_m in range(first, seqlen_q, BLOCK_M):  # line 7
             left = seqlen_q - start_m
-            Om = tiles.at(O, start_m, DIM_V)
+            Om = tiles.at(O_TMP, start_m, DIM_V)
             q = outside.load_from_l2(tiles.at(Q, start_m, q_n), q_n, left, BLOCK_M, DIM, WIDEST, WIDE)
             o = outside.load_from_l2(Om, DIM_V, left, BLOCK_M, DIM_V, WIDEST, False)
             l = outside.load_rows_from_l2(L + start_m, left, BLOCK_M, 0.0)
@@ -86,6 +97,8 @@ def forward(
             tiles.store(Om, left, o, BLOCK_M, DIM_V, WIDEST)
             tl.store(L + start_m + rows, new_l, mask=rows < left)
             tl.store(M + start_m + rows, new_m, mask=rows < left)
+    if SCRATCH:
+        _round(O_TMP, O + row * DIM_V, seqlen_q, BLOCK_M, DIM_V, WIDEST)
 
 
 @triton.jit
@@ -100,28 +113,30 @@ def _probabilities(s, m, l, scale, EXACT: tl.constexpr):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def backward(
-    Q, K, V, O, DO, L, M, DLSE, DQ, DK, DV, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n,
+    Q, K, V, O, DO, L, M, DLSE, DQ, DQ_TMP, DK, DV,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n,
     num_heads, group, seqlen_q, seqlen_k, scale,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
-    HAS_DLSE: tl.constexpr,
+    SCRATCH: tl.constexpr, HAS_DLSE: tl.constexpr,
 ):  # fmt: skip
     """dQ, dK and dV of one K/V head and the query heads that share it (Algorithm 4).
 
     num_heads counts K/V heads. Grid: K/V heads (of all batches). dK and dV of a tile stay on chip until
-    it is done; dQ does not.
+    it is done; dQ does not. Without SCRATCH DQ_TMP is DQ.
     """
     head = tl.program_id(0)
     batch, h = head // num_heads, head % num_heads
     K = tiles.head_at(K, batch, k_b, h, k_h)
     V = tiles.head_at(V, batch, v_b, h, v_h)
     heads_row = tl.cast(head, tl.int64) * group * seqlen_q
+    DQ_TMP += heads_row * DIM
     rows = tl.arange(0, BLOCK_M)
     for start in range(0, group * seqlen_q, BLOCK_M):  # line 4: dQ = 0, the group's heads in a row
         nothing = tiles.zeros(BLOCK_M, DIM, WIDEST)
         left = group * seqlen_q - start
-        tiles.store(tiles.at(DQ + heads_row * DIM, start, DIM), left, nothing, BLOCK_M, DIM, WIDEST)
+        tiles.store(tiles.at(DQ_TMP, start, DIM), left, nothing, BLOCK_M, DIM, WIDEST)
     for start_n in range(0, seqlen_k, BLOCK_N):  # line 6
         more = seqlen_k - start_n
         k = tiles.load(tiles.at(K, start_n, k_n), k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)
@@ -136,13 +151,15 @@ def backward(
             DOg = tiles.head_at(DO, batch, do_b, h * group + g, do_h)
             for start_m in range(first, seqlen_q, BLOCK_M):  # line 9
                 left = seqlen_q - start_m
-                row = heads_row + tl.cast(g, tl.int64) * seqlen_q + start_m
+                in_group = tl.cast(g, tl.int64) * seqlen_q + start_m
+                row = heads_row + in_group
                 q = outside.load_from_l2(tiles.at(Qg, start_m, q_n), q_n, left, BLOCK_M, DIM, WIDEST, WIDE)
                 do = outside.load_from_l2(
                     tiles.at(DOg, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, WIDE
                 )
                 o = outside.load_from_l2(O + row * DIM_V, DIM_V, left, BLOCK_M, DIM_V, WIDEST, False)
-                dq = outside.load_from_l2(DQ + row * DIM, DIM, left, BLOCK_M, DIM, WIDEST, False)
+                DQm = DQ_TMP + in_group * DIM
+                dq = outside.load_from_l2(DQm, DIM, left, BLOCK_M, DIM, WIDEST, False)
                 l = outside.load_rows_from_l2(L + row, left, BLOCK_M, 1.0)
                 m = outside.load_rows_from_l2(M + row, left, BLOCK_M, 0.0)
                 some = l > 0.0  # false for a row without keys
@@ -163,7 +180,9 @@ def backward(
                 )
                 dq = outside.plus(dq, tiles.times(more_dq, scale))  # line 21
                 tl.debug_barrier()
-                tiles.store(DQ + row * DIM, left, dq, BLOCK_M, DIM, WIDEST)
+                tiles.store(DQm, left, dq, BLOCK_M, DIM, WIDEST)
         row = tiles.at(tl.cast(start_n, tl.int64), head, seqlen_k)
         tiles.store(DK + row * DIM, more, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST)  # line 24
         tiles.store(DV + row * DIM_V, more, dv, BLOCK_N, DIM_V, WIDEST)
+    if SCRATCH:
+        _round(DQ_TMP, DQ + heads_row * DIM, group * seqlen_q, BLOCK_M, DIM, WIDEST)
