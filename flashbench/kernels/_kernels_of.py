@@ -70,7 +70,7 @@ class Kernels:
         for one in fields(problem):
             default = None if one.default is MISSING else one.default
             if one.name not in _TAKEN and getattr(problem, one.name) != default:
-                return f"{self.name} has no {one.name}; flash may"
+                return f"{self.name} takes problems without {one.name} only"
         uneven = problem.seqlen_q != problem.seqlen_k
         if problem.causal and uneven and problem.alignment != ALIGNMENTS[0]:
             return f"{self.name} aligns a causal mask {ALIGNMENTS[0]} only"
