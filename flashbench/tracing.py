@@ -21,7 +21,7 @@ from flashbench.kernels import Target
 from flashbench.problem import Cell
 
 STEPS = {"forward": "forward", "delta_rows": "delta", "backward_dq": "dq", "backward_dkdv": "dkdv"}
-"""Kernel → step of its model, where the names differ. A kernel's tensor argument is the model's tensor in capitals."""
+"""Kernel → step of its model, else that of its name. A tensor argument is the model's tensor in capitals."""
 
 LIMIT = 2_000
 """Tile visits of a cell that are interpreted at most, unless told otherwise: a quarter to one and a half

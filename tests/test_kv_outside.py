@@ -17,10 +17,12 @@ from torch import Tensor
 from flashbench import iomodel, kernels
 from flashbench import tracing as joined
 from flashbench.kernels import Target, _triton
+from flashbench.kernels._backward import forward_backward_call
 from flashbench.kernels._reference import Reference, make_inputs
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("flash-v1", "flash-v2-atomic")
+DTYPES = ("fp32", "tf32", "fp16", "bf16")
 TILES = {
     "flash-v1": {"fwd": (32, 16), "bwd": (16, 32)},
     "flash-v2-atomic": {"fwd": (32, 16), "delta": (16, 16), "bwd": (16, 32)},
@@ -47,11 +49,12 @@ def small(**changes):
 
 
 def tiles_of(name: str) -> dict[str, int]:
+    fields = "block_q", "block_k", "num_warps", "num_stages"
     return {
         f"{kernel}_{field}": value
         for kernel, rows in TILES[name].items()
-        for field, value in (*zip(("block_q", "block_k"), rows, strict=True), ("num_warps", 4), ("num_stages", 1))
-    }  # fmt: skip
+        for field, value in zip(fields, (*rows, 4, 1), strict=True)
+    }
 
 
 def assert_within_budget(name: str, p, tiles: dict[str, int] | None = None) -> None:
@@ -70,22 +73,21 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(shape, generator=generator).to(DEVICE, dtype)
 
 
-def gradients(name: str, tensors: tuple[Tensor, ...], dout: Tensor, causal: bool = True) -> tuple[Tensor, ...]:
+def gradients(name: str, tensors: tuple[Tensor, ...], dout: Tensor, causal: bool = True):
     leaves = tuple(x.detach().requires_grad_() for x in tensors)
     return torch.autograd.grad(MODULES[name].flash_attention(*leaves, causal=causal), leaves, dout)
 
 
 def grid():
-    """Every dtype with head dims of one piece and of several; lengths, masks and groups change by the cell."""
+    """Every dtype with head dims of one piece and of several; lengths, masks and groups change."""
     others = itertools.cycle(
         itertools.product(((1, 1), (65, 65), (130, 65), (7, 129), (129, 70)), (False, True), (1, 2))
     )
-    for name, dtype, dims in itertools.product(
-        NAMES, ("fp32", "tf32", "fp16", "bf16"), ((16, 16), (40, 40), (64, 96), (1, 3), (128, 128), (256, 192))
-    ):
+    dims = (16, 16), (40, 40), (64, 96), (1, 3), (128, 128), (256, 192)
+    for name, dtype, (head_dim, head_dim_v) in itertools.product(NAMES, DTYPES, dims):
         (seqlen_q, seqlen_k), causal, kv_heads = next(others)
         yield name, small(
-            seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=dims[0], head_dim_v=dims[1], dtype=dtype,
+            seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype,
             causal=causal, num_kv_heads=kv_heads,
         )  # fmt: skip
 
@@ -99,8 +101,8 @@ def test_every_dtype_and_head_dim_is_within_budget(name: str, p) -> None:
 @both
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 def test_many_visits_of_a_row_round_no_more_than_one(name: str, dtype: str) -> None:
-    """20 K/V tiles: what is accumulated in memory is in fp32."""
-    p = small(num_heads=1, num_kv_heads=1, seqlen_q=33, seqlen_k=640, dtype=dtype, causal=False)
+    """40 K/V tiles: what is accumulated in memory is in fp32."""
+    p = small(num_heads=1, num_kv_heads=1, seqlen_q=16, seqlen_k=640, dtype=dtype, causal=False)
     assert_within_budget(name, p, tiles_of(name))
 
 
@@ -220,12 +222,14 @@ def test_what_the_kernels_do_not_take_is_a_sentence(name: str) -> None:
 # bf16 moves what fp16 does; the interpreter computes it in fp32. tf32 moves what fp32 does.
 TRACED = {
     **SHAPES,
+    "gqa": {"num_heads": 4},
     "one key": {"seqlen_q": 37, "seqlen_k": 1},
     "many rows without keys": {"seqlen_q": 70, "seqlen_k": 9},
     "head dims in pieces": {"head_dim": 96, "head_dim_v": 80, "seqlen_q": 33, "seqlen_k": 35},
-    "ragged and shared": {"seqlen_q": 77, "seqlen_k": 101, "num_kv_heads": 2, "head_dim": 40},
+    "ragged and shared": {"seqlen_q": 77, "seqlen_k": 101, "num_kv_heads": 1, "head_dim": 40},
 }
-CELLS = [*((shape, dtype) for shape in TRACED for dtype in ("fp16", "fp32")), ("ragged and shared", "tf32")]
+ONE = {"batch": 1, "num_heads": 2, "num_kv_heads": 2}
+CELLS = list(itertools.product(TRACED, ("fp16", "fp32")))
 
 
 @interpreted
@@ -236,11 +240,11 @@ def test_every_byte_and_product_is_in_the_model(name: str, shape: str, dtype: st
 
     row = kernels.get(name)
     for causal in (False, True):
-        p = problem(**{"batch": 1, **TRACED[shape]}, dtype=dtype, causal=causal)
+        p = problem(**{**ONE, **TRACED[shape]}, dtype=dtype, causal=causal)
         *inputs, dout = make_inputs(p, "cpu", 0)
         leaves = tuple(x.requires_grad_() for x in inputs)
         call = row.prepare_tiles(p, *leaves, tiles_of(name))
-        launches = trace(lambda call=call, leaves=leaves, dout=dout: torch.autograd.grad(call(), leaves, dout))
+        launches = trace(forward_backward_call(call, leaves, dout))
         estimate = iomodel.estimate(row.io_model, p, "fwd+bwd", tiles=tiles_of(name))
         names = [joined.STEPS.get(launch.kernel, launch.kernel) for launch in launches]
         assert names == [step.name for step in estimate.steps]
@@ -293,7 +297,7 @@ def test_what_version_1_reads_again_is_what_version_2_saved() -> None:
 @pytest.mark.gpu
 @both
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "tf32"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [40, 64, 128, 256])
 def test_long_and_ragged_on_a_gpu(name: str, dim: int, dtype: str, causal: bool) -> None:
     p = small(seqlen_q=1021, seqlen_k=1147, head_dim=dim, head_dim_v=dim, dtype=dtype, causal=causal)
@@ -303,7 +307,8 @@ def test_long_and_ragged_on_a_gpu(name: str, dim: int, dtype: str, causal: bool)
 @pytest.mark.gpu
 @both
 def test_sixteen_thousand_keys_on_a_gpu(name: str) -> None:
-    assert_within_budget(name, small(seqlen_q=16384, seqlen_k=16384, head_dim=128, head_dim_v=128, dtype="bf16"))
+    long = {"seqlen_q": 16384, "seqlen_k": 16384, "head_dim": 128, "head_dim_v": 128}
+    assert_within_budget(name, small(**long, dtype="bf16", causal=False))
 
 
 @pytest.mark.gpu
@@ -313,4 +318,5 @@ def test_version_1_gives_the_same_bits_every_time_on_a_gpu() -> None:
     dout = random(2, 4, 1021, 64, dtype=torch.bfloat16, seed=3)
     first = gradients("flash-v1", tensors, dout)
     for _ in range(50):
-        assert all(torch.equal(a, b) for a, b in zip(gradients("flash-v1", tensors, dout), first, strict=True))
+        again = gradients("flash-v1", tensors, dout)
+        assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))

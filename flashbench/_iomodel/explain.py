@@ -60,8 +60,8 @@ _FORMULAS: dict[str, dict[str, str]] = {
 _FORMULAS["flash-v1-triton"] = {
     "forward": "read Nk(d+dv)e + ΣQ(d·e + 4dv + 8); write (ΣQ + Nq)(4dv + 8), per query head; in 16 bits read"
                " 4Nq·dv and write Nq·dv·e more",
-    "backward": "read, per K/V head, Nk(d+dv)e and g·ΣQ(d·e + 2dv·e + 4d + 8); write g(ΣQ + Nq)4d + Nk(d+dv)e;"
-                " in 16 bits read g·4Nq·d and write g·Nq·d·e more",
+    "backward": "read, per K/V head, Nk(d+dv)e and g·ΣQ(d·e + 2dv·e + 4d + 8); write g(ΣQ + Nq)4d and"
+                " Nk(d+dv)e; in 16 bits read g·4Nq·d and write g·Nq·d·e more",
 }  # fmt: skip
 _FORMULAS["flash-v2-atomic-triton"] = {
     **_FORMULAS[""],

@@ -1,10 +1,10 @@
-"""The bundled Triton kernels with K/V outside, load by load: ``flash-v1`` and ``flash-v2-atomic`` as they run.
+"""The bundled Triton kernels with K/V outside, load by load: ``flash-v1`` and ``flash-v2-atomic``.
 
 ``flash-v1-triton`` beside ``flash-v1``: of 16-bit inputs O and dQ travel in fp32 (o_tmp, dq_tmp) and are
 rounded once, at the end; dK and dV stay on chip, and a thread block of the backward loops over the query
 heads of its K/V head. ``flash-v2-atomic-triton`` beside ``flash-v2-atomic``: the same loop over a group, so
 that K and V are read and dK and dV written per K/V head; a kernel of its own zeroes dQ's accumulator. Held
-to the kernels, traced in Triton's interpreter, by tests/test_trace_kv_outside.py.
+to the kernels, traced in Triton's interpreter, by tests/test_kv_outside.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from flashbench._iomodel import flash, flash_v1, flash_v2
 from flashbench._iomodel.tensors import FP32, sizes
 from flashbench._iomodel.types import Step, Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
-from flashbench._iomodel.visits import visits
 from flashbench.problem import Problem
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def v1_backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant =
 
 
 def _accumulated(name: str, size: int, moved: int, p: Problem) -> tuple[int, dict[str, int], dict[str, int]]:
-    """(bytes of the fp32 accumulator, reads, writes) of a result of ``size`` bytes that accumulates in memory.
+    """(bytes of an fp32 accumulator, reads, writes) of a result of ``size`` bytes that grows in memory.
 
     moved: elements that are read, and written, on the way. It is zeroed first; if the result is no fp32
     itself, it is read once more and the result written.
@@ -71,7 +70,7 @@ def _accumulated(name: str, size: int, moved: int, p: Problem) -> tuple[int, dic
 
 
 def atomic_backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
-    """delta, a zeroed fp32 dQ, one kernel with K/V outside that adds to it, a conversion; no sum over a group."""
+    """delta, a zeroed fp32 dQ, one kernel with K/V outside that adds to it, a conversion."""
     p, s = problem, sizes(problem)
     work = flash_v2.atomic_backward(p, tiles, variant)
     step = next(step for step in work.steps if step.name == "backward")

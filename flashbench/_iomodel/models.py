@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from flashbench._iomodel import flash, flash_v1, flash_v2, flash_v3, flash_v4, kv_outside, standard, torch_sdpa
+from flashbench._iomodel import (
+    flash,
+    flash_v1,
+    flash_v2,
+    flash_v3,
+    flash_v4,
+    kv_outside,
+    standard,
+    torch_sdpa,
+)
 from flashbench._iomodel.types import Model
 
 _V2 = "Dao 2023, arXiv:2307.08691"
@@ -117,7 +126,7 @@ MODELS: tuple[Model, ...] = (
     Model(
         name="flash-v1-triton",
         summary="the bundled Triton kernels of the implementation flash-v1: K/V outside, O and dQ in fp32",
-        source="Dao et al. 2022, arXiv:2205.14135, Algorithms 2 and 4; flashbench/kernels/_flash_v1_kernels.py",
+        source="Dao et al. 2022, arXiv:2205.14135, Algorithms 2, 4; flashbench/kernels/_flash_v1_kernels.py",
         assumptions=flash.ASSUMPTIONS,
         forward=kv_outside.v1_forward,
         backward=kv_outside.v1_backward,

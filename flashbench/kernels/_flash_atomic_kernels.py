@@ -100,9 +100,7 @@ def backward(
             do = tiles.load(tiles.at(DOg, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
             delta = _load_rows(DELTA + row, left, BLOCK_M, 0.0)
             ds = p * (tiles.dot_t(v, do, PRECISION) - delta[None, :])
-            dk, dv, dq = outside.add_gradients(
-                dk, dv, q, do, k, p, ds, BLOCK_M, DIM, WIDEST, PRECISION
-            )
+            dk, dv, dq = outside.add_gradients(dk, dv, q, do, k, p, ds, BLOCK_M, DIM, WIDEST, PRECISION)
             _add_atomically(DQ_ACC + row * DIM, left, dq, BLOCK_M, DIM, WIDEST)
     row = tiles.at(tl.cast(start_n, tl.int64), head, seqlen_k)
     tiles.store(DK + row * DIM, more, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST)

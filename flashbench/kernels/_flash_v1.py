@@ -1,5 +1,8 @@
 """FlashAttention-1 in portable Triton: launches and autograd. Import through ``_triton.load``."""
 
+# l and m are the paper's symbols
+# ruff: noqa: E741
+
 from __future__ import annotations
 
 from typing import Any
@@ -85,7 +88,7 @@ def forward_launch(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor,
 def backward_launch(
     tensors: tuple[Tensor, ...], rows: tuple[Tensor, Tensor, Tensor | None], call: Call
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Launch]:
-    """((dq, dk, dv), the launch that fills them) from (q, k, v, o, do) and (l, m, gradient of lse or None)."""
+    """((dq, dk, dv), the launch that fills them) from (q, k, v, o, do) and (l, m, dlse or None)."""
     q, k, v, o, do = tensors
     l, m, dlse = rows
     num_kv_heads = k.shape[1]

@@ -17,7 +17,7 @@ A program owns a head, so it alone reads what it wrote. Two things keep that hon
 """
 
 # Triton reads the bodies below, not Python: no annotations but tl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, E741
+# ruff: noqa: ANN001, ANN202, E741, SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations

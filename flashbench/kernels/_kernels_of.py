@@ -1,4 +1,4 @@
-"""What a row of bundled Triton kernels says of itself from the table of configurations: tiles and refusals."""
+"""What bundled Triton kernels say of themselves from the table of configurations: tiles, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""flash and flash-v2: FlashAttention-2 in portable Triton, forward and backward, for any GPU that Triton serves.
+"""flash, flash-v2: FlashAttention-2 in portable Triton, both passes, for any GPU that Triton serves.
 
 On a machine without a GPU the same kernels run in Triton's interpreter: checked, never timed.
 """

@@ -47,7 +47,7 @@ def prepare_tiles(problem: Problem, q: Tensor, k: Tensor, v: Tensor, config: Map
 IMPLEMENTATIONS = (
     Implementation(
         name=KERNELS.name,
-        summary="FlashAttention-1 in Triton (bundled): K/V outer, O and statistics through memory once per K/V tile",
+        summary="FlashAttention-1 in Triton (bundled): K/V outer, O through memory once per K/V tile",
         prepare=prepare,
         io_model=f"{KERNELS.name}-triton",
         why_unavailable=_triton.why_unavailable,
