@@ -81,7 +81,7 @@ def backward_launches(
     rows = next(launch for launch in launches if launch.name == "delta")
     dq_acc = torch.empty_like(dq, dtype=torch.float32)
     count = dq.numel()
-    flat = {"BLOCK": BLOCK, "num_warps": 4}
+    flat = {"BLOCK": BLOCK, "num_warps": 4, "enable_fp_fusion": True}
     clear = Launch("clear", kernels.clear, cdiv(count, BLOCK), (dq_acc, count), flat)
     convert = Launch("convert", kernels.convert, cdiv(count, BLOCK), (dq_acc, dq, count, call.scale), flat)
 
