@@ -86,7 +86,6 @@ TABLE = (
     # they decide how often Q goes by, that spill little
     Row("v1_fwd", "sm90", "half", 64, (_C(64, 128, 8, 1),)),
     Row("v1_fwd", "any", "half", 256, (_C(32, 128, 8, 1), _C(32, 64, 8, 1), _C(32, 32, 8, 1))),
-    Row("v1_bwd", "sm90", "half", 64, (_C(64, 128, 8, 1),)),
     Row("v1_bwd", "sm90", "half", 128, (_C(16, 128, 8, 1),)),
     Row("v1_bwd", "any", "half", 64, (_C(32, 128, 8, 1), _C(32, 64, 8, 1))),
     Row("v1_bwd", "any", "half", 128, (_C(32, 64, 8, 1), _C(16, 32, 8, 1))),

@@ -15,15 +15,16 @@ from flashbench._profilers import sass
 from flashbench.flash_configs import TABLE, choose, math_of, shared_bytes
 from flashbench.kernels import _compile
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 KERNELS = ("v1_fwd", "v1_bwd", "atomic")
 IMPLEMENTATION = {"v1_fwd": "flash-v1", "v1_bwd": "flash-v1"}
 
-SPILLS = {
-    ("v1_bwd", (9, 0), "fp16", 256): 2,
-}
-"""Instructions that spill, where any do: of dK, dV, K and V of 32 keys, and dQ, registers hold no more."""
+SPILLS = {("v1_bwd", (9, 0), "fp16", 256): 2}
+"""Instructions that spill, where any do: of dK, dV, dQ and what is multiplied, registers hold no more."""
+
+if triton.__version__.startswith("3.6."):
+    SPILLS |= {("v1_bwd", (9, 0), "bf16", 128): 23, ("atomic", (9, 0), "fp32", 64): 7}
 
 
 def task(kernel: str, capability: tuple[int, int], dtype: str, head_dim: int, **changes) -> _compile.Task:
