@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashbench import iomodel, kernels
 from flashbench import tracing as joined
+from flashbench._cli import io_request
 from flashbench.kernels import Target, _triton
 from flashbench.kernels._backward import forward_backward_call
 from flashbench.kernels._reference import Reference, make_inputs
@@ -292,6 +293,11 @@ def test_what_version_1_reads_again_is_what_version_2_saved() -> None:
     assert one.write_bytes - two.write_bytes == passes * (o + heads * 2048 * 8) + heads * 2048 * 4
     assert one.read["o"] == one.read["q"] == passes * o
     assert two.read["k"] == one.read["k"] * 2048 // 64
+
+
+def test_io_model_means_the_papers_rows_by_the_names_that_they_share() -> None:
+    names = "flash-v1,flash-v2,flash-v2-atomic,flash-v1-triton,flash"
+    assert io_request._models(names)[1] == {"flash-v1-triton": "flash-v1-triton", "flash": "flash"}
 
 
 @pytest.mark.gpu

@@ -185,7 +185,8 @@ FAMILIES: dict[str, Family] = {
 """Every family by name."""
 
 OF_MODEL = {
-    "standard": "naive", "flash-v1": "fa1", "flash-v1-cuda": "fa1", "flash-v2": "triton", "flash": "bundled",
+    "standard": "naive", "flash-v1": "fa1", "flash-v1-cuda": "fa1", "flash-v1-triton": "fa1",
+    "flash-v2": "triton", "flash": "bundled",
     "sdpa-flash": "fa2", "sdpa-cudnn": "cudnn", "flash-v2-atomic": "fa2", "flash-v3": "fa3",
     "flash-v4": "fa4",
 }  # fmt: skip
