@@ -111,24 +111,25 @@ def calls(name: str, p: Problem) -> dict[str, Callable[[], object]]:
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._inputs import Inputs
 
     dtype = getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[p.dtype])
     shapes = {
         "q": (p.batch, p.num_heads, p.seqlen_q, p.head_dim),
         "k": (p.batch, p.num_kv_heads, p.seqlen_k, p.head_dim),
         "v": (p.batch, p.num_kv_heads, p.seqlen_k, p.head_dim_v),
-        "do": (p.batch, p.num_heads, p.seqlen_q, p.head_dim_v),
+        "dout": (p.batch, p.num_heads, p.seqlen_q, p.head_dim_v),
     }
-    q, k, v, do = (torch.ones(shape, dtype=dtype) for shape in shapes.values())
-    inputs = tuple(x.requires_grad_() for x in (q, k, v))
-    call = kernels.get(name).prepare(p, *inputs)
+    made = {name: torch.ones(shape, dtype=dtype) for name, shape in shapes.items()}
+    inputs = Inputs(**made).detached(grad=True)
+    call = kernels.get(name).prepare(p, inputs)
 
     def forward() -> object:
         with torch.no_grad():
             return call()
 
-    backward, _ = backward_call(call, inputs, do)
-    return {"fwd": forward, "bwd": backward, "fwd+bwd": forward_backward_call(call, inputs, do)}
+    backward, _ = backward_call(call, inputs)
+    return {"fwd": forward, "bwd": backward, "fwd+bwd": forward_backward_call(call, inputs)}
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
@@ -181,15 +182,15 @@ def test_eager_styles_are_the_ops_that_torch_runs(
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._inputs import Inputs
 
     p = replace(problem(causal=causal, seqlen_q=seqlen, seqlen_k=seqlen), dropout_p=dropout_p)
     function = eager(style, p)
     shape = (p.batch, p.num_heads, p.seqlen_q, p.head_dim)
-    q, k, v = inputs = tuple(torch.ones(shape).requires_grad_() for _ in range(3))
-    do = torch.ones(shape)
+    inputs = Inputs(**{name: torch.ones(shape) for name in ("q", "k", "v", "dout")}).detached(grad=True)
 
     def call() -> Any:
-        return function(q, k, v)
+        return function(*inputs.leaves)
 
     def forward() -> Any:
         with torch.no_grad():
@@ -197,8 +198,8 @@ def test_eager_styles_are_the_ops_that_torch_runs(
 
     timed = {
         "fwd": forward,
-        "bwd": backward_call(call, inputs, do)[0],
-        "fwd+bwd": forward_backward_call(call, inputs, do),
+        "bwd": backward_call(call, inputs)[0],
+        "fwd+bwd": forward_backward_call(call, inputs),
     }
     row = estimate(style, p, pass_)
     read, write, peak = observe(timed[pass_])

@@ -19,7 +19,8 @@ from flashbench import tracing as joined
 from flashbench._cli import io_request
 from flashbench.kernels import Target, _triton
 from flashbench.kernels._backward import forward_backward_call
-from flashbench.kernels._reference import Reference, make_inputs
+from flashbench.kernels._inputs import make_inputs
+from flashbench.kernels._reference import Reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAMES = ("flash-v1", "flash-v2-atomic")
@@ -62,10 +63,10 @@ def assert_within_budget(name: str, p, tiles: dict[str, int] | None = None) -> N
     row = kernels.get(name)
     if tiles is not None:
         tiled = row.prepare_tiles
-        row = dataclasses.replace(row, prepare=lambda *inputs: tiled(*inputs, tiles))
+        row = dataclasses.replace(row, prepare=lambda p, inputs: tiled(p, inputs, tiles))
     inputs = make_inputs(p, DEVICE, 0)
     o, *gradients = run(row, p, inputs)
-    accuracy = Reference(p, *inputs).compare(o, gradients)
+    accuracy = Reference(p, inputs).compare(o, gradients)
     assert accuracy.ok, f"{name} {p.key}: {accuracy}"
 
 
@@ -112,7 +113,7 @@ def test_many_visits_of_a_row_round_no_more_than_one(name: str, dtype: str) -> N
 def test_groups_sum_their_gradients(name: str, kv_heads: int) -> None:
     p = small(batch=2, num_heads=6, num_kv_heads=kv_heads, seqlen_q=40, seqlen_k=66)
     inputs = make_inputs(p, DEVICE, seed=3)
-    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, *inputs), strict=True):
+    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
         assert torch.allclose(mine.double(), theirs, atol=3e-6)
 
 
@@ -211,13 +212,14 @@ def test_flash_says_which_kernel_it_is() -> None:
 def test_what_the_kernels_do_not_take_is_a_sentence(name: str) -> None:
     row, target = kernels.get(name), Target(device=DEVICE, capability=CAPABILITY)
     for change, word in (
-        ({"dropout_p": 0.1}, "dropout_p"), ({"window": (4, 0)}, "window"),
-        ({"alignment": "top-left"}, "bottom-right"), ({"head_dim": 300}, "300"),
-        ({"lengths": ((7, 9),)}, "lengths"),
+        ({"dropout_p": 0.1}, "dropout"), ({"window": (4, 0)}, "window"), ({"softcap": 1.0}, "softcap"),
+        ({"alignment": "top-left"}, "top-left"), ({"head_dim": 300}, "300"), ({"sinks": True}, "sinks"),
+        ({"lengths": ((7, 9),)}, "varlen"),
     ):  # fmt: skip
         p = small(**{"seqlen_q": 7, "seqlen_k": 9, **change})
         assert word in (row.why_unsupported(p, "fwd", target) or "")
-    assert row.why_unsupported(small(alignment="top-left"), "fwd", target) is None
+    repeatable = row.why_unsupported(small(deterministic=True), "bwd", target) is None
+    assert repeatable == row.deterministic
 
 
 # bf16 moves what fp16 does; the interpreter computes it in fp32. tf32 moves what fp32 does.
@@ -242,10 +244,8 @@ def test_every_byte_and_product_is_in_the_model(name: str, shape: str, dtype: st
     row = kernels.get(name)
     for causal in (False, True):
         p = problem(**{**ONE, **TRACED[shape]}, dtype=dtype, causal=causal)
-        *inputs, dout = make_inputs(p, "cpu", 0)
-        leaves = tuple(x.requires_grad_() for x in inputs)
-        call = row.prepare_tiles(p, *leaves, tiles_of(name))
-        launches = trace(forward_backward_call(call, leaves, dout))
+        inputs = make_inputs(p, "cpu", 0).detached(grad=True)
+        launches = trace(forward_backward_call(row.prepare_tiles(p, inputs, tiles_of(name)), inputs))
         estimate = iomodel.estimate(row.io_model, p, "fwd+bwd", tiles=tiles_of(name))
         names = [joined.STEPS.get(launch.kernel, launch.kernel) for launch in launches]
         assert names == [step.name for step in estimate.steps]
@@ -259,7 +259,8 @@ def test_every_byte_and_product_is_in_the_model(name: str, shape: str, dtype: st
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 def test_the_predicted_memory_is_that_of_the_kernels_own_tensors(name: str, dtype: str) -> None:
     p = problem(dtype=dtype, num_kv_heads=2, seqlen_k=40)
-    q, k, v, dout = make_inputs(p, "cpu", 0)
+    inputs = make_inputs(p, "cpu", 0)
+    q, k, v, dout = inputs.q, inputs.k, inputs.v, inputs.dout
     module, call = MODULES[name], MODULES[name].Call(causal=p.causal, scale=p.softmax_scale)
 
     def fresh(launches, known) -> int:
@@ -273,7 +274,8 @@ def test_the_predicted_memory_is_that_of_the_kernels_own_tensors(name: str, dtyp
         launches, saved = (launch,), (o, l, m)
     else:
         o, lse, forward = module.v2.forward_launch(q, k, v, call)
-        _, _, launches = module.backward_launches(q, k, v, o, lse, dout, call)
+        kept = module.Saved(q=q, k=k, v=v, o=o, lse=lse, do=dout)
+        _, launches = module.backward_launches(kept, call, lse_has_gradient=False)
         saved = (o, lse)
     told = [iomodel.estimate(kernels.get(name).io_model, p, pass_) for pass_ in ("fwd", "bwd")]
     assert fresh((forward,), (q, k, v)) == told[0].extra_bytes

@@ -52,8 +52,15 @@ def kinds(pass_: str) -> tuple[str, ...]:
     return _KINDS[pass_]
 
 
+MODELLED = frozenset({"window", "top-left", "dropout", "varlen", "fp8", "bshd", "deterministic"})
+"""Features of a problem that every model counts, or refuses by itself; a row names others in ``covers``."""
+
+
 def check(row: Model, problem: Problem, variant: Variant) -> None:
     """Raise SpecError for what the model does not cover."""
+    if missing := problem.features() - MODELLED - row.covers:
+        named = ", ".join(sorted(missing))
+        raise SpecError(f"model {row.name!r} does not cover {problem.key}: it does not count {named}")
     if (reason := row.refuses(problem)) is not None:
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: {reason}")
     if variant is not DEFAULT:

@@ -77,7 +77,7 @@ def atomic_backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Varia
     d, dv = flash.padded(p)
     dq_acc = s.q // p.dtype_bytes * FP32
     steps = (
-        flash_v2.delta(s)._replace(flops=flash.alone(p, tiles["delta"].block_q, dv)),
+        flash_v2.delta(s),
         Step(name="clear", read={}, write={"dq_acc": dq_acc}),
         step._replace(
             read={**step.read, "k": s.k, "v": s.v},

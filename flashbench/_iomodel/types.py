@@ -127,7 +127,8 @@ class Model:
     kernel, tiles): elements that must be in fast memory at once. refuses(problem): why the model
     does not cover it, or None. takes: the options of a Variant that it knows. settle(problem,
     tiles, variant, device): the variant with what is left open (pack_gqa None, num_splits 0) decided. pads: a
-    packed batch is padded to its longest sequence. shown: in the default table. bundled: describes an
+    packed batch is padded to its longest sequence. covers: features of a problem (problem.FEATURES) that it
+    counts beyond those that every model does. shown: in the default table. bundled: describes an
     implementation of this package, launch by launch, with the tiles that it ships with.
     """
 
@@ -144,6 +145,7 @@ class Model:
     footprint: Callable[[Problem, str, Tiles], int] | None = None
     refuses: Callable[[Problem], str | None] = lambda _: None
     takes: tuple[str, ...] = ()
+    covers: frozenset[str] = frozenset()
     settle: Callable[[Problem, Mapping[str, Tiles], Variant, Device | None], Variant] = _as_it_is
     pads: bool = False
     shown: bool = True

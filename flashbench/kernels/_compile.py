@@ -26,7 +26,7 @@ from flashbench.problem import DTYPES, Cell, Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flashbench.kernels._flash_v2 import Call, Launch
+    from flashbench.kernels._call import Call, Launch
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,8 @@ def _flash(task: Task) -> Launch:
     (q, k, v, o), lse, call = _asked(task)
     if task.kernel == "fwd":
         return flash.forward_launch(q, k, v, call)[2]
-    _, _, launches = flash.backward_launches(q, k, v, o, lse, o, call, task.problem.dtype_bytes == 4)
-    return next(one for one in launches if one.name == task.kernel)
+    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o), call)
+    return next(one for one in work.launches if one.name == task.kernel)
 
 
 def _flash_v1(task: Task) -> Launch:
@@ -214,11 +214,13 @@ def _flash_v1(task: Task) -> Launch:
 
 def _flash_v2_atomic(task: Task) -> Launch:
     from flashbench.kernels import _flash_v2_atomic as flash
+    from flashbench.kernels._launches import Saved
 
     (q, k, v, o), lse, call = _asked(task)
     if task.kernel == "fwd":
         return _flash(task)
-    _, _, launches = flash.backward_launches(q, k, v, o, lse, o, call)
+    saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=o)
+    _, launches = flash.backward_launches(saved, call, lse_has_gradient=False)
     return next(one for one in launches if one.name == task.kernel)
 
 

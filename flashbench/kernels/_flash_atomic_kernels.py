@@ -64,9 +64,11 @@ def backward(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    ALONE: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block of keys, over the query heads that share it, and its part of their dQ.
 
+    ALONE: rows that see one key have no gradient, to the last bit.
     num_heads counts K/V heads. Grid: num_tiles times K/V heads (of all batches).
     """
     head, tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
@@ -100,8 +102,11 @@ def backward(
             do = tiles.load(tiles.at(DOg, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
             delta = _load_rows(DELTA + row, left, BLOCK_M, 0.0)
             ds = p * (tiles.dot_t(v, do, PRECISION) - delta[None, :])
+            if ALONE:
+                alone = outside.keys_of(start_m + rows, seqlen_q, seqlen_k, CAUSAL) == 1
+                ds = tl.where(alone[None, :], 0.0, ds)
             dk, dv, dq = outside.add_gradients(dk, dv, q, do, k, p, ds, BLOCK_M, DIM, WIDEST, PRECISION)
             _add_atomically(DQ_ACC + row * DIM, left, dq, BLOCK_M, DIM, WIDEST)
     row = tiles.at(tl.cast(start_n, tl.int64), head, seqlen_k)
-    tiles.store(DK + row * DIM, more, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST)
-    tiles.store(DV + row * DIM_V, more, dv, BLOCK_N, DIM_V, WIDEST)
+    tiles.store(DK + row * DIM, DIM, more, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST, False)
+    tiles.store(DV + row * DIM_V, DIM_V, more, dv, BLOCK_N, DIM_V, WIDEST, False)

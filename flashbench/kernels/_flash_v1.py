@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 from flashbench.flash_configs import Config
 from flashbench.kernels import _flash_v1_kernels as kernels
 from flashbench.kernels import _flash_v2 as v2
-from flashbench.kernels._flash_v2 import Call, Launch
+from flashbench.kernels import _plain
+from flashbench.kernels._call import NOTHING, Call, Launch
 
 
 def flash_attention(
@@ -34,8 +35,8 @@ def flash_attention(
     place of the table's, for the kernels ``v1_fwd`` and ``v1_bwd``.
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    v2._check(q, k, v, scale)
     call = Call(causal=causal, scale=scale, tf32=tf32, configs=configs)
+    v2.check(q, k, v, call, NOTHING)
     o, lse = _FlashAttention1.apply(q, k, v, call, return_lse)
     return (o, lse) if return_lse else o
 
@@ -46,7 +47,7 @@ class _FlashAttention1(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, return_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
         dtype = q.dtype
-        q, k, v = (v2._prepare(x) for x in (q, k, v))
+        q, k, v = (v2._unit_stride(v2._computable(x)) for x in (q, k, v))
         o, l, m, launch = forward_launch(q, k, v, call)
         with v2._on(q.device):
             launch.run()
@@ -62,7 +63,8 @@ class _FlashAttention1(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, o, l, m = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
         dlse = None if dlse is None else dlse.contiguous()
-        grads, launch = backward_launch((q, k, v, v2._prepare(o), v2._prepare(do)), (l, m, dlse), ctx.call)
+        o, do = (v2._unit_stride(v2._computable(x)) for x in (o, do))
+        grads, launch = backward_launch((q, k, v, o, do), (l, m, dlse), ctx.call)
         with v2._on(q.device):
             launch.run()
         return *(grad.to(ctx.dtype) for grad in grads), None, None
@@ -74,7 +76,7 @@ def forward_launch(q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor,
     o = q.new_empty(batch, heads, seqlen_q, v.shape[-1])
     l, m = (q.new_empty(batch, heads, seqlen_q, dtype=torch.float32) for _ in range(2))
     o_tmp = o if o.element_size() == 4 else torch.empty_like(o, dtype=torch.float32)
-    _, options = call.options("v1_fwd", q, v, q, k, v)
+    options = _plain.options(call, "v1_fwd", q, v, q, k, v)
     del options["EXACT"]
     options["SCRATCH"] = o_tmp is not o
     args = (
@@ -94,7 +96,7 @@ def backward_launch(
     num_kv_heads = k.shape[1]
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     dq_tmp = dq if dq.element_size() == 4 else torch.empty_like(dq, dtype=torch.float32)
-    _, options = call.options("v1_bwd", q, v, q, k, v, do)
+    options = _plain.options(call, "v1_bwd", q, v, q, k, v, do)
     args = (
         *(q, k, v, o, do, l, m, l if dlse is None else dlse, dq, dq_tmp, dk, dv),
         *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3]),

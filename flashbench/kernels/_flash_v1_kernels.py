@@ -42,7 +42,7 @@ def _round(FROM, TO, count, BLOCK_M: tl.constexpr, DIM: tl.constexpr, WIDEST: tl
     for start in range(0, count, BLOCK_M):
         left = count - start
         tile = outside.load_from_l2(tiles.at(FROM, start, DIM), DIM, left, BLOCK_M, DIM, WIDEST, False)
-        tiles.store(tiles.at(TO, start, DIM), left, tile, BLOCK_M, DIM, WIDEST)
+        tiles.store(tiles.at(TO, start, DIM), DIM, left, tile, BLOCK_M, DIM, WIDEST, False)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -65,7 +65,7 @@ def forward(
     for start_m in range(0, seqlen_q, BLOCK_M):  # line 2: O = 0, l = 0, m = -inf
         left = seqlen_q - start_m
         nothing = tiles.zeros(BLOCK_M, DIM_V, WIDEST)
-        tiles.store(tiles.at(O_TMP, start_m, DIM_V), left, nothing, BLOCK_M, DIM_V, WIDEST)
+        tiles.store(tiles.at(O_TMP, start_m, DIM_V), DIM_V, left, nothing, BLOCK_M, DIM_V, WIDEST, False)
         tl.store(L + start_m + rows, tl.zeros([BLOCK_M], tl.float32), mask=rows < left)
         tl.store(M + start_m + rows, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=rows < left)
     for start_n in range(0, seqlen_k, BLOCK_N):  # line 5
@@ -94,7 +94,7 @@ def forward(
             o = tiles.add_dot(tiles.times(o, kept[:, None]), p, v, PRECISION)
             o = tiles.times(o, (1.0 / tl.where(new_l > 0.0, new_l, 1.0))[:, None])  # line 12
             tl.debug_barrier()
-            tiles.store(Om, left, o, BLOCK_M, DIM_V, WIDEST)
+            tiles.store(Om, DIM_V, left, o, BLOCK_M, DIM_V, WIDEST, False)
             tl.store(L + start_m + rows, new_l, mask=rows < left)
             tl.store(M + start_m + rows, new_m, mask=rows < left)
     if SCRATCH:
@@ -136,7 +136,7 @@ def backward(
     for start in range(0, group * seqlen_q, BLOCK_M):  # line 4: dQ = 0, the group's heads in a row
         nothing = tiles.zeros(BLOCK_M, DIM, WIDEST)
         left = group * seqlen_q - start
-        tiles.store(tiles.at(DQ_TMP, start, DIM), left, nothing, BLOCK_M, DIM, WIDEST)
+        tiles.store(tiles.at(DQ_TMP, start, DIM), DIM, left, nothing, BLOCK_M, DIM, WIDEST, False)
     for start_n in range(0, seqlen_k, BLOCK_N):  # line 6
         more = seqlen_k - start_n
         k = tiles.load(tiles.at(K, start_n, k_n), k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)
@@ -180,9 +180,9 @@ def backward(
                 )
                 dq = outside.plus(dq, tiles.times(more_dq, scale))  # line 21
                 tl.debug_barrier()
-                tiles.store(DQm, left, dq, BLOCK_M, DIM, WIDEST)
+                tiles.store(DQm, DIM, left, dq, BLOCK_M, DIM, WIDEST, False)
         row = tiles.at(tl.cast(start_n, tl.int64), head, seqlen_k)
-        tiles.store(DK + row * DIM, more, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST)  # line 24
-        tiles.store(DV + row * DIM_V, more, dv, BLOCK_N, DIM_V, WIDEST)
+        tiles.store(DK + row * DIM, DIM, more, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST, False)  # line 24
+        tiles.store(DV + row * DIM_V, DIM_V, more, dv, BLOCK_N, DIM_V, WIDEST, False)
     if SCRATCH:
         _round(DQ_TMP, DQ + heads_row * DIM, group * seqlen_q, BLOCK_M, DIM, WIDEST)

@@ -15,7 +15,9 @@ from triton import cdiv
 from flashbench.flash_configs import Config
 from flashbench.kernels import _flash_atomic_kernels as kernels
 from flashbench.kernels import _flash_v2 as v2
-from flashbench.kernels._flash_v2 import Call, Launch
+from flashbench.kernels import _plain
+from flashbench.kernels._call import NOTHING, Call, Launch
+from flashbench.kernels._launches import Backward, Saved
 
 BLOCK = 1024
 """Elements that a program of the clearing and the converting kernel moves."""
@@ -38,8 +40,9 @@ def flash_attention(
     place of the table's, for the kernels ``fwd``, ``delta`` and ``atomic``.
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    v2._check(q, k, v, scale)
-    o, lse = _FlashAttention2.apply(q, k, v, Call(causal=causal, scale=scale, tf32=tf32, configs=configs))
+    call = Call(causal=causal, scale=scale, tf32=tf32, configs=configs)
+    v2.check(q, k, v, call, NOTHING)
+    o, lse = _FlashAttention2.apply(q, k, v, call)
     return (o, lse) if return_lse else o
 
 
@@ -47,7 +50,7 @@ class _FlashAttention2(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         dtype = q.dtype
-        q, k, v = (v2._prepare(x) for x in (q, k, v))
+        q, k, v = (v2._unit_stride(v2._computable(x)) for x in (q, k, v))
         o, lse, launch = v2.forward_launch(q, k, v, call)
         with v2._on(q.device):
             launch.run()
@@ -62,37 +65,40 @@ class _FlashAttention2(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        inputs = q, k, v, v2._prepare(o), lse, v2._prepare(do)
-        grads, delta, launches = backward_launches(*inputs, ctx.call)
+        o, do = (v2._unit_stride(v2._computable(x)) for x in (o, do))
+        saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do)
+        work, launches = backward_launches(saved, ctx.call, lse_has_gradient=dlse is not None)
         with v2._on(q.device):
             for launch in launches:
                 launch.run()
                 if launch.name == "delta" and dlse is not None:
-                    delta.sub_(dlse)  # d lse / d s = p, as d o / d s = p (dP - delta)
-        return *(grad.to(ctx.dtype) for grad in grads), None
+                    work.delta.sub_(dlse)  # d lse / d s = p, as d o / d s = p (dP - delta)
+        return *(grad.to(ctx.dtype) for grad in work.gradients), None
 
 
 def backward_launches(
-    q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, do: Tensor, call: Call
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor, tuple[Launch, ...]]:
-    """((dq, dk, dv), delta, the launches that fill them, in order)."""
-    grads, delta, launches = v2.backward_launches(q, k, v, o, lse, do, call, False)
-    dq, dk, dv = grads
-    rows = next(launch for launch in launches if launch.name == "delta")
-    dq_acc = torch.empty_like(dq, dtype=torch.float32)
-    count = dq.numel()
+    saved: Saved, call: Call, *, lse_has_gradient: bool
+) -> tuple[Backward, tuple[Launch, ...]]:
+    """(dq, dk, dv and delta, the launches that fill them, in order)."""
+    s = saved
+    # delta and the outputs are flash-v2's; its row sums are not corrected here, so no norm is wanted
+    work = v2.backward_launches(s, call, lse_has_gradient=True)
+    rows = next(launch for launch in work.launches if launch.name == "delta")
+    dq_acc = torch.empty_like(work.dq, dtype=torch.float32)
+    count = dq_acc.numel()
     flat = {"BLOCK": BLOCK, "num_warps": 4, "enable_fp_fusion": True}
     clear = Launch("clear", kernels.clear, cdiv(count, BLOCK), (dq_acc, count), flat)
-    convert = Launch("convert", kernels.convert, cdiv(count, BLOCK), (dq_acc, dq, count, call.scale), flat)
+    args: tuple[Any, ...] = (dq_acc, work.dq, count, call.scale)
+    convert = Launch("convert", kernels.convert, cdiv(count, BLOCK), args, flat)
 
-    num_kv_heads = k.shape[1]
-    config, options = call.options("atomic", q, v, q, k, v, do)
-    tiles = cdiv(k.shape[2], config.block_k)
+    num_kv_heads = s.k.shape[1]
+    options = _plain.options(call, "atomic", s.q, s.v, s.q, s.k, s.v, s.do)
+    tiles = cdiv(s.k.shape[2], options["BLOCK_N"])
     args = (
-        *(q, k, v, do, lse, delta, dq_acc, dk, dv),
-        *(*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3]),
-        *(num_kv_heads, q.shape[2], k.shape[2], tiles, call.scale),
+        *(s.q, s.k, s.v, s.do, s.lse, work.delta, dq_acc, work.dk, work.dv),
+        *(*s.q.stride()[:3], *s.k.stride()[:3], *s.v.stride()[:3], *s.do.stride()[:3]),
+        *(num_kv_heads, s.q.shape[2], s.k.shape[2], tiles, call.scale),
     )
-    options = {**options, "GROUP": q.shape[1] // num_kv_heads}
-    backward = Launch("atomic", kernels.backward, tiles * q.shape[0] * num_kv_heads, args, options)
-    return grads, delta, (rows, clear, backward, convert)
+    options |= {"GROUP": s.q.shape[1] // num_kv_heads, "ALONE": not lse_has_gradient}
+    backward = Launch("atomic", kernels.backward, tiles * s.q.shape[0] * num_kv_heads, args, options)
+    return work, (rows, clear, backward, convert)

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, math_of, shared_bytes
-from flashbench.kernels import Target, _triton
-from flashbench.problem import ALIGNMENTS, Cell, Problem
+from flashbench.kernels import Target, _triton, unsupported_features
+from flashbench.problem import Cell, Problem
 
 _TILE = ("block_q", "block_k", "num_warps", "num_stages")
-_TAKEN = frozenset({
-    "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "dtype", "causal",
-    "alignment", "layout",
-})  # fmt: skip
-"""What of a problem plain attention kernels take; any other field must be as it is by default."""
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The tiled kernels of each pass: the name in a configuration (``fwd_block_q``) → that in the table."""
+    """The tiled kernels of each pass: the name in a configuration (``fwd_block_q``) → that in the table.
+
+    taken: features (``unsupported_features``) that they take.
+    """
 
     name: str
     fwd: Mapping[str, str]
     bwd: Mapping[str, str]
+    taken: Collection[str]
 
     def of(self, pass_: str) -> dict[str, str]:
         """Those of the pass."""
@@ -51,10 +50,10 @@ class Kernels:
     def why_unsupported(self, problem: Problem, pass_: str, target: Target) -> str | None:
         """Why the kernels refuse the problem, one sentence, or None."""
         p = problem
+        if reason := unsupported_features(p, self.taken):
+            return reason
         if max(p.head_dim, p.head_dim_v) > MAX_HEAD_DIM:
             return f"head_dim {max(p.head_dim, p.head_dim_v)} is larger than {MAX_HEAD_DIM}"
-        if reason := self._why_not_plain(p):
-            return reason
         if _triton.interpreted(target):
             return "TF32 products exist on NVIDIA GPUs only; fp32 runs here" if p.dtype == "tf32" else None
         if target.capability is not None and target.capability < (8, 0) and p.dtype in ("bf16", "tf32"):
@@ -64,16 +63,6 @@ class Kernels:
             need = shared_bytes(self.of(pass_)[kernel], config, *shape, target.capability)
             if limit is not None and need > limit:
                 return f"{kernel} kernel needs {need} B of shared memory per block, limit {limit} B"
-        return None
-
-    def _why_not_plain(self, problem: Problem) -> str | None:
-        for one in fields(problem):
-            default = None if one.default is MISSING else one.default
-            if one.name not in _TAKEN and getattr(problem, one.name) != default:
-                return f"{self.name} takes problems without {one.name} only"
-        uneven = problem.seqlen_q != problem.seqlen_k
-        if problem.causal and uneven and problem.alignment != ALIGNMENTS[0]:
-            return f"{self.name} aligns a causal mask {ALIGNMENTS[0]} only"
         return None
 
     def _configs(self, problem: Problem, pass_: str, target: Target) -> dict[str, Config]:

@@ -16,19 +16,22 @@ from flashbench.problem import Problem
 if TYPE_CHECKING:
     from torch import Tensor
 
-KERNELS = Kernels("flash-v2-atomic", {"fwd": "fwd"}, {"delta": "delta", "bwd": "atomic"})
+    from flashbench.kernels._inputs import Inputs
+
+KERNELS = Kernels("flash-v2-atomic", {"fwd": "fwd"}, {"delta": "delta", "bwd": "atomic"}, {"bshd"})
 
 
-def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """Return the call that computes o; q, k, v as in Problem, any strides.
+def prepare(problem: Problem, inputs: Inputs) -> Call:
+    """Return the call that computes o; inputs as from ``make_inputs``, any strides.
 
     Raises UnavailableError where Triton is missing or was imported in the other mode.
     """
-    return prepare_tiles(problem, q, k, v, {})
+    return prepare_tiles(problem, inputs, {})
 
 
-def prepare_tiles(problem: Problem, q: Tensor, k: Tensor, v: Tensor, config: Mapping[str, Any]) -> Call:
+def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
     """As prepare, with the tiles of config (as ``describe`` gives them) for the kernels that it names."""
+    q, k, v = inputs.q, inputs.k, inputs.v
     module = _triton.load(q.device.type, "_flash_v2_atomic")
     options = {
         "causal": problem.causal,
