@@ -237,8 +237,8 @@ def _models(text: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
     models = [row.name for row in MODELS if not row.bundled]
     # an unknown name may be an implementation's; asking for all of them takes a while
     foreign = any(name.strip() not in models for name in text.split(","))
-    bundled = {
-        row.name: row.io_model
+    bundled = {  # a model of the same name is meant first; the kernels' own then goes by its model's name
+        row.io_model if row.name in models and row.io_model not in models else row.name: row.io_model
         for row in (kernels.registry().values() if foreign else ())
         if row.io_model is not None and row.io_model != "standard"
     }

@@ -91,16 +91,18 @@ def _implementations() -> _Table:
         mode = "interpreted: checked, not timed" if interpreted else "timed"
         rows.append({
             "name": row.name, "available": why_not is None, "why_not": why_not,
-            "mode": None if why_not else mode, "io_model": row.io_model, "summary": row.summary,
+            "mode": None if why_not else mode, "io_model": row.io_model, "deterministic": row.deterministic,
+            "summary": row.summary,
         })  # fmt: skip
     columns = [
         Column(name="name", header="implementation"),
         *_availability(),
         Column(name="mode", header="mode"),
         Column(name="io_model", header="model"),
+        Column(name="deterministic", header="deterministic"),
         Column(name="summary", header="summary"),
     ]
-    return _Table(columns, rows)
+    return _Table(columns, rows, frozenset({"deterministic"}))
 
 
 def _devices() -> _Table:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from flashbench._profilers.static import Grid
     from flashbench.console import Column
 
-DEFAULTS = {"head_dims": "64,128", "dtypes": "bf16", "causal": "both", "passes": "fwd,bwd"}
+DEFAULTS = {
+    "impls": "flash", "head_dims": "64,128", "dtypes": "bf16", "causal": "both", "passes": "fwd,bwd",
+}  # fmt: skip
 ARCHES = ((8, 0), (9, 0), (10, 0))
 """Compiled for where neither --arch nor --gpu is given."""
 
@@ -89,7 +91,7 @@ def _grid(line: Mapping[str, Any], arches: str | None, gpu: str | None) -> tuple
     units.parse_names(",".join(typed["dtypes"]), "--dtypes", runnable)
     limits, notes = _limits(arches, gpu)
     return Grid(
-        implementations=typed.get("impls", tuple(BUNDLED)),
+        implementations=typed["impls"],
         head_dims=typed["head_dims"],
         dtypes=typed["dtypes"],
         causal=typed["causal"],

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from flashbench._iomodel import flash, flash_v1, flash_v2, flash_v3, flash_v4, standard, torch_sdpa
+from flashbench._iomodel import (
+    flash,
+    flash_v1,
+    flash_v2,
+    flash_v3,
+    flash_v4,
+    kv_outside,
+    standard,
+    torch_sdpa,
+)
 from flashbench._iomodel.types import Model
 
 _V2 = "Dao 2023, arXiv:2307.08691"
@@ -119,6 +128,36 @@ MODELS: tuple[Model, ...] = (
         fwd_kernels=("fwd",),
         bwd_kernels=("delta", "dq", "dkdv"),
         shipped_tiles=flash.shipped_tiles,
+        footprint=flash.footprint,
+        refuses=flash.refuses,
+        shown=False,
+        bundled=True,
+    ),
+    Model(
+        name="flash-v1-triton",
+        summary="the bundled Triton kernels of the implementation flash-v1: K/V outside, O and dQ in fp32",
+        source="Dao et al. 2022, arXiv:2205.14135, Algorithms 2, 4; flashbench/kernels/_flash_v1_kernels.py",
+        assumptions=flash.ASSUMPTIONS,
+        forward=kv_outside.v1_forward,
+        backward=kv_outside.v1_backward,
+        fwd_kernels=("fwd",),
+        bwd_kernels=("bwd",),
+        shipped_tiles=partial(kv_outside.shipped_tiles, {"fwd": "v1_fwd", "bwd": "v1_bwd"}),
+        footprint=flash_v1.footprint,
+        refuses=flash.refuses,
+        shown=False,
+        bundled=True,
+    ),
+    Model(
+        name="flash-v2-atomic-triton",
+        summary="the bundled Triton kernels of the implementation flash-v2-atomic: dQ by atomic additions",
+        source=f"{_V2}, Algorithms 1 and 2; flashbench/kernels/_flash_atomic_kernels.py",
+        assumptions=flash.ASSUMPTIONS,
+        forward=flash.forward,
+        backward=kv_outside.atomic_backward,
+        fwd_kernels=("fwd",),
+        bwd_kernels=("delta", "bwd"),
+        shipped_tiles=partial(kv_outside.shipped_tiles, {"bwd": "atomic"}),
         footprint=flash.footprint,
         refuses=flash.refuses,
         shown=False,

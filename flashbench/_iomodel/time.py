@@ -137,7 +137,7 @@ _FIRST_OF_BACKWARD = "dv"
 """The op with which an eager backward begins; other families reach the same bandwidth in both passes."""
 
 
-LOOPING = frozenset({"flash-v1", "flash-v1-cuda"})
+LOOPING = frozenset({"flash-v1", "flash-v1-cuda", "flash-v1-triton"})
 """Models with one thread block per head, which loops over K/V and Q."""
 
 STAGGERED = frozenset({"flash-v2-atomic", "sdpa-flash"})
@@ -159,7 +159,7 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
     slots = on.sms * _resident(estimate, kernel, rates.resident, on.device)
     if estimate.model in LOOPING:
         ctas = step.ctas or heads
-        return Grid(ctas, heads, slots, loops=True)
+        return Grid(ctas, min(heads, ctas), slots, loops=True)
     packed = kernel == "fwd" and bool(estimate.variant.pack_gqa) and p.group > 1
     block_q, block_k = tiles[f"{kernel}_block_q"], tiles[f"{kernel}_block_k"]
     low, high = p.band

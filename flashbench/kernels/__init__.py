@@ -81,6 +81,7 @@ class Implementation:
     prepare_tiles(problem, inputs, config): of a Triton kernel, as prepare, with the tiles of config (as
     describe gives them) in place of those that it would choose; what can be traced has it.
     on_card(problem, pass_, target): as describe, for a card that need not be here.
+    deterministic: False where two runs of the same call may differ in the last bits.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Implementation:
     prepared_bytes: Callable[[Problem, str, Target], int] = _no_bytes
     prepare_tiles: Callable[[Problem, Inputs, Mapping[str, Any]], Call] | None = None
     on_card: Callable[[Problem, str, Target], Mapping[str, Any]] = _nothing
+    deterministic: bool = True
 
 
 def unsupported_features(problem: Problem, taken: Collection[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""flash: FlashAttention-2 in portable Triton, forward and backward, for any GPU that Triton serves.
+"""flash, flash-v2: FlashAttention-2 in portable Triton, both passes, for any GPU that Triton serves.
 
 On a machine without a GPU the same kernels run in Triton's interpreter: checked, never timed.
 """
@@ -6,6 +6,7 @@ On a machine without a GPU the same kernels run in Triton's interpreter: checked
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench.flash_configs import KERNELS, MAX_HEAD_DIM, Config, choose, math_of, shared_bytes
@@ -125,18 +126,26 @@ def _configs(problem: Problem, pass_: str, target: Target) -> dict[str, Config]:
     return {kernel: choose(kernel, *shape, capability, limit) for kernel in _KERNELS[pass_]}
 
 
+_V2 = Implementation(
+    name="flash-v2",
+    summary="FlashAttention-2 in portable Triton (bundled): Q outer, recomputing backward, no atomics",
+    prepare=prepare,
+    io_model="flash",
+    why_unavailable=_triton.why_unavailable,
+    why_unsupported=why_unsupported,
+    describe=describe,
+    interpreted=_triton.interpreted,
+    precompile=precompile,
+    prepare_tiles=prepare_tiles,
+    on_card=on_card,
+)
+
 IMPLEMENTATIONS = (
-    Implementation(
+    replace(
+        _V2,
         name="flash",
-        summary="FlashAttention-2 in Triton (bundled): Q outer, recomputing backward, no atomics",
-        prepare=prepare,
-        io_model="flash",
-        why_unavailable=_triton.why_unavailable,
-        why_unsupported=why_unsupported,
-        describe=describe,
-        interpreted=_triton.interpreted,
-        precompile=precompile,
-        prepare_tiles=prepare_tiles,
-        on_card=on_card,
+        summary="the best of the bundled kernels for the card; the row names which: today flash-v2 on all",
+        backend=lambda call: _V2.name,
     ),
+    _V2,
 )
