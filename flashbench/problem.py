@@ -256,6 +256,12 @@ class Problem:
             for (q, k), count in Counter(self.lengths).items()
         ]
 
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        """The shape of the bias: of each place its full size, or 1; empty without a bias."""
+        full = (self.batch, self.num_heads, self.seqlen_q, self.seqlen_k)
+        return tuple(1 if letter == "1" else size for letter, size in zip(self.bias, full, strict=False))
+
     def options(self) -> dict[str, Any]:
         """The fields that differ from their defaults, of those that have one."""
         return {
@@ -282,9 +288,10 @@ class Problem:
             f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
         )
         mask = "causal" if self.causal else "full"
-        return f"b{self.batch} {heads} {rows} {dims} {self.dtype} {mask}{self._options_key()}"
+        return f"b{self.batch} {heads} {rows} {dims} {self.dtype} {mask}{self.options_text}"
 
-    def _options_key(self) -> str:
+    @property
+    def options_text(self) -> str:
         """What the key says of options that differ from their defaults, each after a space."""
         words = []
         if self.window != (UNLIMITED, UNLIMITED):

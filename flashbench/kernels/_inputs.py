@@ -85,7 +85,7 @@ def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
         k=k,
         v=v,
         dout=dout,
-        bias=normal(*bias_shape(p)) if p.bias else None,
+        bias=normal(*p.bias_shape) if p.bias else None,
         sinks=normal(p.num_heads, dtype=torch.float32) if p.sinks else None,
         alibi_slopes=torch.tensor(alibi_slopes(p.num_heads), device=device) if p.alibi else None,
         block_mask=_block_mask(p, device, seed),
@@ -93,12 +93,6 @@ def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
         cu_seqlens_k=starts[1],
         seed=seed,
     )
-
-
-def bias_shape(problem: Problem) -> tuple[int, ...]:
-    """The shape of the problem's bias: of each place its full size, or 1."""
-    full = (problem.batch, problem.num_heads, problem.seqlen_q, problem.seqlen_k)
-    return tuple(1 if letter == "1" else size for letter, size in zip(problem.bias, full, strict=True))
 
 
 def _starts(lengths: tuple[int, ...], device: str) -> Tensor:
