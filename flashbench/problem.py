@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from flashbench.errors import SpecError, UnknownName
 
@@ -80,7 +80,7 @@ class Problem:
     The score of query i and key j, s = softmax_scale * q_i.k_j, is changed in this order:
 
     - softcap > 0: s = softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118, section 2);
-    - alibi: s -= slope_h * |i + shift - j|, shift the diagonal's as above (``alibi_slopes``);
+    - alibi: s -= slope_h * |i + shift - j|, shift the diagonal's as above (``kernels/_inputs.py``);
     - bias: s += a tensor in q's dtype of which each place of (batch, num_heads, seqlen_q, seqlen_k)
       is full or 1: "bhqk", "1hqk", "b11k", …;
     - what the causal mask, the window or the block mask hides is -inf. block_mask, in blocks of
@@ -320,18 +320,6 @@ FEATURES = {
 """Field of a Problem → the feature that it asks for; beside them fp8, of the dtype."""
 
 
-def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """ALiBi's slope of each query head: 2**(-8(h+1)/H) for H a power of two.
-
-    Any other H takes the slopes of the next lower power, then every second one of the next higher.
-    Source: Press et al. 2022 (arXiv:2108.12409), and their published rule for other H.
-    """
-    power = 1 << (num_heads.bit_length() - 1)
-    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    finer = [2 ** (-8 * (head + 1) / (2 * power)) for head in range(2 * power)]
-    return tuple(slopes + finer[0::2][: num_heads - power])
-
-
 def check_block_mask(text: str) -> None:
     """Raise SpecError unless the text is a name of BLOCK_MASKS, ``random:DENSITY`` or names an .npz file."""
     name, colon, density = text.partition(":")
@@ -389,3 +377,21 @@ class Cell:
     def key(self) -> str:
         """Stable text, unique within a sweep."""
         return f"{self.implementation} {self.pass_} {self.problem.key}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; options of the problem at their defaults are left out."""
+        required = (field.name for field in fields(self.problem) if field.default is MISSING)
+        problem = {**{name: getattr(self.problem, name) for name in required}, **self.problem.options()}
+        return {"implementation": self.implementation, "pass": self.pass_, "problem": problem}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The cell of ``to_json``. A number given as text is refused by name, not by a comparison that fails.
+
+        Raises KeyError for a missing field, ValueError, TypeError, SpecError or UnknownName for a wrong one.
+        """
+        for name, item in value["problem"].items():
+            if name.startswith(("batch", "num_", "seqlen", "head_dim")) and type(item) is not int:
+                raise ValueError(f"cell.problem.{name} is {item!r}; a whole number is wanted")
+        problem = Problem(**value["problem"])
+        return cls(implementation=value["implementation"], problem=problem, pass_=value["pass"])

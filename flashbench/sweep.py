@@ -115,6 +115,7 @@ OPTIONS = {
         Opt(name="resume", accepted="true or false"),
         Opt(name="energy", accepted="true or false"),
         Opt(name="counters", accepted="true or false"),
+        Opt(name="trace", accepted="true or false"),
         Opt(name="dry_run", accepted="true or false"),
         Opt(name="quiet", accepted="true or false"),
         Opt(name="verbose", accepted="true or false"),

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashbench import devices, iomodel
+from flashbench import compared, devices, iomodel
 from flashbench.errors import FlashbenchError
 from flashbench.iomodel import Estimate
 from flashbench.metrics import METRICS, Row
@@ -29,7 +29,7 @@ PROBLEM_COLUMNS = (
 
 IDENTITY_COLUMNS = (
     "run", "implementation", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags", "backend",
-    "config", "cache", "method", "device",
+    "config", "cache", "method", "device", "not_counted", "not_traced", "band_missed",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""
@@ -156,6 +156,9 @@ class _Join:
             "config": _pairs(config) or None,
             "cache": samples.cache if samples else None, "method": samples.method if samples else None,
             "device": environment.get("device_name"),
+            "not_counted": record.counters.get("reason"),
+            "not_traced": compared.why_not_traced(record.trace),
+            "band_missed": ", ".join(name for name, one in row.levels.items() if one.within is False) or None,
             **{metric.name: metric.compute(row) for metric in METRICS},
         }  # fmt: skip
 

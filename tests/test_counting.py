@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attention import problem
+from fake_ncu import COUNT, install
 
 from flashbench import cli, compared, counting, iomodel, runfile
 from flashbench._cli import profile_counters
@@ -20,42 +20,12 @@ from flashbench.kernels import Target
 from flashbench.problem import Cell
 
 GPU = Target(device="cuda:0", name="NVIDIA H100 80GB HBM3", capability=(9, 0), l2_bytes=50 * 2**20)
-HEAD = ('"ID","Start/Stop_Range","Kernel Name","Grid Size","Block Size","gpu__time_duration.sum",'
-        '"dram__bytes_read.sum","dram__bytes_write.sum","l1tex__m_xbar2l1tex_read_bytes.sum"')  # fmt: skip
-
-FAKE = """
-import json, sys
-if "--version" in sys.argv:
-    print("NVIDIA Nsight Compute Version 2025.3.1.0"); sys.exit()
-spec = json.load(open(sys.argv[-1]))
-said = open(spec["said"], "a")
-rows = [HEAD, '"","","","","","ns","byte","byte","byte"']
-for index, job in enumerate(spec["jobs"]):
-    PLAY
-open(sys.argv[sys.argv.index("--log-file") + 1], "w").write("\\n".join(rows) + "\\n")
-END
-"""
-COUNT = """
-    said.write(json.dumps({"index": index, "reason": ""}) + "\\n")
-    for kernel in ("one", "two"):
-        name = f'" ""1:<default domain>:flashbench#{index}:none:none:none:none:none:none"" "'
-        rows.append(f'"0",{name},"{kernel}","(1, 1, 1)","(128, 1, 1)","1,000","{1000 + index}","8","32"')
-"""
-
-
 ON_A_CPU = "run --device cpu --seqlens 64 --head-dims 16 --dtypes fp32 --passes fwd --causal no"
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def make(play: str = COUNT, end: str = "") -> None:
-        path = tmp_path / "ncu"
-        text = FAKE.replace("HEAD", repr(HEAD)).replace("    PLAY", play).replace("END", end)
-        path.write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
-        path.chmod(0o755)
-        monkeypatch.setenv("FLASHBENCH_NCU", str(path))
-
-    return make
+    return lambda play=COUNT, end="": install(tmp_path, monkeypatch, play, end)
 
 
 def cells(count: int) -> list[Cell]:
@@ -136,7 +106,7 @@ def test_a_job_comes_back_from_json_as_its_cell() -> None:
     what = json.loads(
         json.dumps(counting.cell_job(Cell(implementation="flash", pass_="bwd", problem=p)).what)
     )
-    assert runfile.problem_from_json(what["problem"]) == p
+    assert Cell.from_json(what) == Cell(implementation="flash", pass_="bwd", problem=p)
 
 
 def counted(cell: Cell, **changes: int) -> dict[str, Any]:

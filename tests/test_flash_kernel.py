@@ -267,9 +267,9 @@ def test_nothing_outside_the_outputs_is_written_and_nothing_inside_is_left(causa
     call = flash.Call(causal=causal, scale=0.2)
     o, lse, forward = flash.forward_launch(q, k, v, call)
     forward.run()
-    grads, delta, launches = flash.backward_launches(q, k, v, o, lse, do, call, False)
-    replaced = {id(x): _guarded(x) for x in (o, lse, delta, *grads)}
-    for launch in (forward, *launches):
+    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=do), call)
+    replaced = {id(x): _guarded(x) for x in (o, lse, work.delta, *work.gradients)}
+    for launch in (forward, *work.launches):
         args = tuple(replaced[id(x)][0] if id(x) in replaced else x for x in launch.args)
         dataclasses.replace(launch, args=args).run()
     for inside, buffer in replaced.values():

@@ -54,7 +54,7 @@ def run(p: Problem, tiles: dict[str, tuple[int, int]]) -> tuple[tracing.Launch, 
     call = flash.Call(causal=p.causal, scale=p.softmax_scale, tf32=p.dtype == "tf32", configs=configs)
 
     def both() -> None:
-        o, _ = flash._FlashAttention.apply(*inputs.leaves, call)
+        o, _ = flash._FlashAttention.apply(*inputs.leaves, None, None, call, flash.NOTHING)
         torch.autograd.grad(o, inputs.leaves, inputs.dout)
 
     return tracing.trace(both)
@@ -117,11 +117,10 @@ def test_the_predicted_memory_is_that_of_the_backwards_own_tensors(dtype: str) -
     (q, k, v), dout = inputs.leaves, inputs.dout
     call = flash.Call(causal=p.causal, scale=p.softmax_scale, tf32=dtype == "tf32")
     o, lse, _ = flash.forward_launch(q, k, v, call)
-    refine = q.element_size() == 4
-    grads, delta, launches = flash.backward_launches(q, k, v, o, lse, dout, call, refine)
-    args = [arg for launch in launches for arg in launch.args if isinstance(arg, torch.Tensor)]
+    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=dout), call)
+    args = [arg for launch in work.launches for arg in launch.args if isinstance(arg, torch.Tensor)]
     known = {x.data_ptr() for x in (q, k, v, o, lse, dout)}
-    new = {x.data_ptr(): x.nbytes for x in (*grads, delta, *args) if x.data_ptr() not in known}
+    new = {x.data_ptr(): x.nbytes for x in (*work.gradients, work.delta, *args) if x.data_ptr() not in known}
     assert sum(new.values()) == iomodel.estimate("flash", p, "bwd").extra_bytes
     assert o.nbytes + lse.nbytes == iomodel.estimate("flash", p, "fwd").extra_bytes
 

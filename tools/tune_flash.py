@@ -138,9 +138,9 @@ class Attention:
 
     def backward(self, configs):
         call = self.flash.Call(causal=self.p.causal, scale=self.p.softmax_scale, configs=configs)
-        tensors = self.q, self.k, self.v, self.o, self.lse, self.do
-        gradients, _, launches = self.flash.backward_launches(*tensors, call, False)
-        return gradients, {launch.name: launch for launch in launches}
+        saved = self.flash.Saved(q=self.q, k=self.k, v=self.v, o=self.o, lse=self.lse, do=self.do)
+        work = self.flash.backward_launches(saved, call)
+        return work.gradients, {launch.name: launch for launch in work.launches}
 
     def launch(self, kernel: str, config: Config):
         configs = ((kernel, config),)

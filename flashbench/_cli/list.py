@@ -227,11 +227,12 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
     from flashbench.record import Accuracy, Memory, Record, Samples
 
     problem = Problem(
-        batch=1, num_heads=1, num_kv_heads=1, seqlen_q=128, seqlen_k=128, head_dim=64, head_dim_v=64,
+        batch=8, num_heads=16, num_kv_heads=16, seqlen_q=4096, seqlen_k=4096, head_dim=64, head_dim_v=64,
         dtype="fp16", causal=False,
     )  # fmt: skip
+    moved = {f"{kind}_bytes": 1 for kind in ("read", "write", "atomic")}
     record = Record(
-        cell=Cell(implementation="naive", problem=problem, pass_="fwd"),
+        cell=Cell(implementation="naive", problem=problem, pass_="bwd"),
         status="ok",
         samples=Samples(samples_s=(1.0,) * 5, cache="cold", method="events"),
         memory=Memory(
@@ -243,8 +244,9 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
         accuracy=Accuracy(max_abs_error={"o": 0.0}, budget={"o": 1.0}, query_rows=1, key_rows=1),
         energy={"joules_per_call": 1.0} if gpu else {},
         counters={"total": dict.fromkeys(COUNTED, 1), "kernels": []} if gpu else {},
+        trace={"difference_bytes": 0, "traced_share": 1.0, "total": moved, "kernels": []},
     )
-    estimate = iomodel.estimate("flash-v2", problem, "fwd")
+    estimate = iomodel.estimate("flash-v2-atomic", problem, "bwd")
     return Row(
         record=record,
         estimate=estimate,

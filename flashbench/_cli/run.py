@@ -77,6 +77,14 @@ def run(
             panel=_PANEL,
         ),
     ] = None,
+    trace: Annotated[
+        bool | None,
+        options.flag(
+            "Afterwards trace each Triton cell in the interpreter, one K/V head, beside the model.",
+            "--trace/--no-trace",
+            panel=_PANEL,
+        ),
+    ] = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -162,7 +170,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     Bad input is found before torch is imported wherever it does not depend on the device.
     Raises UsageError, SpecError, UnknownName; UnavailableError for a device that is not here.
     """
-    from flashbench import kernels, presets, sweep
+    from flashbench import kernels, presets, runfile, sweep
 
     def in_file(name: str) -> str:
         return f"--config {config!r}: {name}"
@@ -194,7 +202,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     values, cells = complete(target.type)
     options.settle(values["impls"], target)
     texts = sweep.combine(line, file, before, sweep.DEFAULTS[target.type])
-    kept = (*sweep.ASKED, *CONDITIONS, "time_budget", "energy")
+    kept = (*sweep.ASKED, *runfile.CONDITIONS, "time_budget", *KEPT)
     return Request(
         values=values,
         texts={name: texts[name] for name in kept if name in texts},
@@ -204,8 +212,8 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     )
 
 
-CONDITIONS = ("cache", "seed")
-"""Options that all rows of a file share."""
+KEPT = ("energy", "counters", "trace")
+"""Flags that a resumed run takes over."""
 
 
 def _earlier(path: Path) -> dict[str, str | bool]:
@@ -213,7 +221,7 @@ def _earlier(path: Path) -> dict[str, str | bool]:
     from flashbench import runfile, sweep
 
     found = runfile.load(path).header["options"]
-    names = (*sweep.ASKED, *CONDITIONS, "energy")
+    names = (*sweep.ASKED, *runfile.CONDITIONS, *KEPT)
     return {name: found[name] for name in names if isinstance(found.get(name), str | bool)}
 
 

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flashbench import runfile
+from flashbench import environment
 from flashbench._profilers import counters, ncu, ncu_csv
 from flashbench.errors import RunFileError
 from flashbench.kernels import Target
@@ -47,12 +47,7 @@ class Job:
 
 def cell_job(cell: Cell) -> Job:
     """The job that runs one cell."""
-    what = {
-        "implementation": cell.implementation,
-        "pass": cell.pass_,
-        "problem": runfile.problem_to_json(cell.problem),
-    }
-    return Job(kind="cell", what=what)
+    return Job(kind="cell", what=cell.to_json())
 
 
 def why_unavailable(target: Target) -> str | None:
@@ -129,7 +124,7 @@ class _Batch:
         self.said.unlink(missing_ok=True)
         target = [sys.executable, "-m", "flashbench.counting.child", str(self.spec)]
         limit = START_S + JOB_S * len(self.jobs)
-        profile = ncu.profile(counters.metrics(detail=detail), self.log, target, limit, _child_environment())
+        profile = ncu.profile(counters.metrics(detail=detail), self.log, target, limit, _surroundings())
         said = self._said()
         try:
             kernels = ncu_csv.parse(profile.csv, source=str(self.log))
@@ -188,14 +183,7 @@ def _version() -> str | None:
     return ncu.version(path) if path else None
 
 
-def _child_environment() -> dict[str, str]:
-    """The child finds this package however it was found here, and keeps memory in plain segments.
-
-    The profiler saves and restores all of them between its passes.
-    """
-    package = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    return {
-        **os.environ, "PYTHONPATH": path,
-        "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False"),
-    }  # fmt: skip
+def _surroundings() -> dict[str, str]:
+    """Of the child: memory in plain segments, as the profiler saves and restores all between its passes."""
+    given = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    return environment.for_child(PYTORCH_CUDA_ALLOC_CONF=given)

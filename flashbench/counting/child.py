@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashbench import environment, kernels, plan, runfile
+from flashbench import environment, kernels, plan
 from flashbench._profilers.ncu import RANGE
 from flashbench.counting import known
 from flashbench.kernels import Target
@@ -43,11 +43,7 @@ def _run(index: int, job: Mapping[str, Any], target: Target, seed: int) -> str:
         row = known.find(what["name"])
         _count(index, row.make(target, what["bytes"]), target)
         return ""
-    cell = Cell(
-        implementation=what["implementation"],
-        problem=runfile.problem_from_json(what["problem"]),
-        pass_=what["pass"],
-    )
+    cell = Cell.from_json(what)
     implementation = kernels.get(cell.implementation)
     if refusal := plan.refuses(implementation, cell, target):
         return f"{refusal[0]}: {refusal[1]}"

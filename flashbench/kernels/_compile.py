@@ -24,7 +24,7 @@ from flashbench.kernels import Target
 from flashbench.problem import DTYPES, Cell, Problem
 
 if TYPE_CHECKING:
-    from flashbench.kernels._flash_v2 import Launch
+    from flashbench.kernels._call import Launch
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ def _flash(task: Task) -> Launch:
     if task.kernel == "fwd":
         return flash.forward_launch(q, k, v, call)[2]
     lse = torch.empty(o.shape[:3], dtype=torch.float32, device="meta")
-    _, _, launches = flash.backward_launches(q, k, v, o, lse, o, call, p.dtype_bytes == 4)
-    return next(one for one in launches if one.name == task.kernel)
+    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o), call)
+    return next(one for one in work.launches if one.name == task.kernel)
 
 
 @dataclass(frozen=True)

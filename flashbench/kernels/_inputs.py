@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashbench.kernels._precision import torch_dtype
-from flashbench.problem import LAYOUTS, Problem, alibi_slopes
+from flashbench.problem import LAYOUTS, Problem
 
 if TYPE_CHECKING:
     from flashbench.kernels._block_mask import BlockMask
@@ -93,6 +93,18 @@ def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
         cu_seqlens_k=starts[1],
         seed=seed,
     )
+
+
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """ALiBi's slope of each query head: 2**(-8(h+1)/H) for H a power of two.
+
+    Any other H takes the slopes of the next lower power, then every second one of the next higher.
+    Source: Press et al. 2022 (arXiv:2108.12409), and their published rule for other H.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    finer = [2 ** (-8 * (head + 1) / (2 * power)) for head in range(2 * power)]
+    return tuple(slopes + finer[0::2][: num_heads - power])
 
 
 def _starts(lengths: tuple[int, ...], device: str) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench.flash_configs import KERNELS, MAX_HEAD_DIM, Config, choose, math_of, shared_bytes
 from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
-from flashbench.problem import Cell, Problem
+from flashbench.problem import ALIGNMENTS, Cell, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _FIELDS = ("block_q", "block_k", "num_warps", "num_stages")
 _KERNELS = {"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq"), "fwd+bwd": KERNELS}
 
-TAKEN = {"bshd", "deterministic"}
+TAKEN = {
+    "window", "top-left", "softcap", "alibi", "bias", "sinks", "dropout", "varlen", "bshd", "deterministic",
+}  # fmt: skip
 """Features (``unsupported_features``) that the kernels take."""
 
 
@@ -38,7 +40,19 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
     module = _triton.load(q.device.type)
     options = {
         "causal": problem.causal,
+        "window": problem.window,
+        "top_left": problem.alignment != ALIGNMENTS[0],
         "softmax_scale": problem.softmax_scale,
+        "softcap": problem.softcap,
+        "alibi_slopes": inputs.alibi_slopes,
+        "bias": inputs.bias,
+        "sinks": inputs.sinks,
+        "dropout_p": problem.dropout_p,
+        "seed": inputs.seed,
+        "cu_seqlens_q": inputs.cu_seqlens_q,
+        "cu_seqlens_k": inputs.cu_seqlens_k,
+        "max_seqlen_q": problem.seqlen_q,
+        "max_seqlen_k": problem.seqlen_k,
         "tf32": problem.dtype == "tf32",
         "configs": tuple(
             (kernel, Config(*(config[f"{kernel}_{field}"] for field in _FIELDS)))
