@@ -58,8 +58,10 @@ def parse_lengths(text: str, label: str = "--varlen", *, decode: bool = False) -
         count, star, shape = item.rpartition("*")
         queries, cross, keys = shape.partition("x")
         repeat = units.parse_int(count, where, maximum=2**20) if star else 1
-        rows = units.parse_int(queries, where)
-        lengths += [(rows, units.parse_int(keys, where)) if cross else (1 if decode else rows, rows)] * repeat
+        rows = units.parse_int(queries, where, minimum=0)
+        lengths += [
+            (rows, units.parse_int(keys, where, minimum=0)) if cross else (1 if decode else rows, rows)
+        ] * repeat
     return tuple(lengths)
 
 

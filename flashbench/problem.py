@@ -126,8 +126,8 @@ class Problem:
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} {getattr(self, name)} is out of range; it must be 1 or more")
         for name in ("seqlen_q", "seqlen_k"):
-            if not 1 <= getattr(self, name) <= MAX_SEQLEN:
-                raise SpecError(f"{name} {getattr(self, name)} is out of range; it must be 1 to {MAX_SEQLEN}")
+            if not 0 <= getattr(self, name) <= MAX_SEQLEN:
+                raise SpecError(f"{name} {getattr(self, name)} is out of range; it must be 0 to {MAX_SEQLEN}")
         if self.num_heads % self.num_kv_heads:
             raise SpecError(
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads};"
@@ -166,8 +166,8 @@ class Problem:
                 raise SpecError(f"{option} {given!r} has no meaning in a packed batch; one of them may stand")
 
     def _check_lengths(self) -> None:
-        if min(map(min, self.lengths)) < 1:
-            raise SpecError("lengths are out of range; every sequence must have 1 query and 1 key or more")
+        if min(map(min, self.lengths)) < 0:
+            raise SpecError("lengths are out of range; every sequence must have 0 queries and 0 keys or more")
         longest = tuple(max(side) for side in zip(*self.lengths, strict=True))
         if len(self.lengths) != self.batch or longest != (self.seqlen_q, self.seqlen_k):
             raise SpecError(
@@ -235,7 +235,7 @@ class Problem:
     def rows_without_keys(self) -> int:
         """Query rows per head that see no key (causal, bottom-right: the first ones, seqlen_q > seqlen_k)."""
         if not self.masked:
-            return 0
+            return 0 if self.seqlen_k else self.seqlen_q
         low, high = self.band
         return self.seqlen_q - max(0, min(self.seqlen_q - 1, self.seqlen_k - 1 - low) - max(0, -high) + 1)
 
@@ -243,7 +243,7 @@ class Problem:
     def keys_without_queries(self) -> int:
         """Key rows per head that no query sees."""
         if not self.masked:
-            return 0
+            return 0 if self.seqlen_q else self.seqlen_k
         low, high = self.band
         return self.seqlen_k - max(0, min(self.seqlen_k - 1, self.seqlen_q - 1 + high) - max(0, low) + 1)
 
@@ -343,11 +343,11 @@ def _is_bias(text: str) -> bool:
 def packed(problem: Problem, lengths: Sequence[tuple[int, int]]) -> Problem:
     """The problem with a packed batch of sequences, (seqlen_q, seqlen_k) each, in its place.
 
-    Raises SpecError for no sequence and for one without queries or keys.
+    Raises SpecError for no sequence.
     """
     if not lengths:
         raise SpecError("lengths are empty; a packed batch has 1 sequence or more")
-    longest_q, longest_k = (max(1, *side) for side in zip(*lengths, strict=True))
+    longest_q, longest_k = (max(side) for side in zip(*lengths, strict=True))
     return replace(
         problem, batch=len(lengths), seqlen_q=longest_q, seqlen_k=longest_k, lengths=tuple(lengths)
     )
