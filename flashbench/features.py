@@ -7,8 +7,9 @@ row's value, parsed, goes into the field of Problem that it names; ``varlen`` ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from flashbench import units
@@ -57,8 +58,10 @@ def parse_lengths(text: str, label: str = "--varlen", *, decode: bool = False) -
         count, star, shape = item.rpartition("*")
         queries, cross, keys = shape.partition("x")
         repeat = units.parse_int(count, where, maximum=2**20) if star else 1
-        rows = units.parse_int(queries, where)
-        lengths += [(rows, units.parse_int(keys, where)) if cross else (1 if decode else rows, rows)] * repeat
+        rows = units.parse_int(queries, where, minimum=0)
+        lengths += [
+            (rows, units.parse_int(keys, where, minimum=0)) if cross else (1 if decode else rows, rows)
+        ] * repeat
     return tuple(lengths)
 
 
@@ -95,6 +98,8 @@ def _block_mask(text: str, label: str) -> str:
             f"{label} {units.quoted(text)}: not a block mask; accepted: {', '.join(BLOCK_MASKS)},"
             f" random:DENSITY, an .npz file or {OFF}"
         ) from None
+    if text.endswith(".npz") and not Path(text).is_file():
+        raise SpecError(f"{label} {units.quoted(text, 400)}: no such file; accepted: an .npz file")
     return text
 
 
@@ -163,7 +168,6 @@ ROWS = (
 )  # fmt: skip
 
 NAMES = tuple(row.name for row in ROWS)
-FLAGS = tuple(row.name for row in ROWS if row.parse is None)
 
 
 def apply(problem: Problem, parsed: Mapping[str, Any], label: Callable[[str], str] = str) -> Problem:
@@ -187,8 +191,3 @@ def parse_all(line: Mapping[str, Any], label: Callable[[str], str]) -> dict[str,
         for row in ROWS
         if line.get(row.name) is not None
     }
-
-
-def taken(names: Collection[str]) -> tuple[str, ...]:
-    """Those of the names that are options of ROWS."""
-    return tuple(name for name in names if name in NAMES)

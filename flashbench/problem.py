@@ -80,7 +80,7 @@ class Problem:
     The score of query i and key j, s = softmax_scale * q_i.k_j, is changed in this order:
 
     - softcap > 0: s = softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118, section 2);
-    - alibi: s -= slope_h * |i + shift - j|, shift the diagonal's as above (``alibi_slopes``);
+    - alibi: s -= slope_h * |i + shift - j|, shift the diagonal's as above (``kernels/_inputs.py``);
     - bias: s += a tensor in q's dtype of which each place of (batch, num_heads, seqlen_q, seqlen_k)
       is full or 1: "bhqk", "1hqk", "b11k", …;
     - what the causal mask, the window or the block mask hides is -inf. block_mask, in blocks of
@@ -126,8 +126,8 @@ class Problem:
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} {getattr(self, name)} is out of range; it must be 1 or more")
         for name in ("seqlen_q", "seqlen_k"):
-            if not 1 <= getattr(self, name) <= MAX_SEQLEN:
-                raise SpecError(f"{name} {getattr(self, name)} is out of range; it must be 1 to {MAX_SEQLEN}")
+            if not 0 <= getattr(self, name) <= MAX_SEQLEN:
+                raise SpecError(f"{name} {getattr(self, name)} is out of range; it must be 0 to {MAX_SEQLEN}")
         if self.num_heads % self.num_kv_heads:
             raise SpecError(
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads};"
@@ -166,8 +166,8 @@ class Problem:
                 raise SpecError(f"{option} {given!r} has no meaning in a packed batch; one of them may stand")
 
     def _check_lengths(self) -> None:
-        if min(map(min, self.lengths)) < 1:
-            raise SpecError("lengths are out of range; every sequence must have 1 query and 1 key or more")
+        if min(map(min, self.lengths)) < 0:
+            raise SpecError("lengths are out of range; every sequence must have 0 queries and 0 keys or more")
         longest = tuple(max(side) for side in zip(*self.lengths, strict=True))
         if len(self.lengths) != self.batch or longest != (self.seqlen_q, self.seqlen_k):
             raise SpecError(
@@ -235,7 +235,7 @@ class Problem:
     def rows_without_keys(self) -> int:
         """Query rows per head that see no key (causal, bottom-right: the first ones, seqlen_q > seqlen_k)."""
         if not self.masked:
-            return 0
+            return 0 if self.seqlen_k else self.seqlen_q
         low, high = self.band
         return self.seqlen_q - max(0, min(self.seqlen_q - 1, self.seqlen_k - 1 - low) - max(0, -high) + 1)
 
@@ -243,7 +243,7 @@ class Problem:
     def keys_without_queries(self) -> int:
         """Key rows per head that no query sees."""
         if not self.masked:
-            return 0
+            return 0 if self.seqlen_q else self.seqlen_k
         low, high = self.band
         return self.seqlen_k - max(0, min(self.seqlen_k - 1, self.seqlen_q - 1 + high) - max(0, low) + 1)
 
@@ -255,6 +255,12 @@ class Problem:
             replace(self, batch=count, seqlen_q=q, seqlen_k=k, lengths=())
             for (q, k), count in Counter(self.lengths).items()
         ]
+
+    @property
+    def bias_shape(self) -> tuple[int, ...]:
+        """The shape of the bias: of each place its full size, or 1; empty without a bias."""
+        full = (self.batch, self.num_heads, self.seqlen_q, self.seqlen_k)
+        return tuple(1 if letter == "1" else size for letter, size in zip(self.bias, full, strict=False))
 
     def options(self) -> dict[str, Any]:
         """The fields that differ from their defaults, of those that have one."""
@@ -282,9 +288,10 @@ class Problem:
             f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
         )
         mask = "causal" if self.causal else "full"
-        return f"b{self.batch} {heads} {rows} {dims} {self.dtype} {mask}{self._options_key()}"
+        return f"b{self.batch} {heads} {rows} {dims} {self.dtype} {mask}{self.options_text}"
 
-    def _options_key(self) -> str:
+    @property
+    def options_text(self) -> str:
         """What the key says of options that differ from their defaults, each after a space."""
         words = []
         if self.window != (UNLIMITED, UNLIMITED):
@@ -313,18 +320,6 @@ FEATURES = {
 """Field of a Problem → the feature that it asks for; beside them fp8, of the dtype."""
 
 
-def alibi_slopes(num_heads: int) -> tuple[float, ...]:
-    """ALiBi's slope of each query head: 2**(-8(h+1)/H) for H a power of two.
-
-    Any other H takes the slopes of the next lower power, then every second one of the next higher.
-    Source: Press et al. 2022 (arXiv:2108.12409), and their published rule for other H.
-    """
-    power = 1 << (num_heads.bit_length() - 1)
-    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
-    finer = [2 ** (-8 * (head + 1) / (2 * power)) for head in range(2 * power)]
-    return tuple(slopes + finer[0::2][: num_heads - power])
-
-
 def check_block_mask(text: str) -> None:
     """Raise SpecError unless the text is a name of BLOCK_MASKS, ``random:DENSITY`` or names an .npz file."""
     name, colon, density = text.partition(":")
@@ -348,11 +343,11 @@ def _is_bias(text: str) -> bool:
 def packed(problem: Problem, lengths: Sequence[tuple[int, int]]) -> Problem:
     """The problem with a packed batch of sequences, (seqlen_q, seqlen_k) each, in its place.
 
-    Raises SpecError for no sequence and for one without queries or keys.
+    Raises SpecError for no sequence.
     """
     if not lengths:
         raise SpecError("lengths are empty; a packed batch has 1 sequence or more")
-    longest_q, longest_k = (max(1, *side) for side in zip(*lengths, strict=True))
+    longest_q, longest_k = (max(side) for side in zip(*lengths, strict=True))
     return replace(
         problem, batch=len(lengths), seqlen_q=longest_q, seqlen_k=longest_k, lengths=tuple(lengths)
     )

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 PROBLEM_COLUMNS = (
     "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "dtype", "causal",
 )  # fmt: skip
-"""What a sweep can vary of a problem; the problem's other fields are at their defaults in a run."""
+"""What a sweep varies of a problem; ``options`` says what else differs from the defaults."""
 
 IDENTITY_COLUMNS = (
-    "run", "implementation", "pass", *PROBLEM_COLUMNS, "status", "reason", "flags", "backend",
+    "run", "implementation", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags", "backend",
     "config", "cache", "method", "device", "not_counted", "not_traced", "band_missed",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
@@ -72,12 +72,13 @@ def build(files: Sequence[RunFile]) -> DataFrame:
 def models(table: DataFrame) -> DataFrame:
     """What each algorithm would move: one row per problem and pass of the table and model.
 
-    Columns: model, pass, the problem's, then requested_bytes, compulsory_bytes, extra_bytes and
-    tiles as text. Tiles are the model's defaults.
+    Of problems without options. Columns: model, pass, the problem's, then requested_bytes,
+    compulsory_bytes, extra_bytes and tiles as text. Tiles are the model's defaults.
     """
     import pandas as pd
 
-    asked = table[["pass", *PROBLEM_COLUMNS]].drop_duplicates()
+    plain = table[table["options"].isna()]
+    asked = plain[["pass", *PROBLEM_COLUMNS]].drop_duplicates()
     rows = []
     for cell in asked.to_dict("records"):
         problem = Problem(**{name: cell[name] for name in PROBLEM_COLUMNS})
@@ -86,13 +87,13 @@ def models(table: DataFrame) -> DataFrame:
             if estimate is None:
                 continue
             rows.append({
-                "model": model.name, "pass": cell["pass"], **asdict(problem),
+                "model": model.name, "pass": cell["pass"], **asdict(problem), "options": None,
                 "requested_bytes": estimate.requested.total_bytes,
                 "compulsory_bytes": estimate.compulsory.total_bytes,
                 "extra_bytes": estimate.extra_bytes, "tiles": _pairs(estimate.tiles),
             })  # fmt: skip
     numbers = ["requested_bytes", "compulsory_bytes", "extra_bytes"]
-    return pd.DataFrame(rows, columns=["model", "pass", *PROBLEM_COLUMNS, *numbers, "tiles"])
+    return pd.DataFrame(rows, columns=["model", "pass", *PROBLEM_COLUMNS, "options", *numbers, "tiles"])
 
 
 def rows(table: DataFrame) -> list[dict[str, Any]]:
@@ -150,7 +151,7 @@ class _Join:
         )
         return {
             "run": run, "implementation": cell.implementation, "pass": cell.pass_,
-            **asdict(cell.problem),
+            **asdict(cell.problem), "options": cell.problem.options_text.strip() or None,
             "status": record.status, "reason": record.reason, "flags": " ".join(record.flags) or None,
             "backend": record.backend,
             "config": _pairs(config) or None,

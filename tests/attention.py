@@ -44,7 +44,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "sinks": {"sinks": True},
     "dropout": {"dropout_p": 0.3},
     "block-mask": {"block_mask": "document"},
-    "varlen": {"batch": 3, "lengths": ((5, 9), (16, 16), (1, 3))},
+    "varlen": {"batch": 5, "lengths": ((5, 9), (0, 3), (16, 16), (4, 0), (1, 3))},
     "bshd": {"layout": "bshd"},
     "deterministic": {"deterministic": True},
 }
@@ -77,7 +77,8 @@ def _packed_loop(p: Problem, inputs: Inputs) -> tuple[Tensor, Tensor]:
         alone = replace(p, batch=1, seqlen_q=queries, seqlen_k=keys, lengths=())
         q = inputs.q[:, :, row : row + queries]
         k, v = inputs.k[:, :, key : key + keys], inputs.v[:, :, key : key + keys]
-        found.append(_loop(alone, replace(inputs, q=q, k=k, v=v), number))
+        if queries:
+            found.append(_loop(alone, replace(inputs, q=q, k=k, v=v), number))
         row, key = row + queries, key + keys
     return torch.cat([o for o, _ in found], 2), torch.cat([lse for _, lse in found], 2)
 

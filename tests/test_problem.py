@@ -10,8 +10,8 @@ from attention import problem
 from flashbench import kernels
 from flashbench.errors import FlashbenchError
 from flashbench.kernels import unsupported_features
-from flashbench.problem import FEATURES, Problem, alibi_slopes, packed
-from flashbench.runfile import problem_from_json, problem_to_json
+from flashbench.kernels._inputs import alibi_slopes
+from flashbench.problem import FEATURES, Cell, Problem, packed
 
 ON = {
     "window": (4, 0), "softcap": 30.0, "alibi": True, "bias": "1hqk", "sinks": True, "dropout_p": 0.1,
@@ -30,11 +30,13 @@ def varied() -> list[Problem]:
 
 @pytest.mark.parametrize("p", varied(), ids=lambda p: p.key)
 def test_a_file_gives_back_what_it_was_given(p: Problem) -> None:
-    assert problem_from_json(json.loads(json.dumps(problem_to_json(p)))) == p
+    cell = Cell(implementation="naive", problem=p, pass_="bwd")
+    assert Cell.from_json(json.loads(json.dumps(cell.to_json()))) == cell
 
 
 def test_what_is_off_is_not_in_files_and_what_is_on_makes_another_key() -> None:
-    assert set(problem_to_json(problem())) == {
+    cell = Cell(implementation="naive", problem=problem(), pass_="fwd")
+    assert set(cell.to_json()["problem"]) == {
         "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "dtype",
         "causal",
     }  # fmt: skip

@@ -87,13 +87,15 @@ def test_filters_tell_panels_apart() -> None:
         synthetic.record(pass_="bwd", causal=True, dtype="fp16", head_dim=192, head_dim_v=128),
         synthetic.record(seqlen_q=1, num_kv_heads=4),
         synthetic.record(num_kv_heads=1),
+        synthetic.record(window=(512, 0), dropout_p=0.1),
     ])  # fmt: skip
     frame = data.labelled(results(file).table)
     assert frame[KEYS].to_numpy().tolist() == [
-        ["fwd", "bf16", "128", "full", "same", "MHA"],
-        ["bwd", "fp16", "192/128", "causal", "same", "MHA"],
-        ["fwd", "bf16", "128", "full", "1", "GQA 4:1"],
-        ["fwd", "bf16", "128", "full", "same", "MQA"],
+        ["fwd", "bf16", "128", "full", "none", "same", "MHA"],
+        ["bwd", "fp16", "192/128", "causal", "none", "same", "MHA"],
+        ["fwd", "bf16", "128", "full", "none", "1", "GQA 4:1"],
+        ["fwd", "bf16", "128", "full", "none", "same", "MQA"],
+        ["fwd", "bf16", "128", "full", "w512,0 dropout0.1", "same", "MHA"],
     ]
 
 

@@ -256,9 +256,12 @@ def summary(cells: Sequence[dict[str, Any]]) -> tuple[list[Column], list[dict[st
         rate = cell["flops_per_s"]
         row[cell["implementation"]] = cell["status"] if rate is None else units.format_rate(rate, "FLOP/s")
     varies = [name for name in _SHAPE if len({row[name] for row in rows.values()}) > 1] or ["seqlen"]
-    fixed = (
-        [f"{name} {next(iter(rows.values()))[name]}" for name in _SHAPE if name not in varies] if rows else []
-    )
+    first = next(iter(rows.values()), {})
+    fixed = [
+        f"{name} {first[name]}"
+        for name in first
+        if name in _SHAPE and name not in varies and first[name] != "none"
+    ]
     names = list(dict.fromkeys(cell["implementation"] for cell in cells))
     columns = [Column(name=name, header=name, justify="right") for name in (*varies, *names)]
     return columns, list(rows.values()), ", ".join(["nominal FLOP/s", *fixed])
@@ -278,6 +281,7 @@ _SHAPE: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "dtype": lambda c: c["dtype"],
     "head dim": lambda c: _pair(c["head_dim"], c["head_dim_v"]),
     "mask": lambda c: "causal" if c["causal"] else "full",
+    "options": lambda c: c["options"] or "none",
     "batch": lambda c: str(c["batch"]),
     "heads": lambda c: _pair(c["num_heads"], c["num_kv_heads"]),
     "seqlen": lambda c: _pair(c["seqlen_q"], c["seqlen_k"], _length),

@@ -61,6 +61,10 @@ def check(row: Model, problem: Problem, variant: Variant) -> None:
     if missing := problem.features() - MODELLED - row.covers:
         named = ", ".join(sorted(missing))
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: it does not count {named}")
+    if 0 in (problem.seqlen_q, problem.seqlen_k) or any(0 in lengths for lengths in problem.lengths):
+        raise SpecError(
+            f"model {row.name!r} does not cover {problem.key}: a sequence without queries or keys"
+        )
     if (reason := row.refuses(problem)) is not None:
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: {reason}")
     if variant is not DEFAULT:

@@ -54,8 +54,8 @@ def columns(part: Part, heads: slice) -> dict[str, Tensor]:
     k, v = (x[heads].index_select(1, part.key_rows).double() for x in (part.k, part.v))
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     dbias = k.new_zeros(len(k), p.group, 1, len(part.key_rows))
-    step = max(1, part.elements // (len(k) * p.group * len(part.key_rows)))
-    for numbers in part.rows.split(step):
+    step = max(1, part.elements // max(1, len(k) * p.group * len(part.key_rows)))
+    for numbers in part.rows.split(step) if p.seqlen_q else ():
         chunk = slice(int(numbers[0]), int(numbers[-1]) + 1)
         q, dout = part.q[heads, :, chunk].double(), part.dout[heads, :, chunk].double()
         at = part.where(heads, numbers, part.key_rows)
@@ -88,7 +88,7 @@ def lse_and_delta(part: Part, heads: slice) -> tuple[Tensor, Tensor]:
     k, v = part.k[heads].double(), part.v[heads].double()
     lse = with_sink(part, heads, k.new_full((len(k), p.group, p.seqlen_q), float("-inf")))
     delta = torch.zeros_like(lse)
-    longest_k = k.norm(dim=-1).max()
+    longest_k = k.norm(dim=-1).amax() if p.seqlen_k else k.new_zeros(())
     for chunk, seen in part.chunks(len(k)):
         q = part.q[heads, :, chunk].double() * p.softmax_scale
         at = part.where(heads, part.rows[chunk], part.columns[seen])

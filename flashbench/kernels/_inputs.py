@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashbench.kernels._precision import torch_dtype
-from flashbench.problem import LAYOUTS, Problem, alibi_slopes
+from flashbench.problem import LAYOUTS, Problem
 
 if TYPE_CHECKING:
     from flashbench.kernels._block_mask import BlockMask
@@ -85,7 +85,7 @@ def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
         k=k,
         v=v,
         dout=dout,
-        bias=normal(*bias_shape(p)) if p.bias else None,
+        bias=normal(*p.bias_shape) if p.bias else None,
         sinks=normal(p.num_heads, dtype=torch.float32) if p.sinks else None,
         alibi_slopes=torch.tensor(alibi_slopes(p.num_heads), device=device) if p.alibi else None,
         block_mask=_block_mask(p, device, seed),
@@ -95,10 +95,16 @@ def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
     )
 
 
-def bias_shape(problem: Problem) -> tuple[int, ...]:
-    """The shape of the problem's bias: of each place its full size, or 1."""
-    full = (problem.batch, problem.num_heads, problem.seqlen_q, problem.seqlen_k)
-    return tuple(1 if letter == "1" else size for letter, size in zip(problem.bias, full, strict=True))
+def alibi_slopes(num_heads: int) -> tuple[float, ...]:
+    """ALiBi's slope of each query head: 2**(-8(h+1)/H) for H a power of two.
+
+    Any other H takes the slopes of the next lower power, then every second one of the next higher.
+    Source: Press et al. 2022 (arXiv:2108.12409), and their published rule for other H.
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    slopes = [2 ** (-8 * (head + 1) / power) for head in range(power)]
+    finer = [2 ** (-8 * (head + 1) / (2 * power)) for head in range(2 * power)]
+    return tuple(slopes + finer[0::2][: num_heads - power])
 
 
 def _starts(lengths: tuple[int, ...], device: str) -> Tensor:

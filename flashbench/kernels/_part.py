@@ -44,8 +44,8 @@ class Part:
         self.dout = inputs.dout.detach().reshape(p.batch * p.num_kv_heads, p.group, p.seqlen_q, p.head_dim_v)
         rows_q = range(p.seqlen_q) if all_rows else sample_rows(p.seqlen_q, seed)
         rows_k = range(p.seqlen_k) if all_rows else sample_rows(p.seqlen_k, seed + 1)
-        self.query_rows = torch.tensor(list(rows_q), device=device)
-        self.key_rows = torch.tensor(list(rows_k), device=device)
+        self.query_rows = torch.tensor(list(rows_q), dtype=torch.int64, device=device)
+        self.key_rows = torch.tensor(list(rows_k), dtype=torch.int64, device=device)
         self.compared_keys = list(rows_k)
         # terms make copies of the scores: masks, distances, random words
         share = 8 * (4 if p.features() - {"bshd", "deterministic", "window", "top-left"} else 1)
@@ -79,7 +79,7 @@ class Part:
     def in_slices(self, compute: Slices) -> dict[str, Tensor]:
         """Run over slices of K/V heads and compared query rows whose scores fit the workspace; join."""
         per_row = self.problem.group * self.problem.seqlen_k
-        parts = self.query_rows.split(max(1, self.elements // per_row))
+        parts = self.query_rows.split(max(1, self.elements // max(1, per_row)))
         by_heads = [
             joined([compute(heads, rows) for rows in parts], dim=2)
             for heads in self.head_slices(per_row * len(parts[0]))
@@ -88,13 +88,13 @@ class Part:
 
     def head_slices(self, elements: int) -> list[slice]:
         """Some K/V heads at a time, at least one; elements: the scratch tensor of one."""
-        count, step = len(self.k), max(1, self._batched // elements)
+        count, step = len(self.k), max(1, self._batched // max(1, elements))
         return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
     def chunks(self, heads: int) -> Iterator[tuple[slice, slice]]:
         """Query rows whose scores fit the workspace, and the keys that the band shows to any of them."""
         p = self.problem
-        step = max(1, self.elements // (heads * p.group * p.seqlen_k))
+        step = max(1, self.elements // max(1, heads * p.group * p.seqlen_k))
         low, high = p.band
         for start in range(0, p.seqlen_q, step):
             end = min(start + step, p.seqlen_q)
@@ -115,6 +115,8 @@ def per_head(x: Tensor, y: Tensor, product: Callable[[Tensor, Tensor], Tensor] =
 
 def sample_rows(rows: int, seed: int) -> list[int]:
     """SAMPLED_ROWS row numbers below rows, ascending: both ends, tile edges, random ones."""
+    if not rows:
+        return []
     edges = [edge + step for edge in (64, 128, 192, 256) for step in (-1, 0)]
     middle = rows // 2 // 128 * 128
     wanted = [0, 1, 2, rows - 1, rows - 2, *edges, *(rows - 1 - edge for edge in edges), middle - 1, middle]

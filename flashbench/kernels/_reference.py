@@ -228,4 +228,4 @@ def _as_finite(found: Tensors, refs: Tensors) -> bool:
 
 def _has_nan(tensor: Tensor) -> bool:
     # a sum would miss inf − inf; max propagates NaN and makes no mask of the tensor's size
-    return bool(tensor.max().isnan())
+    return bool(tensor.numel()) and bool(tensor.max().isnan())

@@ -84,8 +84,7 @@ def _softmax(problem: Problem, inputs: Inputs, first_batch: int) -> Callable[[Te
     empty = None if hidden is None or not hidden.all(1).any() else hidden.all(1)[:, None]
     del seen
     alibi = None if inputs.alibi_slopes is None else _distances(p, terms, at).to(inputs.q.dtype)
-    kept = terms.kept(at)
-    kept = None if kept is None else kept.flatten(0, 1).unflatten(0, (p.batch, p.num_heads))
+    kept = _kept(p, terms, at)
     bias, sinks, cap = inputs.bias, inputs.sinks, p.softcap
 
     def softmax(scores: Tensor) -> Tensor:
@@ -108,6 +107,18 @@ def _softmax(problem: Problem, inputs: Inputs, first_batch: int) -> Callable[[Te
         return terms.drop(probabilities, kept)
 
     return softmax
+
+
+def _kept(problem: Problem, terms: Terms, at: Where) -> Tensor | None:
+    """Dropout's mask, (batch, num_heads, rows, columns) of a byte each, or None."""
+    import torch
+
+    if not problem.dropout_p:
+        return None
+    # the random words are of 8 bytes, so a K/V head at a time
+    parts = [terms.kept(replace(at, heads=one)) for one in at.heads.split(1)]
+    found = torch.cat([part for part in parts if part is not None])
+    return found.flatten(0, 1).unflatten(0, (problem.batch, problem.num_heads))
 
 
 def _distances(problem: Problem, terms: Terms, at: Where) -> Tensor:

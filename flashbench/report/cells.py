@@ -28,6 +28,7 @@ COLUMNS: tuple[Column, ...] = (
     ("pass", "pass", _text),
     ("dtype", "dtype", _text),
     ("causal", "mask", lambda value: "causal" if value else "non-causal"),
+    ("options", "options", _text),
     ("seqlen_q", "queries", format_length),
     ("seqlen_k", "keys", format_length),
     ("head_dim", "head dim", str),

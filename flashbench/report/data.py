@@ -58,6 +58,10 @@ FILTERS = (
         label=lambda row: "causal" if row.causal else "full",
     ),
     Filter(
+        key="options", title="Options", names={"none": "no options"},
+        label=lambda row: row.options if isinstance(row.options, str) else "none",
+    ),
+    Filter(
         key="queries", title="Queries", names={"same": "as keys"},
         label=lambda row: "same" if row.seqlen_q == row.seqlen_k else format_length(row.seqlen_q),
     ),
