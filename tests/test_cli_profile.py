@@ -168,7 +168,7 @@ def test_a_kernel_that_loads_k_twice_fails(
 ) -> None:
     """The kernel's own source with one line written twice, in the place of the real one."""
     assert kernels.get("flash").why_unavailable(Target(device="cpu", capability=None)) is None
-    from flashbench.kernels import _flash_kernels, _flash_v2
+    from flashbench.kernels import _flash_kernels, _launches
 
     source = Path(_flash_kernels.__file__).read_text(encoding="utf-8")
     line = next(line for line in source.splitlines() if line.strip() == LOADS_K)
@@ -180,7 +180,7 @@ def test_a_kernel_that_loads_k_twice_fails(
     edited = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "loads_twice", edited)
     spec.loader.exec_module(edited)
-    monkeypatch.setattr(_flash_v2.kernels, "forward", edited.forward)
+    monkeypatch.setattr(_launches.kernels, "forward", edited.forward)
     p = problem(batch=1, num_heads=2, num_kv_heads=2, seqlen_q=130, seqlen_k=130, dtype="fp16")
     cell = Cell(implementation="flash", pass_="fwd", problem=p)
     found = tracing.trace_cell(cell)

@@ -71,11 +71,10 @@ def flash_attention(
         causal=causal, scale=scale, tf32=tf32, window=window, top_left=top_left, softcap=softcap,
         dropout_p=dropout_p, seed=seed, configs=configs,
     )  # fmt: skip
-    packed = cu_seqlens_q is not None and cu_seqlens_k is not None
     extra = Extra(
         slopes=alibi_slopes, bias=bias, sinks=sinks, cu_q=cu_seqlens_q, cu_k=cu_seqlens_k,
-        longest_q=_longest(cu_seqlens_q, max_seqlen_q) if packed else 0,
-        longest_k=_longest(cu_seqlens_k, max_seqlen_k) if packed else 0,
+        longest_q=_longest(cu_seqlens_q, max_seqlen_q),
+        longest_k=_longest(cu_seqlens_k, max_seqlen_k),
     )  # fmt: skip
     check(q, k, v, call, extra)
     o, lse = _FlashAttention.apply(q, k, v, bias, sinks, call, extra)
@@ -83,9 +82,9 @@ def flash_attention(
 
 
 def _longest(cu: Tensor | None, given: int | None) -> int:
-    if given is not None or cu is None:
-        return given or 0
-    return int(cu.diff().max()) if len(cu) > 1 else 0
+    if cu is None or len(cu) < 2:
+        return 0
+    return int(cu.diff().max()) if given is None else given
 
 
 class _FlashAttention(torch.autograd.Function):  # type: ignore[misc]
