@@ -57,8 +57,7 @@ def flash_attention(
     per head in the softmax, whose key has no value. dropout_p: share of the probabilities that are
     dropped, the others divided by 1 - dropout_p; drawn by Philox from seed (0 ≤ seed < 2**63) and position.
     Packed sequences: cu_seqlens_q, cu_seqlens_k, int32 (sequences + 1,), ascending from 0; then batch is 1
-    and seqlens are those of all sequences together; max_seqlen_*: the longest, or as long (None: looked
-    up, which waits for the device). No bias then.
+    and seqlens are those of all together; max_seqlen_*: the longest (None waits for the device). No bias.
     fp32 products are IEEE, or TF32 with ``tf32``. configs: (kernel, configuration) in place of the table's.
 
     Returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype, in memory ordered as q is; with
