@@ -61,9 +61,8 @@ def flash_attention(
     fp32 products are IEEE, or TF32 with ``tf32``. configs: (kernel, configuration) in place of the table's.
 
     Returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype, in memory ordered as q is; with
-    return_lse also lse (batch, num_heads, seqlen_q): natural log of the sum of exponentials, fp32,
-    differentiable. Rows without keys: o = 0, lse = -inf (or the sink), no gradient. Raises ValueError for
-    arguments that do not fit.
+    return_lse also lse (batch, num_heads, seqlen_q): log of the sum of exponentials, fp32, differentiable.
+    Rows without keys: o = 0, lse = -inf (or the sink), no gradient. Raises ValueError for a misfit.
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     call = Call(
