@@ -50,7 +50,9 @@ def parse_window(text: str, label: str = "--window") -> tuple[int, int]:
     return values[0], values[-1]
 
 
-def parse_lengths(text: str, label: str = "--varlen", *, decode: bool = False) -> tuple[tuple[int, int], ...]:
+def parse_lengths(
+    text: str, label: str = "--varlen", *, decode: bool = False, minimum: int = 0
+) -> tuple[tuple[int, int], ...]:
     """Sequences of a packed batch: "512,1k,3k", queries x keys "1x512,1x3k", repeated "4*512"; k = 1024."""
     lengths: list[tuple[int, int]] = []
     for item in text.split(","):
@@ -58,9 +60,9 @@ def parse_lengths(text: str, label: str = "--varlen", *, decode: bool = False) -
         count, star, shape = item.rpartition("*")
         queries, cross, keys = shape.partition("x")
         repeat = units.parse_int(count, where, maximum=2**20) if star else 1
-        rows = units.parse_int(queries, where, minimum=0)
+        rows = units.parse_int(queries, where, minimum=minimum)
         lengths += [
-            (rows, units.parse_int(keys, where, minimum=0)) if cross else (1 if decode else rows, rows)
+            (rows, units.parse_int(keys, where, minimum=minimum)) if cross else (1 if decode else rows, rows)
         ] * repeat
     return tuple(lengths)
 

@@ -152,7 +152,9 @@ def _features(line: Mapping[str, str | None], given: Mapping[str, Any]) -> dict[
     parsed = features.parse_all(texts, options.on_line)
     for label, text in (("--lengths", line.get("lengths")), ("--varlen", given.get("varlen"))):
         if text is not None:
-            parsed["varlen"] = features.parse_lengths(text, label, decode=line.get("mode") == "decode")
+            parsed["varlen"] = features.parse_lengths(
+                text, label, decode=line.get("mode") == "decode", minimum=1
+            )
     return parsed
 
 
