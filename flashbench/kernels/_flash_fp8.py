@@ -96,7 +96,7 @@ def forward_launch(
         "BLOCK_M": config.block_q, "BLOCK_N": config.block_k, "DIM": dim, "DIM_V": dim_v,
         "WIDEST": widest("fp8"), "CAUSAL": causal,
         "WIDE": max(config.block_q * q.stride(2), config.block_k * k.stride(2), dim_v * v.stride(2)) >= 2**31,
-        "BY_HAND": INTERPRETED, "LARGEST": torch.finfo(out_dtype).max if out_dtype in FORMATS else 0.0,
+        "BY_HAND": INTERPRETED, "LARGEST": int(torch.finfo(out_dtype).max) if out_dtype in FORMATS else 0,
         "num_warps": config.num_warps, "num_stages": config.num_stages,
         "enable_fp_fusion": True,  # off by default from Triton 3.10 on: an operation more per score
     }  # fmt: skip

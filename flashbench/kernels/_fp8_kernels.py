@@ -30,6 +30,16 @@ SMALLEST = tl.constexpr(2.0**-120)
 
 
 @triton.jit
+def _to_grid(x, DROP: tl.constexpr, LEAST: tl.constexpr):
+    """fp32 x without its last DROP mantissa bits, or below the smallest normal number LEAST in steps of it."""
+    bits = x.to(tl.int32, bitcast=True)
+    half = (1 << (DROP - 1)) - 1 + ((bits >> DROP) & 1)
+    normal = (((bits + half) >> DROP) << DROP).to(tl.float32, bitcast=True)
+    magic = 1.5 * LEAST * 2.0**DROP  # in its neighbourhood fp32 has the steps that are wanted
+    return tl.where(tl.abs(x) < LEAST, (x + magic) - magic, normal)
+
+
+@triton.jit
 def _rounded(x, DTYPE: tl.constexpr, BY_HAND: tl.constexpr):
     """x in fp8, to nearest, ties to even.
 
@@ -38,16 +48,9 @@ def _rounded(x, DTYPE: tl.constexpr, BY_HAND: tl.constexpr):
     """
     if BY_HAND:
         if DTYPE == tl.float8e5:
-            drop: tl.constexpr = 21  # of fp32's 23 mantissa bits
-            least: tl.constexpr = 2.0**-14  # the smallest normal number
+            x = _to_grid(x, 21, 2.0**-14)
         else:
-            drop: tl.constexpr = 20
-            least: tl.constexpr = 2.0**-6
-        bits = x.to(tl.int32, bitcast=True)
-        half = (1 << (drop - 1)) - 1 + ((bits >> drop) & 1)
-        normal = (((bits + half) >> drop) << drop).to(tl.float32, bitcast=True)
-        magic: tl.constexpr = 1.5 * least * 2.0**drop  # adding it leaves multiples of the smallest step
-        x = tl.where(tl.abs(x) < least, (x + magic) - magic, normal)
+            x = _to_grid(x, 20, 2.0**-6)
     return x.to(DTYPE)
 
 
