@@ -76,6 +76,10 @@ _FORMULAS["flash"] = {
     "dq": "read Nq(d·e + dv·e + 8) + ΣK(d+dv)e; write Nq·d·e, fp32 and tf32 8Nq more (norm, delta), per query"
           " head",
 }  # fmt: skip
+_FORMULAS["flash-fp8"] = {
+    "forward": "read Nq·d + ΣK(d+dv) + 4Tr and 8 per K/V tile visited (scales); write 2Nq·dv + 4Nq, per query"
+               " head; the last tile of V padded to 16 keys",
+}  # fmt: skip
 """Closed forms per step, by model; "" stands for every model of FlashAttention-2's loop order."""
 
 _LABEL = 26

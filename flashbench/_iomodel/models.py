@@ -6,6 +6,7 @@ from functools import partial
 
 from flashbench._iomodel import (
     flash,
+    flash_fp8,
     flash_v1,
     flash_v2,
     flash_v3,
@@ -160,6 +161,20 @@ MODELS: tuple[Model, ...] = (
         shipped_tiles=partial(kv_outside.shipped_tiles, {"bwd": "atomic"}),
         footprint=flash.footprint,
         refuses=flash.refuses,
+        shown=False,
+        bundled=True,
+    ),
+    Model(
+        name="flash-fp8",
+        summary="the bundled Triton kernel of the implementation flash-fp8: e4m3 or e5m2, a scale per tile",
+        source="Shah et al. 2024, arXiv:2407.08608, section 3.3; flashbench/kernels/_fp8_kernels.py",
+        assumptions=flash.ASSUMPTIONS,
+        forward=flash_fp8.forward,
+        backward=flash_fp8.backward,
+        fwd_kernels=("fwd",),
+        shipped_tiles=flash_fp8.shipped_tiles,
+        footprint=flash_fp8.footprint,
+        refuses=flash_fp8.refuses,
         shown=False,
         bundled=True,
     ),

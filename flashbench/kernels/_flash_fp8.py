@@ -100,7 +100,7 @@ def forward_launch(
         "num_warps": config.num_warps, "num_stages": config.num_stages,
         "enable_fp_fusion": True,  # off by default from Triton 3.10 on: an operation more per score
     }  # fmt: skip
-    launch = Launch("fwd", kernels.forward_fp8, tiles * batch * heads, args, options)
+    launch = Launch("fwd", kernels.forward, tiles * batch * heads, args, options)
     return Quantised(o, o_scales, config.block_q), lse, launch
 
 

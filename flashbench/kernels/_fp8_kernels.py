@@ -90,7 +90,7 @@ def _largest(tile, exists):
 
 
 @triton.jit(do_not_specialize=["heads", "num_heads", "group", "seqlen_q", "seqlen_k", "num_tiles", "section"])
-def forward_fp8(
+def forward(
     Q, K, V, Q_SCALE, K_SCALE, V_SCALE, O, O_SCALE, LSE,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_d, padded_k,
     heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, scale,
