@@ -40,7 +40,7 @@ def operands(
 ) -> Operands:
     """q, k (batch, heads, rows, head_dim) and v (…, head_dim_v) of any float dtype, rounded to fp8.
 
-    dtype: e4m3fn or e5m2. share: what shares a scale, of _fp8.SCALES. hadamard: rotate q and k first
+    dtype: e4m3fn or e5m2. share: what shares a scale, of problem.FP8_SCALES. hadamard: rotate q and k first
     (``_fp8.rotate``). config: in place of the table's. Raises ValueError for shapes that do not fit.
     """
     _check(q, k, v, dtype)
@@ -68,10 +68,12 @@ def flash_attention(
     scale = x.q.values.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
     if not scale > 0:
         raise ValueError(f"softmax_scale {scale} is out of range; it must be greater than 0")
-    o, lse, launch = forward_launch(x, causal=causal, scale=scale, out_dtype=out_dtype)
+    garbled = INTERPRETED and out_dtype == torch.bfloat16  # it truncates where it should round
+    stored = torch.float32 if garbled else out_dtype
+    o, lse, launch = forward_launch(x, causal=causal, scale=scale, out_dtype=stored)
     with _on(lse.device):
         launch.run()
-    return (o if o.scales.numel() else o.values), lse
+    return (o if o.scales.numel() else o.values.to(out_dtype)), lse
 
 
 def forward_launch(

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-SCALES = ("tensor", "head", "block")
-"""What shares one scale."""
+from flashbench.problem import FP8_SCALES
 
 SHIFT = 8
 """Probabilities, in 0..1, are rounded to fp8 times 2**SHIFT: e4m3 reaches down to 2**-9 and up to 448."""
@@ -46,16 +45,16 @@ class Quantised:
 def quantise(x: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised:
     """x (batch, heads, rows, width) as fp8 of that dtype, rounded to nearest, ties to even.
 
-    share: of SCALES. block: rows that have a scale. A scale is the largest magnitude of what shares it
-    over the largest number of the format, and no smaller than fp32's smallest normal number. A NaN or an
-    infinity makes NaNs of what shares its scale. Raises ValueError for another share.
+    share: of problem.FP8_SCALES. block: rows that have a scale. A scale is the largest magnitude of what
+    shares it over the largest number of the format, and no smaller than fp32's smallest normal number. A
+    NaN or an infinity makes NaNs of what shares its scale. Raises ValueError for another share.
     """
-    if share not in SCALES:
-        raise ValueError(f"an fp8 scale is shared by a {', '.join(SCALES)}; got {share!r}")
+    if share not in FP8_SCALES:
+        raise ValueError(f"an fp8 scale is shared by a {', '.join(FP8_SCALES)}; got {share!r}")
     x = x.detach().float()
-    batch, heads, rows, width = x.shape
+    batch, heads, rows, _ = x.shape
     blocks = -(-rows // block)
-    tall = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - rows)).view(batch, heads, blocks, -1)
+    tall = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - rows)).reshape(batch, heads, blocks, -1)
     largest = tall.abs().amax(-1)
     if share != "block":
         over = (0, 1, 2) if share == "tensor" else (2,)
@@ -121,7 +120,9 @@ def _hadamard(x: Tensor) -> Tensor:
     return x / math.sqrt(length)
 
 
-def attention(q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+def attention(
+    q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """(o, lse) in fp32, by the kernel's own arithmetic in torch's operations, tile by tile of keys.
 
     Products of fp8 numbers are summed in fp32. p = exp(s - m), m the largest score so far, is rounded to

@@ -31,7 +31,7 @@ SMALLEST = tl.constexpr(2.0**-120)
 
 @triton.jit
 def _to_grid(x, DROP: tl.constexpr, LEAST: tl.constexpr):
-    """fp32 x without its last DROP mantissa bits, or below the smallest normal number LEAST in steps of it."""
+    """fp32 x without its last DROP mantissa bits; below LEAST, the smallest normal number, in its steps."""
     bits = x.to(tl.int32, bitcast=True)
     half = (1 << (DROP - 1)) - 1 + ((bits >> DROP) & 1)
     normal = (((bits + half) >> DROP) << DROP).to(tl.float32, bitcast=True)
@@ -47,7 +47,7 @@ def _rounded(x, DTYPE: tl.constexpr, BY_HAND: tl.constexpr):
     carry from the mantissa into the exponent.
     """
     if BY_HAND:
-        if DTYPE == tl.float8e5:
+        if tl.float8e5 == DTYPE:
             x = _to_grid(x, 21, 2.0**-14)
         else:
             x = _to_grid(x, 20, 2.0**-6)
@@ -136,7 +136,7 @@ def forward(
                 visible = (cols < seqlen_k) & (rows[:, None] >= 0)
             s = tl.where(visible, s, float("-inf"))
         # scales are positive: the largest product has the largest score
-        factor = tl.maximum(q_scale * k_scale, SMALLEST)
+        factor = tl.maximum(q_scale * k_scale, SMALLEST, tl.PropagateNan.ALL)
         new_top = tl.maximum(top, tl.max(s, 1) * factor)
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         p = tl.exp2(s * factor - (base - SHIFT)[:, None])
@@ -146,7 +146,7 @@ def forward(
         v_scale = tl.load(V_SCALE + key_scales + start_n // BLOCK_N)
         acc = _add(acc, shrink[:, None], _rounded(p, v[0].dtype, BY_HAND), v, v_scale)
         top = new_top
-    some = total > 0.0  # false for a row without keys: o = 0, lse = -inf
+    some = total != 0.0  # false for a row without keys: o = 0, lse = -inf; a NaN stays
     total = tl.where(some, total, 1.0)
     acc = tiles.times(acc, tl.where(some, 1.0 / total, 0.0)[:, None])
     row = tiles.at(tl.cast(start_m, tl.int64), head, seqlen_q)

@@ -10,30 +10,36 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, shared_bytes
-from flashbench.kernels import Call, Implementation, Target, _triton
+from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
 from flashbench.problem import DTYPES, Cell, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flashbench.kernels._inputs import Inputs
+
 OLDEST_FP8 = (8, 9)
 """The first compute capability whose tensor cores multiply fp8."""
+
+TAKEN = {"fp8", "bshd"}
+"""Features (``unsupported_features``) that the kernel takes."""
 
 _FIELDS = ("block_q", "block_k", "num_warps", "num_stages")
 
 
-def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """Return the call that computes o in q's dtype, 16 bits or fp32; q, k, v are not rounded yet.
+def prepare(problem: Problem, inputs: Inputs) -> Call:
+    """Return the call that computes o in q's dtype, of 16 or 32 bits; the inputs are not rounded yet.
 
     Raises UnavailableError where Triton is missing or was imported in the other mode.
     """
-    return prepare_tiles(problem, q, k, v, {})
+    return prepare_tiles(problem, inputs, {})
 
 
-def prepare_tiles(problem: Problem, q: Tensor, k: Tensor, v: Tensor, config: Mapping[str, Any]) -> Call:
+def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
     """As prepare, with the tiles of config (as ``describe`` gives them) where it has any."""
     import torch
 
+    q, k, v = inputs.q, inputs.k, inputs.v
     _triton.load(q.device.type)
     from flashbench.kernels import _flash_fp8 as flash
 
@@ -61,6 +67,8 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
         return f"it takes fp8 only, not {problem.dtype}"
     if pass_ != "fwd":
         return "attention in fp8 has no backward"
+    if reason := unsupported_features(problem, TAKEN):
+        return reason
     widest = max(problem.head_dim, problem.head_dim_v)
     if widest > MAX_HEAD_DIM:
         return f"head_dim {widest} is larger than {MAX_HEAD_DIM}"
@@ -77,7 +85,7 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
 
 
 def describe(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
-    """Tile rows, warps and stages of the kernel: ``fwd_block_q``, …, and what shares a scale."""
+    """Tile rows, warps and stages of the kernel: ``fwd_block_q``, …"""
     if _triton.interpreted(target):
         target = Target()
     return on_card(problem, pass_, target)
