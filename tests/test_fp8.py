@@ -141,29 +141,33 @@ WAYS = {
 }  # fmt: skip
 
 
-def outliers_rmse(heads: int, ways: list[tuple[str, bool]], dim: int = 128) -> dict[tuple[str, bool], float]:
-    """RMSE of the kernel's arithmetic against fp64 of the unrounded inputs, N = 4096, in 128 x 128 tiles."""
+def outliers_rmse(heads: int, ways: list[tuple[str, bool]], rows: int) -> dict[tuple[str, bool], float]:
+    """RMSE of the kernel's arithmetic against fp64 of the unrounded inputs, in 128 x 128 tiles.
+
+    4096 queries and keys; compared are the first rows of each head, as a row depends on no other.
+    """
     errors: dict[tuple[str, bool], list[float]] = {way: [] for way in ways}
     for h in range(heads):
-        q, k, v = (with_outliers(1, 1, 4096, dim, seed=3 * h + n) for n in range(3))
-        ref, _ = exact(q, k, v)
+        q, k, v = (with_outliers(1, 1, 4096, 128, seed=3 * h + n) for n in range(3))
+        ref, _ = exact(q[:, :, :rows], k, v)
         for share, rotated in ways:
             turned = (_fp8.rotate(q), _fp8.rotate(k)) if rotated else (q, k)
-            parts = (_fp8.quantise(x, E4M3, share, 128) for x in (*turned, v))
-            o, _ = _fp8.attention(*parts, causal=False, scale=dim**-0.5)
+            whole, keys, values = (_fp8.quantise(x, E4M3, share, 128) for x in (*turned, v))
+            first = _fp8.Quantised(whole.values[:, :, :rows], whole.scales[:, :, : rows // 128], 128)
+            o, _ = _fp8.attention(first, keys, values, causal=False, scale=128**-0.5)
             errors[share, rotated].append(rmse(o, ref) ** 2)
     return {way: (sum(found) / heads) ** 0.5 for way, found in errors.items()}
 
 
 def test_blocks_and_rotation_hold_the_published_error_with_outliers() -> None:
-    found = outliers_rmse(1, [("block", True), ("tensor", False)])
+    found = outliers_rmse(2, [("block", True), ("tensor", False)], 512)
     assert found["block", True] <= 1.1e-2
     assert found["tensor", False] > 1.5 * found["block", True]
 
 
 @pytest.mark.slow
 def test_every_scale_with_and_without_rotation_over_16_heads() -> None:
-    found = outliers_rmse(16, list(WAYS))
+    found = outliers_rmse(16, list(WAYS), 1024)
     for way, (low, high) in WAYS.items():
         assert low <= found[way] <= high, (way, found)
     assert found["block", True] == min(found.values()) <= 1.1e-2
@@ -172,6 +176,7 @@ def test_every_scale_with_and_without_rotation_over_16_heads() -> None:
 def test_fp16_by_the_same_arithmetic_holds_its_bound() -> None:
     """Of flash's 16-bit kernel: products of fp16 summed in fp32, P rounded to fp16, as the inputs are."""
     q, k, v = (with_outliers(1, 2, 4096, 128, seed=n) for n in range(3))
+    q = q[:, :, :512]
     ref, _ = exact(q, k, v)
     half = [x.half().float() for x in (q, k, v)]
     s = half[0] @ half[1].mT * 128**-0.5

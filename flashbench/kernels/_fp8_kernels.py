@@ -9,7 +9,7 @@ over tiles is fp32 in registers, one multiply-add a number, which also applies t
 """
 
 # Triton reads the bodies below, not Python: no annotations but tl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, SIM108
+# ruff: noqa: ANN001, ANN202, E741, RUF005, SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _load_keys(
             cols = cols.to(tl.int64)
         mask = (cols < DIM_V)[:, None] & (keys < left)[None, :]
         piece = tl.load(VT + cols[:, None] * stride + keys[None, :], mask=mask, other=0.0)
-        tile = tile + (tl.trans(piece),)  # noqa: RUF005
+        tile = tile + (tl.trans(piece),)
     return tile
 
 
@@ -76,7 +76,7 @@ def _add(acc, shrink, p, v, scale):
     """acc * shrink + p.v * scale, the product summed on its own."""
     total = ()
     for i in tl.static_range(len(v)):
-        total = total + (acc[i] * shrink + tl.dot(p, v[i]) * scale,)  # noqa: RUF005
+        total = total + (acc[i] * shrink + tl.dot(p, v[i]) * scale,)
     return total
 
 
@@ -164,5 +164,5 @@ def _quantised(tile, scale, DTYPE: tl.constexpr, BY_HAND: tl.constexpr):
     """A tile over its scale, in fp8."""
     quantised = ()
     for i in tl.static_range(len(tile)):
-        quantised = quantised + (_rounded(tile[i] / scale, DTYPE, BY_HAND),)  # noqa: RUF005
+        quantised = quantised + (_rounded(tile[i] / scale, DTYPE, BY_HAND),)
     return quantised
