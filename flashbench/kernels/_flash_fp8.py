@@ -12,7 +12,8 @@ from triton import cdiv
 from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, section, widest
 from flashbench.kernels import _fp8
 from flashbench.kernels import _fp8_kernels as kernels
-from flashbench.kernels._flash_v2 import INTERPRETED, Launch, _card, _on
+from flashbench.kernels._call import INTERPRETED, Launch, _card
+from flashbench.kernels._flash_v2 import _on
 from flashbench.kernels._fp8 import Quantised
 
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 
 from flashbench.kernels import _fp8
+from flashbench.kernels import _scores as scores
 from flashbench.kernels import _triton_tiles as tiles
 
 LOG2E = tl.constexpr(math.log2(math.e))
@@ -107,7 +108,6 @@ def forward(
     batch, h = head // num_heads, head % num_heads
     start_m = tile * BLOCK_M
     left = seqlen_q - start_m
-    shift = seqlen_k - seqlen_q
     Q = tiles.at(tiles.head_at(Q, batch, q_b, h, q_h), start_m, q_n)
     K = tiles.head_at(K, batch, k_b, h // group, k_h)
     V = tiles.head_at(V, batch, v_b, h // group, v_h)
@@ -118,23 +118,19 @@ def forward(
     total = tl.zeros([BLOCK_M], tl.float32)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)
     rows = tl.arange(0, BLOCK_M)
-    if CAUSAL:
-        full = tl.minimum(tl.maximum(start_m + 1 + shift, 0), seqlen_k) // BLOCK_N * BLOCK_N
-        end = tl.minimum(tl.maximum(tl.minimum(start_m + BLOCK_M, seqlen_q) + shift, 0), seqlen_k)
-    else:
-        full = seqlen_k // BLOCK_N * BLOCK_N
-        end = seqlen_k
+    _, _, full, end = scores.keys_of(
+        start_m, seqlen_q, seqlen_k, 0, seqlen_k - seqlen_q, BLOCK_M, BLOCK_N, False, CAUSAL
+    )
     for start_n in range(0, end, BLOCK_N):
         k = tiles.load(tiles.at(K, start_n, k_n), k_n, seqlen_k - start_n, BLOCK_N, DIM, WIDEST, True, WIDE)
         k_scale = tl.load(K_SCALE + key_scales + start_n // BLOCK_N)
         s = tiles.dot_t(q, k, "ieee")
         if start_n >= full:
             cols = start_n + tl.arange(0, BLOCK_N)[None, :]
-            if CAUSAL:
-                visible = cols <= start_m + rows[:, None] + shift
-            else:
-                visible = (cols < seqlen_k) & (rows[:, None] >= 0)
-            s = tl.where(visible, s, float("-inf"))
+            seen = scores.visible(
+                start_m + rows[:, None], cols, seqlen_k, 0, seqlen_k - seqlen_q, False, CAUSAL
+            )
+            s = tl.where(seen, s, float("-inf"))
         # scales are positive: the largest product has the largest score
         factor = tl.maximum(q_scale * k_scale, SMALLEST, tl.PropagateNan.ALL)
         new_top = tl.maximum(top, tl.max(s, 1) * factor)
@@ -156,7 +152,7 @@ def forward(
         o_scale = tl.maximum(largest / LARGEST, 2.0**-126)
         tl.store(O_SCALE + head * num_tiles + tile, o_scale)
         acc = _quantised(acc, o_scale, O.dtype.element_ty, BY_HAND)
-    tiles.store(O + row * DIM_V, left, acc, BLOCK_M, DIM_V, WIDEST)
+    tiles.store(O + row * DIM_V, DIM_V, left, acc, BLOCK_M, DIM_V, WIDEST, False)
 
 
 @triton.jit
