@@ -123,7 +123,7 @@ def _length(
         try:
             with torch.no_grad():
                 drawn = drawn or _Drawn(grid, range_, seqlen, target.device)
-                yield {**row, **drawn.measure(implementation, cell, target)}
+                yield {**row, **drawn.measure(implementation, cell)}
         except Exception as error:  # an implementation raises whatever it likes; the others go on
             status = "oom" if type(error).__name__ == "OutOfMemoryError" else "failed"
             yield {**row, "status": status, "reason": " ".join(f"{type(error).__name__}: {error}".split())}
@@ -158,7 +158,7 @@ class _Drawn:
         self.reference = exact(self.q, self.k, self.v)
         self._input_rmse: dict[tuple[str, str, bool], float] = {}
 
-    def measure(self, implementation: Implementation, cell: Cell, target: Target) -> Mapping[str, Any]:
+    def measure(self, implementation: Implementation, cell: Cell) -> Mapping[str, Any]:
         """The errors of one cell."""
         p = cell.problem
         inputs = self._inputs(p)
@@ -169,7 +169,7 @@ class _Drawn:
         found: dict[str, Any] = {
             "backend": backend,
             "reference_rms": _rms(self.reference),
-            "input_rmse": self._rounding(p, implementation.describe(p, "fwd", target)),
+            "input_rmse": self._rounding(p),
         }
         if not bool(o.isfinite().all()):
             return {**found, "status": "nonfinite", "reason": "o has infinities or NaNs"}
@@ -184,38 +184,22 @@ class _Drawn:
         import torch
 
         from flashbench.kernels._inputs import Inputs
-        from flashbench.kernels._precision import torch_dtype
+        from flashbench.kernels._precision import input_dtype
 
-        dtype = torch.float32 if problem.dtype_bytes == 1 else torch_dtype(problem.dtype)
+        dtype = torch.float32 if problem.dtype_bytes == 1 else input_dtype(problem)
         q, k, v = (x.to(dtype) for x in (self.q, self.k, self.v))
         return Inputs(q=q, k=k, v=v, dout=q)
 
-    def _rounding(self, problem: Problem, config: Mapping[str, Any]) -> float:
+    def _rounding(self, problem: Problem) -> float:
         """RMSE of fp64 attention of the rounded inputs; tf32 stores fp32, so that its inputs lose nothing."""
         key = problem.dtype, problem.fp8_scale, problem.hadamard
         if key not in self._input_rmse:
+            from flashbench.kernels import _fp8
+
             inputs = self._inputs(problem)
-            rounded = inputs.q, inputs.k, inputs.v
-            if problem.dtype_bytes == 1:
-                rounded = _through_fp8(problem, inputs, config["fwd_block_q"], config["fwd_block_k"])
-            self._input_rmse[key] = _rms(exact(*rounded) - self.reference)
+            inputs = _fp8.rounded(problem, inputs) if problem.dtype_bytes == 1 else inputs
+            self._input_rmse[key] = _rms(exact(inputs.q, inputs.k, inputs.v) - self.reference)
         return self._input_rmse[key]
-
-
-def _through_fp8(
-    problem: Problem, inputs: Inputs, block_q: int, block_k: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v as the fp8 kernel sees them, in fp32; q and k may be rotated, which keeps their products."""
-    from flashbench.kernels import _fp8
-    from flashbench.kernels._precision import torch_dtype
-
-    def through(x: Tensor, block: int) -> Tensor:
-        return _fp8.dequantise(_fp8.quantise(x, torch_dtype(problem.dtype), problem.fp8_scale, block))
-
-    q, k = inputs.q, inputs.k
-    if problem.hadamard:
-        q, k = _fp8.rotate(q), _fp8.rotate(k)
-    return through(q, block_q), through(k, block_k), through(inputs.v, block_k)
 
 
 def draw(grid: Grid, range_: str, seqlen: int, device: str) -> tuple[Tensor, Tensor, Tensor]:

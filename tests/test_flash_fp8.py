@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from fp8 import E4M3, E5M2, exact, rmse, with_outliers
 from flashbench import kernels
 from flashbench.flash_configs import Config
 from flashbench.kernels import Target, _fp8, _triton
-from flashbench.kernels._inputs import Inputs
+from flashbench.kernels._inputs import Inputs, make_inputs
+from flashbench.kernels._reference import Reference
 from flashbench.problem import Problem
 
 if importlib.util.find_spec("triton") is None:
@@ -133,6 +135,25 @@ def test_the_implementation_rotates_and_rounds_what_it_is_given(share: str) -> N
     assert torch.equal(o, flash.flash_attention(x, causal=True)[0])
     ref, _ = exact(q, k, v, causal=True)
     assert rmse(o, ref) < 0.06
+
+
+@interpreted
+@pytest.mark.parametrize(
+    "changes", [{}, {"fp8_scale": "tensor"}, {"fp8_scale": "head", "hadamard": True}], ids=str
+)
+@pytest.mark.parametrize("dtype", ["fp8", "fp8-e5m2"])
+def test_the_oracle_takes_what_fp8_costs_and_no_more(dtype: str, changes: dict[str, Any]) -> None:
+    p = problem(dtype=dtype, seqlen_q=70, seqlen_k=90, head_dim=32, head_dim_v=32, num_kv_heads=2, **changes)
+    inputs = make_inputs(p, "cpu", 0)
+    assert inputs.q.dtype == torch.float16
+    reference = Reference(p, inputs)
+    o = ROW.prepare(p, inputs)()
+    assert reference.compare(o).ok
+    assert reference.compare(exact(inputs.q, inputs.k, inputs.v, causal=True)[0].half()).ok
+    coarse = replace(p, fp8_scale="tensor", hadamard=False)
+    large = replace(inputs, v=inputs.v.index_fill(2, torch.tensor([5]), 2.0**14))  # one scale for all of v
+    assert not reference.compare(ROW.prepare(coarse, large)()).ok
+    assert not reference.compare(o * 1.5).ok
 
 
 @interpreted

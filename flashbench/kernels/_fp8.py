@@ -17,13 +17,21 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flashbench.problem import FP8_SCALES
+from flashbench.kernels._inputs import Inputs
+from flashbench.kernels._precision import torch_dtype
+from flashbench.problem import FP8_SCALES, Problem
 
 SHIFT = 8
 """Probabilities, in 0..1, are rounded to fp8 times 2**SHIFT: e4m3 reaches down to 2**-9 and up to 448."""
 
 ALIGNMENT = 16
 """Keys of a turned V are padded to a multiple of this, for 16-byte loads along the keys."""
+
+DEFAULT_SHARE = "block"
+"""What shares a scale where a problem does not say."""
+
+BLOCK = 128
+"""Rows of a block where no kernel says how many."""
 
 SEED = 0
 """Of the rotation's signs: q and k must share them."""
@@ -118,6 +126,17 @@ def _hadamard(x: Tensor) -> Tensor:
         x = torch.stack((a + b, a - b), -2).reshape(shape)
         step *= 2
     return x / math.sqrt(length)
+
+
+def rounded(problem: Problem, inputs: Inputs) -> Inputs:
+    """q, k, v in fp32 as fp8 holds them by the problem's scale and rotation: q and k stay rotated.
+
+    Blocks have BLOCK rows, as the kernel's tiles on most cards.
+    """
+    dtype, share = torch_dtype(problem.dtype), problem.fp8_scale or DEFAULT_SHARE
+    q, k = (rotate(x) if problem.hadamard else x for x in (inputs.q, inputs.k))
+    q, k, v = (dequantise(quantise(x, dtype, share, BLOCK)) for x in (q, k, inputs.v))
+    return replace(inputs, q=q, k=k, v=v)
 
 
 def attention(

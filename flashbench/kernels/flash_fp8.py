@@ -42,11 +42,12 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
     q, k, v = inputs.q, inputs.k, inputs.v
     _triton.load(q.device.type)
     from flashbench.kernels import _flash_fp8 as flash
+    from flashbench.kernels import _fp8
 
     x = flash.operands(
         q, k, v,
         dtype=getattr(torch, DTYPES[problem.dtype].torch_name),
-        share=problem.fp8_scale or "block",
+        share=problem.fp8_scale or _fp8.DEFAULT_SHARE,
         hadamard=problem.hadamard,
         config=Config(*(config[f"fwd_{field}"] for field in _FIELDS)) if config else None,
     )  # fmt: skip
@@ -97,6 +98,12 @@ def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     return {f"fwd_{field}": getattr(config, field) for field in _FIELDS}
 
 
+def prepared_bytes(problem: Problem, pass_: str, target: Target) -> int:
+    """q, k and v in fp8, and as much again: the inputs that they are rounded from have 16 bits."""
+    keys = problem.num_kv_heads * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
+    return 2 * problem.batch * (problem.num_heads * problem.seqlen_q * problem.head_dim + keys)
+
+
 def precompile(cells: Sequence[Cell], target: Target) -> None:
     """Compile in parallel what the cells need, into Triton's cache; nothing in the interpreter."""
     if _triton.interpreted(target) or _triton.why_unavailable(target) is not None:
@@ -122,6 +129,7 @@ IMPLEMENTATIONS = (
         describe=describe,
         interpreted=_triton.interpreted,
         precompile=precompile,
+        prepared_bytes=prepared_bytes,
         prepare_tiles=prepare_tiles,
         on_card=on_card,
     ),
