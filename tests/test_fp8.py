@@ -137,7 +137,7 @@ WAYS = {
     ("block", False): (1.3e-2, 2.4e-2), ("tensor", True): (7.5e-3, 9.5e-3),
     ("head", True): (7.5e-3, 9.5e-3), ("block", True): (7.5e-3, 9.5e-3),
 }  # fmt: skip
-"""Scale and rotation → RMSE; FlashAttention-3, table 3: 2.4e-2 per tensor, 9.1e-3 with blocks and rotation."""
+"""Scale, rotation → RMSE. FlashAttention-3, table 3: 2.4e-2 per tensor, 9.1e-3 with blocks and rotation."""
 
 
 def outliers_rmse(heads: int, ways: list[tuple[str, bool]], rows: int) -> dict[tuple[str, bool], float]:
