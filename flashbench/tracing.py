@@ -21,7 +21,7 @@ from flashbench.kernels import Target
 from flashbench.problem import Cell
 
 STEPS = {"forward": "forward", "delta_rows": "delta", "backward_dq": "dq", "backward_dkdv": "dkdv"}
-"""Kernel → step of its model. A kernel's tensor argument is the model's tensor in capitals."""
+"""Kernel → step of its model, else that of its name. A tensor argument is the model's tensor in capitals."""
 
 LIMIT = 2_000
 """Tile visits of a cell that are interpreted at most, unless told otherwise: a quarter to one and a half
@@ -64,7 +64,7 @@ def tile_visits(row: Estimate) -> int:
     """How many tiles the tiled kernels of an estimate visit."""
     areas = {
         step: row.tiles.get(f"{kernel}_block_q", 0) * row.tiles.get(f"{kernel}_block_k", 0)
-        for step, kernel in (("forward", "fwd"), ("dq", "dq"), ("dkdv", "dkdv"))
+        for step, kernel in (("forward", "fwd"), ("decode", "fwd"), ("dq", "dq"), ("dkdv", "dkdv"))
     }
     return sum(step.exps // areas[step.name] for step in row.steps if areas.get(step.name))
 

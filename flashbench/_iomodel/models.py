@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from flashbench._iomodel import flash, flash_v1, flash_v2, flash_v3, flash_v4, standard, torch_sdpa
+from flashbench._iomodel import (
+    flash,
+    flash_decode,
+    flash_v1,
+    flash_v2,
+    flash_v3,
+    flash_v4,
+    standard,
+    torch_sdpa,
+)
 from flashbench._iomodel.types import Model
 
 _V2 = "Dao 2023, arXiv:2307.08691"
@@ -111,6 +120,22 @@ MODELS: tuple[Model, ...] = (
         shipped_tiles=flash.shipped_tiles,
         footprint=flash.footprint,
         refuses=flash.refuses,
+        shown=False,
+        bundled=True,
+    ),
+    Model(
+        name="flash-decode",
+        summary="the bundled Triton kernels of the implementation flash-decode: keys split, heads packed",
+        source="Dao et al. 2023, Flash-Decoding; flashbench/kernels/_decode_kernels.py",
+        assumptions=flash_decode.ASSUMPTIONS,
+        forward=flash_decode.forward,
+        backward=flash_decode.backward,
+        passes=("fwd",),
+        fwd_kernels=("fwd", "split"),
+        shipped_tiles=flash_decode.shipped_tiles,
+        footprint=flash_decode.footprint,
+        refuses=flash_decode.refuses,
+        takes=("page_size", "cache_bytes"),
         shown=False,
         bundled=True,
     ),

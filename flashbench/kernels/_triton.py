@@ -57,8 +57,8 @@ def why_unavailable(target: Target) -> str | None:
     return _why_wrong_mode(target, version)
 
 
-def load(device_type: str) -> ModuleType:
-    """The module of kernels, with Triton in the mode that the device needs.
+def load(device_type: str, module: str = "_flash_v2") -> ModuleType:
+    """A module of kernels, with Triton in the mode that the device needs.
 
     Raises UnavailableError where ``why_unavailable`` has a reason.
     """
@@ -66,7 +66,7 @@ def load(device_type: str) -> ModuleType:
     reason = why_unavailable(Target(device=device_type, capability=capability))
     if reason is not None:
         raise UnavailableError(f"flash: {reason}")
-    return importlib.import_module("flashbench.kernels._flash_v2")
+    return importlib.import_module(f"flashbench.kernels.{module}")
 
 
 def _why_wrong_mode(target: Target, version: str) -> str | None:
