@@ -19,7 +19,7 @@ LAYERS = [
     {"sweep", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
-    {"runner", "_runner", "runfile", "plan", "calibrate", "_calibrate", "counting", "tracing"},
+    {"runner", "_runner", "runfile", "plan", "calibrate", "_calibrate", "counting", "tracing", "decoding"},
     {"metrics", "table", "whatif", "compared", "judge"},
     {"console", "report"},
     {"cli", "_cli", "__main__"},

@@ -153,7 +153,7 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     batch, heads, seqlen_q, dim = q.shape
     dim_v, group = v.shape[-1], heads // cache.num_kv_heads
     lengths = cache.lengths()
-    config, split_keys, num_splits = _plan(q, cache, call)
+    config, split_keys, num_splits = plan(q, cache, call)
     block_m = configs.block_q(max(1, group * seqlen_q), _math(q, cache, call.tf32))
     num_tiles = cdiv(group * seqlen_q, block_m)
     o = q.new_empty(batch, heads, seqlen_q, dim_v)
@@ -228,7 +228,7 @@ def append_launches(cache: Cache, k: Tensor, v: Tensor) -> tuple[Launch, ...]:
     return (Launch("append", kernels.append, programs, args, options),)
 
 
-def _plan(q: Tensor, cache: Cache, call: Call) -> tuple[DecodeConfig, int, int]:
+def plan(q: Tensor, cache: Cache, call: Call) -> tuple[DecodeConfig, int, int]:
     """(configuration, keys per split, splits)."""
     capability, limit, slots = call.card or _card(q.device)
     shape = Shape(

@@ -101,7 +101,7 @@ def _config(shape: Shape, target: Target) -> DecodeConfig:
 IMPLEMENTATIONS = (
     Implementation(
         name="flash-decode",
-        summary="Flash-Decoding in Triton (bundled): keys split over thread blocks, heads packed, no backward",
+        summary="Flash-Decoding in Triton (bundled): split keys, packed heads, forward only",
         prepare=prepare,
         io_model="flash-decode",
         why_unavailable=_triton.why_unavailable,
