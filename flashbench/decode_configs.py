@@ -171,6 +171,7 @@ def slots(config: DecodeConfig, sms: int) -> int:
     return config.resident * sms or INTERPRETED_SLOTS
 
 
+@cache
 def keys_per_split(seqlen_k: int, tiles: int, block_k: int, slots: int, num_splits: int = 0) -> int:
     """Keys of one split, a multiple of block_k: of num_splits equal ones, or with 0 of the best count.
 

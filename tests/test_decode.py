@@ -94,6 +94,14 @@ def test_lengths_beyond_what_was_announced_are_still_seen() -> None:
 
 
 @pytest.mark.parametrize("page_size", [0, 5])
+def test_a_length_beyond_the_capacity_is_the_capacity(page_size: int) -> None:
+    q, whole = make(lengths(20, 20))
+    cache = paged(whole, page_size) if page_size else whole
+    for splits in (1, 2):
+        assert_right(q, replace(cache, seqused_k=lengths(23, 99)), whole, num_splits=splits)
+
+
+@pytest.mark.parametrize("page_size", [0, 5])
 def test_strides_of_every_kind(page_size: int) -> None:
     q, cache = make(lengths(30, 9), heads=(4, 2), seqlen_q=2)
     whole = cache

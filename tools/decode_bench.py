@@ -27,7 +27,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from flashbench import calibrate, decode_configs, environment, presets, units  # noqa: E402
 from flashbench.decode_configs import DecodeConfig, Shape  # noqa: E402
-from flashbench.decoding import Step  # noqa: E402
+from flashbench.decoding import Step, graphed  # noqa: E402
 from flashbench.profilers import Policy, measure_time  # noqa: E402
 
 CONFIGS = (
@@ -108,7 +108,7 @@ def case(step: Step, configs: list[str], target, copy: float) -> list[dict]:
             if not error <= budget:
                 rows.append(row | {"reason": "wrong"})
                 continue
-            call = partial(decode.run, q, cache, how)
+            call = graphed(partial(decode.run, q, cache, how), target.device)
             timing = measure_time(call, device=target.device, policy=POLICY)
         except Exception as error:  # too much shared memory, too many registers
             rows.append(row | {"reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"})

@@ -120,7 +120,7 @@ def _in_fp16(tile):
 def decode(
     Q, K, V, O, LSE, O_PART, LSE_PART, BLOCK_TABLE, SEQUSED_K, K_DESCALE, V_DESCALE,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, table_b, descale_h,
-    num_kv_heads, seqlen_q, num_tiles, num_splits, split_keys, all_rows, scale,
+    num_kv_heads, seqlen_q, num_tiles, num_splits, split_keys, all_rows, capacity, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr, PAGE_SIZE: tl.constexpr,
     CAUSAL: tl.constexpr, FP8: tl.constexpr, AHEAD: tl.constexpr,
@@ -135,7 +135,7 @@ def decode(
     split = pid // num_tiles % num_splits
     head = pid // num_tiles // num_splits
     batch, h = head // num_kv_heads, head % num_kv_heads
-    keys = tl.load(SEQUSED_K + batch)
+    keys = tl.minimum(tl.load(SEQUSED_K + batch), capacity)
     last = tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, seqlen_q - 1)
     end = _visible_to(last, seqlen_q, keys, CAUSAL)
     first = split * split_keys
@@ -217,13 +217,13 @@ def decode(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def merge(
-    O_PART, LSE_PART, O, LSE, SEQUSED_K, num_heads, seqlen_q, num_splits, split_keys, all_rows,
+    O_PART, LSE_PART, O, LSE, SEQUSED_K, num_heads, seqlen_q, num_splits, split_keys, all_rows, capacity,
     SPLITS: tl.constexpr, COLS: tl.constexpr, DIM_V: tl.constexpr, CAUSAL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """O and LSE of one row from those of its splits, COLS columns a program. Grid: their pieces, all rows."""
     pieces = (DIM_V + COLS - 1) // COLS
     piece, row = tl.program_id(0) % pieces, tl.program_id(0) // pieces
-    keys = tl.load(SEQUSED_K + row // seqlen_q // num_heads)
+    keys = tl.minimum(tl.load(SEQUSED_K + row // seqlen_q // num_heads), capacity)
     visible = _visible_to(row % seqlen_q, seqlen_q, keys, CAUSAL)
     count = tl.minimum((visible + split_keys - 1) // split_keys, num_splits)
     cols = piece * COLS + tl.arange(0, COLS)

@@ -38,8 +38,9 @@ class Cache:
     key j of sequence b is row j % page_size of page block_table[b, j // page_size]. Entries past the end
     of a sequence may be anything.
 
-    seqused_k: int32 (batch,), keys of each sequence; None: all of the capacity. max_seqlen_k: the longest
-    of them, which the split count is chosen for; None: the capacity. A longer one is still computed right.
+    seqused_k: int32 (batch,), keys of each sequence, at most the capacity; None: all of it. max_seqlen_k:
+    the longest of them, which the split count is chosen for; None: the capacity. A longer one is still
+    computed right.
     dtype: q's, or fp8 e4m3 with k_descale and v_descale, fp32 () for all or (num_kv_heads,), which its
     numbers are multiplied by (None: 1).
     """
@@ -149,12 +150,12 @@ def run(q: Tensor, cache: Cache, call: Call, *, return_lse: bool = False) -> Ten
 
 def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple[Launch, ...]]:
     """(o, lse, the launches that fill them): one, or with several splits two."""
-    q, k, v = (_computable(x) for x in (q, cache.k, cache.v))
     batch, heads, seqlen_q, dim = q.shape
-    dim_v, group = v.shape[-1], heads // cache.num_kv_heads
-    lengths = cache.lengths()
+    dim_v, group = cache.v.shape[-1], heads // cache.num_kv_heads
     config, split_keys, num_splits = plan(q, cache, call)
     block_m = configs.block_q(max(1, group * seqlen_q), _math(q, cache, call.tf32))
+    q, k, v = (_computable(x) for x in (q, cache.k, cache.v))
+    lengths = cache.lengths()
     num_tiles = cdiv(group * seqlen_q, block_m)
     o = q.new_empty(batch, heads, seqlen_q, dim_v)
     lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
@@ -170,7 +171,8 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     args = (
         *(q, k, v, o, lse, o_part, lse_part, cache.block_table, lengths), *descales,
         *q.stride()[:3], *strides, descale_h,
-        *(cache.num_kv_heads, seqlen_q, num_tiles, num_splits, split_keys, all_rows, call.scale),
+        *(cache.num_kv_heads, seqlen_q, num_tiles, num_splits, split_keys, all_rows),
+        cache.capacity, call.scale,
     )  # fmt: skip
     options = {
         "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": config.block_k, "DIM": dim, "DIM_V": dim_v,
@@ -188,7 +190,8 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     cols = configs.merge_columns(dim_v)
     second = Launch(
         "merge", kernels.merge, all_rows * cdiv(dim_v, cols),
-        (o_part, lse_part, o, lse, lengths, heads, seqlen_q, num_splits, split_keys, all_rows),
+        (o_part, lse_part, o, lse, lengths, heads, seqlen_q, num_splits, split_keys, all_rows,
+         cache.capacity),
         {"SPLITS": configs.MERGE_SPLITS, "COLS": cols, "DIM_V": dim_v, "CAUSAL": call.causal, "EXACT": exact,
          "num_warps": 4, "num_stages": 1},
     )  # fmt: skip
