@@ -1,15 +1,17 @@
-"""Predicted beside counted: what the model says of a cell, what the hardware counted, level by level.
+"""Model, trace and counters of a cell, level by level: predicted, traced and counted bytes side by side.
 
 Counted kernel by kernel from a cold L2 (the profiler flushes it before each), so the model's DRAM
 band is that of each kernel alone. The requested level is exact: a ratio other than 1 there is a
 kernel that does something else than its model says, or, below 1, reads that the L1 answered. Registers
-that a kernel spills are no tensor's traffic: what is written of them is taken off and told apart.
+that a kernel spills are no tensor's traffic: what is written of them, as counted or else as known of
+the kernel, is taken off and told apart. A trace is what a kernel asks for, so it stands beside the
+requested levels and differs from the model by 0 bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from flashbench import iomodel
@@ -24,8 +26,11 @@ LEVELS = {
 }  # fmt: skip
 """Levels of a comparison and the counter of each. L2: between SM and L2. DRAM: between L2 and memory."""
 
+REQUESTED = {"L2 read": "read", "L2 write": "write", "L2 atomic": "atomic"}
+"""Levels of what kernels ask for, and the part of a model's step and of a traced tensor that each is."""
+
 SPILLS = "spills"
-"""Level of registers written to memory, where there are any: nothing is predicted."""
+"""Level of registers written to memory, where there are any: between SM and L2."""
 
 COPIES = frozenset({"mask backward: copy"})
 """Steps that torch does with a copy of the driver's: no kernel, so a profiler of kernels does not see it."""
@@ -33,7 +38,7 @@ COPIES = frozenset({"mask backward: copy"})
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """One quantity of a call or a kernel. low, value, high: the model's; bytes; None where it has none."""
+    """One quantity of a call or a kernel, bytes. low, value, high: the model's; None where there is none."""
 
     kernel: str
     level: str
@@ -41,6 +46,12 @@ class Level:
     value: int | None
     high: int | None
     counted: int | None
+    traced: int | None = None
+
+    @property
+    def difference(self) -> int | None:
+        """Traced less predicted; None where either is missing."""
+        return self.traced - self.value if self.traced is not None and self.value is not None else None
 
     @property
     def ratio(self) -> float | None:
@@ -49,20 +60,40 @@ class Level:
 
     @property
     def within(self) -> bool | None:
-        """Whether the count lies in the band, to 1 % and 1 MB of the profiler's own; None where unknown."""
+        """Whether the count lies in the band, to 1 % and what is the profiler's own; None where unknown."""
         if self.counted is None or self.low is None or self.high is None:
             return None
-        slack = 0.01
-        return self.low * (1 - slack) - _OWN <= self.counted <= self.high * (1 + slack) + _OWN
+        slack, own = 0.01, _FLUSHED if self.level == "DRAM write" else _OWN
+        return self.low * (1 - slack) - own <= self.counted <= self.high * (1 + slack) + own
 
     def row(self) -> dict[str, Any]:
         """As a JSON-able row."""
-        names = ("kernel", "level", "low", "value", "high", "counted", "ratio", "within")
+        names = (
+            "kernel", "level", "low", "value", "high", "traced", "difference", "counted", "ratio", "within",
+        )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
 
 _OWN = 10**6
 """Bytes that the profiler, instructions and parameters add to any kernel, at most."""
+
+_FLUSHED = 3_100_000
+"""Bytes that are written to DRAM under a kernel that writes nothing itself, at most: what the profiler left
+in L2, pushed out by what the kernel reads (the reading kernels of known.json, over 21 MB)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """What is predicted: the steps that are kernels, DRAM of each; exact: whether requested bytes are."""
+
+    steps: Sequence[Step] | None = None
+    alone: Sequence[Alone] | None = None
+    exact: bool = False
+
+    def step(self, index: int) -> _Model:
+        """What is predicted of one kernel."""
+        alone = self.alone[index : index + 1] if self.alone else None
+        return _Model(steps=(self.steps or ())[index : index + 1], alone=alone, exact=self.exact)
 
 
 def compare(
@@ -71,32 +102,81 @@ def compare(
     model: str | None,
     config: Mapping[str, Any],
     device: Device | None,
+    trace: Mapping[str, Any] | None = None,
 ) -> list[Level]:
     """The call as a whole (kernel ``""``), then kernel by kernel where model and profile have as many.
 
-    counters: as in a record. model: a row of iomodel.MODELS, or None. Nothing is predicted at DRAM
-    without a device.
+    counters, trace: as in a record; nothing is compared where neither has bytes. model: a row of
+    iomodel.MODELS, or None. Nothing is predicted at DRAM without a device or counters.
     """
-    if "total" not in counters:
+    if _nothing(counters, trace):
         return []
-    estimate = _estimate(model, cell, config)
-    alone = _alone(estimate, device)
-    if estimate is not None and any(step.name in COPIES for step in estimate.steps):
-        kept = [index for index, step in enumerate(estimate.steps) if step.name not in COPIES]
-        alone = tuple(alone[index] for index in kept) if alone else None
-        estimate = replace(estimate, steps=tuple(estimate.steps[index] for index in kept))
-    found = _levels("", estimate.steps if estimate else None, alone, counters["total"], model)
-    kernels = counters["kernels"]
-    if estimate and len(estimate.steps) < len(kernels):
-        kernels = _joined(kernels)
-    if estimate and len(estimate.steps) == len(kernels) > 1:
-        for index, (step, row) in enumerate(zip(estimate.steps, kernels, strict=True)):
-            one = alone[index : index + 1] if alone else None
-            found += _levels(f"{step.name}: {row['kernel']}", (step,), one, row, model)
-    elif len(kernels) > 1:
-        for row in kernels:
-            found += _levels(row["kernel"], None, None, row, model)
+    card = device if "total" in counters else None  # a trace is of the interpreter's tiles
+    predicted = _model(_estimate(model, cell, config, card), counters, device)
+    return _call(predicted, counters, trace) + _kernels(predicted, counters, trace)
+
+
+def of_call(
+    estimate: Estimate | None,
+    counters: Mapping[str, Any],
+    trace: Mapping[str, Any] | None,
+    device: Device | None,
+) -> list[Level]:
+    """As ``compare``, of the call as a whole, for an estimate that is there already."""
+    if _nothing(counters, trace):
+        return []
+    return _call(_model(estimate, counters, device), counters, trace)
+
+
+def why_not_traced(trace: Mapping[str, Any] | None) -> str | None:
+    """Why a record's trace has no bytes; None where it has, and where none was asked for."""
+    error, reason = (trace or {}).get("error"), (trace or {}).get("reason")
+    return f"its kernels raise {error}" if error else reason
+
+
+def _nothing(counters: Mapping[str, Any], trace: Mapping[str, Any] | None) -> bool:
+    return "total" not in counters and "total" not in (trace or {})
+
+
+def _model(estimate: Estimate | None, counters: Mapping[str, Any], device: Device | None) -> _Model:
+    if estimate is None:
+        return _Model()
+    alone = _alone(estimate, device) if "total" in counters else None
+    kept = [index for index, step in enumerate(estimate.steps) if step.name not in COPIES]
+    return _Model(
+        steps=[estimate.steps[index] for index in kept],
+        alone=[alone[index] for index in kept] if alone else None,
+        exact=estimate.model not in iomodel.ONCE,
+    )
+
+
+def _call(predicted: _Model, counters: Mapping[str, Any], trace: Mapping[str, Any] | None) -> list[Level]:
+    return _levels("", predicted, counters.get("total"), (trace or {}).get("total"))
+
+
+def _kernels(predicted: _Model, counters: Mapping[str, Any], trace: Mapping[str, Any] | None) -> list[Level]:
+    steps, rows = predicted.steps or (), counters.get("kernels", ())
+    traced = {kernel["step"]: _moved(kernel) for kernel in (trace or {}).get("kernels", ())}
+    if steps and len(steps) < len(rows):
+        rows = _joined(rows)
+    found: list[Level] = []
+    if len(steps) == len(rows) > 1:
+        for index, (step, row) in enumerate(zip(steps, rows, strict=True)):
+            name = f"{step.name}: {row['kernel']}"
+            found += _levels(name, predicted.step(index), row, traced.get(step.name))
+    elif len(rows) > 1:
+        for row in rows:
+            found += _levels(row["kernel"], _Model(), row, None)
+    elif traced and len(steps) > 1:
+        for index, step in enumerate(steps):
+            found += _levels(step.name, predicted.step(index), None, traced.get(step.name))
     return found
+
+
+def _moved(kernel: Mapping[str, Any]) -> dict[str, int]:
+    """What a traced kernel moved of all its tensors, by the names of a trace's total."""
+    names = [f"{kind}_bytes" for kind in REQUESTED.values()]
+    return {name: sum(tensor[name] for tensor in kernel["tensors"]) for name in names}
 
 
 def _joined(kernels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -113,11 +193,13 @@ def _joined(kernels: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _estimate(model: str | None, cell: Cell, config: Mapping[str, Any]) -> Estimate | None:
+def _estimate(
+    model: str | None, cell: Cell, config: Mapping[str, Any], device: Device | None
+) -> Estimate | None:
     if model is None:
         return None
     try:
-        return iomodel.estimate(model, cell.problem, cell.pass_, tiles=dict(config) or None)
+        return iomodel.estimate(model, cell.problem, cell.pass_, tiles=dict(config) or None, device=device)
     except FlashbenchError:
         return None
 
@@ -132,33 +214,43 @@ def _alone(estimate: Estimate | None, device: Device | None) -> tuple[Alone, ...
 
 
 def _levels(
-    name: str,
-    steps: Sequence[Step] | None,
-    alone: Sequence[Alone] | None,
-    counted: Mapping[str, Any],
-    model: str | None,
+    name: str, model: _Model, counted: Mapping[str, Any] | None, traced: Mapping[str, Any] | None
 ) -> list[Level]:
-    bands: dict[str, Band] = {}
-    if steps is not None and model not in iomodel.ONCE:
-        for level, part in (("L2 read", "read"), ("L2 write", "write"), ("L2 atomic", "atomic")):
-            count = sum(sum(getattr(step, part).values()) for step in steps)
-            bands[level] = Band(count, count, count)
-    if alone:
-        nothing = Band(0, 0, 0)
-        bands["DRAM read"], bands["DRAM write"] = nothing, nothing
-        for one in alone:
-            bands["DRAM read"] = bands["DRAM read"].plus(one.read)
-            bands["DRAM write"] = bands["DRAM write"].plus(one.write)
+    """The levels of a call or a kernel; without counters only those that were traced."""
+    bands = _bands(model)
     rows = []
-    spilled = counted.get("spill_write_bytes")
+    spilled = (counted or {}).get("spill_write_bytes")
+    spills = sum(step.spills.written for step in model.steps or ())
     for level, counter in LEVELS.items():
-        band, value = bands.get(level), counted.get(counter)
-        if level == "L2 write" and value is not None and spilled:
-            value -= spilled
-        if level == "L2 atomic" and not value and not (band and band.value):
+        band, value = bands.get(level), (counted or {}).get(counter)
+        moved = traced.get(f"{REQUESTED[level]}_bytes") if traced and level in REQUESTED else None
+        if level == "L2 write" and value is not None:
+            value -= spills if spilled is None else spilled  # else counted together: off goes what is known
+        if level == "L2 atomic" and not value and not moved and not (band and band.value):
+            continue
+        if counted is None and moved is None:
             continue
         low, middle, high = band or (None, None, None)
-        rows.append(Level(kernel=name, level=level, low=low, value=middle, high=high, counted=value))
-    if spilled:
-        rows.append(Level(kernel=name, level=SPILLS, low=None, value=None, high=None, counted=spilled))
+        rows.append(Level(
+            kernel=name, level=level, low=low, value=middle, high=high, counted=value, traced=moved
+        ))  # fmt: skip
+    if spilled or (spills and spilled is not None):
+        known = spills or None
+        rows.append(Level(kernel=name, level=SPILLS, low=known, value=known, high=known, counted=spilled))
     return rows
+
+
+def _bands(model: _Model) -> dict[str, Band]:
+    """What is predicted of each level: exactly at L2, for models that count what kernels ask for."""
+    bands: dict[str, Band] = {}
+    if model.steps is not None and model.exact:
+        for level, part in REQUESTED.items():
+            count = sum(sum(getattr(step, part).values()) for step in model.steps)
+            bands[level] = Band(count, count, count)
+    if model.alone:
+        nothing = Band(0, 0, 0)
+        bands["DRAM read"], bands["DRAM write"] = nothing, nothing
+        for one in model.alone:
+            bands["DRAM read"] = bands["DRAM read"].plus(one.read)
+            bands["DRAM write"] = bands["DRAM write"].plus(one.write)
+    return bands

@@ -206,6 +206,13 @@ def row_fields(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
+def for_child(**more: str) -> dict[str, str]:
+    """The environment variables of a child that finds this package however it was found here, and more."""
+    package = str(Path(__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    return {**os.environ, "PYTHONPATH": path, **more}
+
+
 def driver_version() -> str | None:
     """The NVIDIA driver's version, from NVML or the kernel module, or None."""
     library = _quiet_nvml()

@@ -82,6 +82,32 @@ TABLE = (
     Row("dkdv", "any", "tf32", 128, (_C(32, 64, 8, 1), _C(16, 16, 4, 1))),
     Row("dkdv", "any", "tf32", 256, (_C(16, 64, 8, 1), _C(16, 16, 4, 1))),
     Row("delta", "any", "tf32", 256, (_C(16, 16, 4, 1),)),
+    # K/V outside (flash-v1, flash-v2-atomic): chosen by the compiled code alone, the longest K/V tiles, as
+    # they decide how often Q goes by, that spill little
+    Row("v1_fwd", "sm90", "half", 64, (_C(64, 128, 8, 1),)),
+    Row("v1_fwd", "any", "half", 256, (_C(32, 128, 8, 1), _C(32, 64, 8, 1), _C(32, 32, 8, 1))),
+    Row("v1_bwd", "sm90", "half", 128, (_C(16, 128, 8, 1),)),
+    Row("v1_bwd", "any", "half", 64, (_C(32, 128, 8, 1), _C(32, 64, 8, 1))),
+    Row("v1_bwd", "any", "half", 128, (_C(32, 64, 8, 1), _C(16, 32, 8, 1))),
+    Row("v1_bwd", "any", "half", 256, (_C(16, 32, 8, 1), _C(16, 16, 8, 1))),
+    Row("atomic", "sm90", "half", 64, (_C(64, 128, 8, 2),)),
+    Row("atomic", "sm90", "half", 128, (_C(32, 128, 8, 2),)),
+    Row("atomic", "any", "half", 64, (_C(64, 128, 8, 2), _C(32, 64, 8, 1))),
+    Row("atomic", "any", "half", 128, (_C(32, 64, 8, 2), _C(32, 32, 8, 1))),
+    Row("atomic", "any", "half", 256, (_C(32, 32, 8, 1), _C(16, 16, 8, 1))),
+    Row("v1_fwd", "any", "ieee", 128, (_C(32, 64, 8, 1), _C(16, 16, 4, 1))),
+    Row("v1_fwd", "any", "ieee", 256, (_C(16, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("v1_bwd", "any", "ieee", 64, (_C(32, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("v1_bwd", "any", "ieee", 128, (_C(16, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("v1_bwd", "any", "ieee", 256, (_C(16, 16, 8, 1),)),
+    Row("atomic", "any", "ieee", 128, (_C(32, 32, 8, 1), _C(16, 16, 4, 1))),
+    Row("atomic", "any", "ieee", 256, (_C(16, 16, 8, 1),)),
+    Row("v1_fwd", "any", "tf32", 128, (_C(32, 64, 4, 1), _C(16, 16, 4, 1))),
+    Row("v1_fwd", "any", "tf32", 256, (_C(16, 64, 8, 1), _C(16, 16, 4, 1))),
+    Row("v1_bwd", "any", "tf32", 128, (_C(16, 64, 8, 1), _C(16, 16, 4, 1))),
+    Row("v1_bwd", "any", "tf32", 256, (_C(16, 16, 4, 1),)),
+    Row("atomic", "any", "tf32", 128, (_C(16, 64, 8, 1), _C(16, 16, 4, 1))),
+    Row("atomic", "any", "tf32", 256, (_C(16, 16, 4, 1),)),
 )
 INTERPRETED = Config(64, 64, 4, 1)
 
@@ -170,18 +196,29 @@ def shared_bytes(
     width, width_v = (sum(cols for _, cols in split(dim, widest(math))) for dim in (head_dim, head_dim_v))
     q, k = config.block_q, config.block_k
     both = (width + width_v) * element
+    backward = k * both + k * width * element  # K in two layouts, to be multiplied from both sides
     resident = {
         "fwd": q * width * element,
         "dq": q * both,
         "dkdv": k * both,
         "delta": 2 * q * width_v * element,
+        "v1_fwd": k * both,
+        "v1_bwd": backward,
+        "atomic": backward,
     }
-    streamed = {"fwd": k * both, "dq": k * both, "dkdv": q * both, "delta": 0}
+    streamed = {
+        "fwd": k * both, "dq": k * both, "dkdv": q * both, "delta": 0,
+        "v1_fwd": q * width * element, "v1_bwd": q * both, "atomic": q * both,
+    }  # fmt: skip
     held = math == "half" and 16 * config.num_warps <= (k if kernel == "dkdv" else q)
-    scratch = STATISTICS_BYTES + (0 if held or kernel == "delta" else q * k * element)
+    if kernel in ("v1_bwd", "atomic"):
+        staged = 2 * q * k * element  # P, and dS to be turned
+    else:
+        staged = 0 if held or kernel == "delta" else q * k * element
+    scratch = STATISTICS_BYTES + staged
     if capability is not None and capability[0] == 10:
-        staged = 2 * max(q, 64) * max(k, 64) * element if kernel in ("dq", "dkdv") else 0
-        scratch += BARRIER_BYTES + staged
+        operands = 0 if kernel in ("fwd", "v1_fwd", "delta") else 2 * max(q, 64) * max(k, 64) * element
+        scratch += BARRIER_BYTES + operands
     return resident[kernel] + config.num_stages * streamed[kernel] + scratch
 
 

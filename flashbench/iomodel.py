@@ -23,6 +23,7 @@ from flashbench._iomodel.engine import (
     choose,
     extra_bytes,
     find,
+    joined,
     kinds,
     known,
     name_tiles,
@@ -83,7 +84,7 @@ def estimate(
     sram = choice.elements(problem)
     chosen, source = choose(row, problem, pass_, choice)
     variant = row.settle(problem, chosen, variant, device)
-    parts = [work(row, problem, kind, chosen, variant) for kind in kinds(pass_)]
+    parts = joined([work(row, problem, kind, chosen, variant) for kind in kinds(pass_)])
     steps = tuple(step for part in parts for step in part.steps)
     return Estimate(
         model=model,

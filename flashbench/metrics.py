@@ -8,12 +8,13 @@ To add one, add a row to ``METRICS``: table, JSON, CSV, console and report follo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-from flashbench import iomodel
+from flashbench import compared, iomodel
+from flashbench.compared import Level
 from flashbench.devices import Device
-from flashbench.errors import FlashbenchError
 from flashbench.iomodel import Estimate
 from flashbench.record import Record
 
@@ -40,6 +41,13 @@ class Row:
         """Median seconds, None where nothing was timed."""
         samples = self.record.samples
         return samples.median_s if samples else None
+
+    @cached_property
+    def levels(self) -> dict[str, Level]:
+        """Predicted, traced and counted bytes of the call by level; empty without counters and trace."""
+        record = self.record
+        found = compared.of_call(self.estimate, record.counters, record.trace, self.device)
+        return {level.level: level for level in found}
 
     @property
     def flops(self) -> int:
@@ -105,20 +113,21 @@ def _counted(name: str) -> Callable[[Row], Number]:
     return compute
 
 
-def _predicted_dram_read(row: Row) -> int | None:
-    """Of each kernel from a cold L2, as a profiler counts; None without a model, a card or its dtype."""
-    if row.estimate is None or row.device is None or "total" not in row.record.counters:
-        return None
-    try:
-        return sum(one.read.value for one in iomodel.kernels_alone(row.estimate, row.device))
-    except FlashbenchError:
-        return None
+def _level(level: str, name: str) -> Callable[[Row], Number]:
+    def compute(row: Row) -> Number:
+        value: float | None = getattr(row.levels[level], name) if level in row.levels else None
+        return value
+
+    return compute
 
 
-def _requested_read(row: Row) -> int | None:
-    """Of models that count what kernels ask for; ``standard`` counts each operand of a product once."""
-    exact = row.estimate is not None and row.estimate.model not in iomodel.ONCE
-    return row.estimate.requested.read_bytes if row.estimate and exact else None
+def _trace(name: str) -> Callable[[Row], Number]:
+    def compute(row: Row) -> Number:
+        trace = row.record.trace or {}
+        value: float | None = {**trace, **trace.get("total", {})}.get(name)
+        return value
+
+    return compute
 
 
 def _error_ratio(row: Row) -> float | None:
@@ -138,8 +147,52 @@ COUNTED = {
     "l2_atomic_bytes": "added atomically at L2",
     "dram_read_bytes": "read from DRAM",
     "dram_write_bytes": "written to DRAM before the kernels ended",
+    "spill_write_bytes": "registers written to local memory",
 }
 """Counters that have a column."""
+
+
+def _compared() -> Iterator[Metric]:
+    """Model, trace and counters of every level, and how they agree."""
+    for level, counter in compared.LEVELS.items():
+        what = COUNTED[counter].removesuffix(", spilled registers included")
+        once = "" if level in compared.REQUESTED else ", each kernel from a cold L2"
+        yield Metric(
+            name=f"predicted_{counter}", unit="B", better="", whole=True, compute=_level(level, "value"),
+            help=f"{what}, by the model{once}; of cells that were counted{'' if once else ' or traced'}",
+        )  # fmt: skip
+        for name, bound in (("least", "low"), ("most", "high")) if once else ():
+            yield Metric(
+                name=f"{name}_{counter}", unit="B", better="", whole=True, compute=_level(level, bound),
+                help=f"{what}: the {name} of the model's band",
+            )  # fmt: skip
+    for level, part in compared.REQUESTED.items():
+        yield Metric(
+            name=f"traced_{part}_bytes", unit="B", better="", whole=True, compute=_trace(f"{part}_bytes"),
+            help=f"{COUNTED[compared.LEVELS[level]].split(',')[0]}, as Triton's interpreter traced it",
+        )  # fmt: skip
+    yield Metric(
+        name="traced_difference_bytes", unit="B", better="lower", whole=True,
+        compute=_trace("difference_bytes"),
+        help="traced apart from modelled, added up tensor by tensor; 0 is as modelled",
+    )  # fmt: skip
+    yield Metric(
+        name="traced_share", unit="fraction", better="", compute=_trace("traced_share"),
+        help="share of the cell that was interpreted: one K/V head of one batch stands for all",
+    )  # fmt: skip
+    for counter, help_ in COUNTED.items():
+        yield Metric(
+            name=f"counted_{counter}", unit="B", better="lower", whole=True, compute=_counted(counter),
+            help=f"hardware counters: {help_}",
+        )  # fmt: skip
+    for level, counter in compared.LEVELS.items():
+        spills = ", spilled registers taken off" if level == "L2 write" else ""
+        yield Metric(
+            name=f"{counter.removesuffix('_bytes')}_ratio", unit="fraction", better="",
+            compute=_level(level, "ratio"),
+            help=f"{level}, counted over predicted{spills}; 1 is as modelled",
+        )  # fmt: skip
+
 
 METRICS = (
     Metric(name="time_s", unit="s", better="lower", help="median of the samples", compute=lambda r: r.time_s),
@@ -234,25 +287,7 @@ METRICS = (
         help="peak_extra_bytes by the implementation's model",
         compute=lambda r: r.estimate.extra_bytes if r.estimate else None,
     ),
-    *(
-        Metric(name=f"counted_{name}", unit="B", better="lower", whole=True, compute=_counted(name),
-               help=f"hardware counters: {COUNTED[name]}")
-        for name in COUNTED
-    ),
-    Metric(
-        name="predicted_dram_read_bytes", unit="B", better="", whole=True, compute=_predicted_dram_read,
-        help="DRAM reads that the model expects of the kernels that were counted, each from a cold L2",
-    ),
-    Metric(
-        name="l2_read_ratio", unit="fraction", better="",
-        help="bytes that SMs read from L2, counted over modelled; 1 is as modelled",
-        compute=lambda r: _over(_counted("l2_read_bytes")(r), _requested_read(r)),
-    ),
-    Metric(
-        name="dram_read_ratio", unit="fraction", better="",
-        help="bytes read from DRAM, counted over expected",
-        compute=lambda r: _over(_counted("dram_read_bytes")(r), _predicted_dram_read(r)),
-    ),
+    *_compared(),
     Metric(
         name="energy_j", unit="J", better="lower", help="joules of the whole board per call, back to back",
         compute=lambda r: r.record.energy.get("joules_per_call"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashbench import devices, iomodel, kernels
 from flashbench.errors import FlashbenchError
@@ -110,19 +111,32 @@ def needs_bytes(cell: Cell, target: Target) -> int:
 def _estimate(implementation: Implementation, problem: Problem, pass_: str) -> iomodel.Estimate | None:
     if implementation.io_model is None:
         return None
-    try:
-        return iomodel.estimate(implementation.io_model, problem, pass_)
-    except FlashbenchError:  # the model does not cover this problem
-        return None
+    plain = replace(problem, softcap=0.0, alibi=False, bias="", sinks=False, block_mask="")
+    for one in dict.fromkeys((problem, plain)):  # what the model does not count needs more, if anything
+        try:
+            return iomodel.estimate(implementation.io_model, one, pass_)
+        except FlashbenchError:  # the model does not cover this problem
+            continue
+    return None
+
+
+def _rows(p: Problem) -> tuple[int, int]:
+    """Query rows and key rows of all sequences."""
+    if p.lengths:
+        return sum(queries for queries, _ in p.lengths), sum(keys for _, keys in p.lengths)
+    return p.batch * p.seqlen_q, p.batch * p.seqlen_k
 
 
 def _input_bytes(p: Problem) -> int:
-    keys = p.num_kv_heads * p.seqlen_k * (p.head_dim + p.head_dim_v)
-    return p.batch * (p.num_heads * p.seqlen_q * p.head_dim + keys) * p.dtype_bytes
+    """q, k, v, a bias and the sinks; the few bytes of slopes, lengths and block lists are left out."""
+    queries, keys = _rows(p)
+    elements = p.num_heads * queries * p.head_dim + p.num_kv_heads * keys * (p.head_dim + p.head_dim_v)
+    elements += math.prod(p.bias_shape) if p.bias else 0
+    return elements * p.dtype_bytes + 4 * p.num_heads * p.sinks
 
 
 def _output_bytes(p: Problem) -> int:
-    return p.batch * p.num_heads * p.seqlen_q * p.head_dim_v * p.dtype_bytes
+    return _rows(p)[0] * p.num_heads * p.head_dim_v * p.dtype_bytes
 
 
 def _rates(problem: Problem, target: Target) -> tuple[float, float]:
@@ -140,8 +154,8 @@ def _call_s(implementation: Implementation, cell: Cell, target: Target) -> float
     if implementation.interpreted(target):
         return flops / INTERPRETER_FLOPS_PER_S
     flops_per_s, bytes_per_s = _rates(cell.problem, target)
-    if implementation.io_model == "standard":
-        estimate = iomodel.estimate("standard", cell.problem, cell.pass_)
+    estimate = _estimate(implementation, cell.problem, cell.pass_)
+    if estimate is not None and estimate.model == "standard":
         compute_s = estimate.done_flops / (NAIVE_EFFICIENCY * flops_per_s)
         return max(compute_s, estimate.requested.total_bytes / (NAIVE_EFFICIENCY * bytes_per_s))
     return flops / (FUSED_EFFICIENCY * flops_per_s)

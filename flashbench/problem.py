@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
+from typing import Any, Self
 
 from flashbench.errors import SpecError, UnknownName
 
@@ -20,6 +21,18 @@ ALIGNMENTS = ("bottom-right", "top-left")
 
 UNLIMITED = -1
 """A side of a window that hides nothing."""
+
+LAYOUTS = ("bhsd", "bshd")
+"""Order of the dimensions of q, k, v and o in memory; their shape is always written (b, h, s, d)."""
+
+BLOCK_MASKS = ("causal", "window", "butterfly", "document")
+"""Block masks by name; beside them ``random:DENSITY`` and the path of an .npz file."""
+
+BLOCK_MASK_SIZE = 128
+"""Rows of queries, and of keys, of a block of a block mask."""
+
+FP8_SCALES = ("tensor", "head", "block")
+"""What shares one scale of an fp8 input."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +54,7 @@ DTYPES = {
         DType(name="fp32", bytes=4, torch_name="float32", help="IEEE single, no TF32 anywhere"),
         DType(name="tf32", bytes=4, torch_name="float32", help="fp32 storage, TF32 products"),
         DType(name="fp8", bytes=1, torch_name="float8_e4m3fn", help="8-bit float, modelled only", runs=False),
+        DType(name="fp8-e5m2", bytes=1, torch_name="float8_e5m2", help="the same, wider range", runs=False),
     )
 }
 
@@ -63,6 +77,22 @@ class Problem:
     lengths (``packed`` makes one); seqlen_q and seqlen_k are then the longest ones. Empty: every
     sequence is as long as they say.
 
+    The score of query i and key j, s = softmax_scale * q_i.k_j, is changed in this order:
+
+    - softcap > 0: s = softcap * tanh(s / softcap) (Gemma 2, arXiv:2408.00118, section 2);
+    - alibi: s -= slope_h * |i + shift - j|, shift the diagonal's as above (``kernels/_inputs.py``);
+    - bias: s += a tensor in q's dtype of which each place of (batch, num_heads, seqlen_q, seqlen_k)
+      is full or 1: "bhqk", "1hqk", "b11k", …;
+    - what the causal mask, the window or the block mask hides is -inf. block_mask, in blocks of
+      BLOCK_MASK_SIZE: a name of BLOCK_MASKS, ``random:DENSITY`` or an .npz file;
+    - sinks: the softmax has one more score per head, an fp32 logit without a value (gpt-oss); lse
+      holds it, and is the logit for a row without visible keys;
+    - dropout_p, with kept probabilities divided by 1 - dropout_p.
+
+    layout: bhsd, or bshd, which changes strides only. fp8_scale: what shares a scale; hadamard:
+    whether q and k are rotated before they are rounded; both of fp8 alone. deterministic: every
+    repeat must give the same bits, so nothing may be added with atomics.
+
     Raises SpecError or UnknownName for values out of range.
     """
 
@@ -79,6 +109,15 @@ class Problem:
     alignment: str = ALIGNMENTS[0]
     dropout_p: float = 0.0
     lengths: tuple[tuple[int, int], ...] = ()
+    softcap: float = 0.0
+    alibi: bool = False
+    bias: str = ""
+    sinks: bool = False
+    block_mask: str = ""
+    layout: str = LAYOUTS[0]
+    fp8_scale: str = ""
+    hadamard: bool = False
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -87,8 +126,8 @@ class Problem:
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} {getattr(self, name)} is out of range; it must be 1 or more")
         for name in ("seqlen_q", "seqlen_k"):
-            if not 1 <= getattr(self, name) <= MAX_SEQLEN:
-                raise SpecError(f"{name} {getattr(self, name)} is out of range; it must be 1 to {MAX_SEQLEN}")
+            if not 0 <= getattr(self, name) <= MAX_SEQLEN:
+                raise SpecError(f"{name} {getattr(self, name)} is out of range; it must be 0 to {MAX_SEQLEN}")
         if self.num_heads % self.num_kv_heads:
             raise SpecError(
                 f"num_heads {self.num_heads} is not divisible by num_kv_heads {self.num_kv_heads};"
@@ -96,9 +135,9 @@ class Problem:
             )
         # as read back from JSON, which knows lists only
         object.__setattr__(self, "window", tuple(self.window))
-        if self.window != (UNLIMITED, UNLIMITED) or self.dropout_p or self.alignment != ALIGNMENTS[0]:
-            self._check_options()
         object.__setattr__(self, "lengths", tuple((q, k) for q, k in self.lengths))
+        if self.options():
+            self._check_options()
         if self.lengths:
             self._check_lengths()
 
@@ -109,10 +148,26 @@ class Problem:
             raise UnknownName("alignment", self.alignment, ALIGNMENTS)
         if not 0 <= self.dropout_p < 1:
             raise SpecError(f"dropout_p {self.dropout_p} is out of range; it must be at least 0 and below 1")
+        if not 0 <= self.softcap < math.inf:
+            raise SpecError(f"softcap {self.softcap} is out of range; it must be 0 (off) or more")
+        if self.bias and not _is_bias(self.bias):
+            raise SpecError(f"bias {self.bias!r} is no shape; it must be bhqk with 1 for any of the letters")
+        if self.block_mask:
+            check_block_mask(self.block_mask)
+        if self.layout not in LAYOUTS:
+            raise UnknownName("layout", self.layout, LAYOUTS)
+        if self.fp8_scale and self.fp8_scale not in FP8_SCALES:
+            raise UnknownName("fp8_scale", self.fp8_scale, FP8_SCALES)
+        if (self.fp8_scale or self.hadamard) and self.dtype_bytes > 1:
+            option = "fp8_scale" if self.fp8_scale else "hadamard"
+            raise SpecError(f"{option} is of fp8 alone; the dtype is {self.dtype}")
+        for option, given in (("bias", self.bias), ("block_mask", self.block_mask)):
+            if given and self.lengths:
+                raise SpecError(f"{option} {given!r} has no meaning in a packed batch; one of them may stand")
 
     def _check_lengths(self) -> None:
-        if min(map(min, self.lengths)) < 1:
-            raise SpecError("lengths are out of range; every sequence must have 1 query and 1 key or more")
+        if min(map(min, self.lengths)) < 0:
+            raise SpecError("lengths are out of range; every sequence must have 0 queries and 0 keys or more")
         longest = tuple(max(side) for side in zip(*self.lengths, strict=True))
         if len(self.lengths) != self.batch or longest != (self.seqlen_q, self.seqlen_k):
             raise SpecError(
@@ -140,13 +195,23 @@ class Problem:
         """Whether a causal mask or a window may hide keys."""
         return self.causal or self.window != (UNLIMITED, UNLIMITED)
 
+    @property
+    def _aligned(self) -> bool:
+        """Whether anything depends on where the diagonal is."""
+        return self.masked or self.alibi or bool(self.block_mask)
+
+    @property
+    def diagonal(self) -> int:
+        """Query i stands at key i + diagonal: seqlen_k - seqlen_q bottom-right, 0 top-left."""
+        return self.seqlen_k - self.seqlen_q if self.alignment == ALIGNMENTS[0] else 0
+
     @cached_property
     def band(self) -> tuple[int, int]:
         """(lo, hi): query i sees key j if lo <= j - i <= hi; -seqlen_q and seqlen_k hide nothing."""
         nq, nk = self.seqlen_q, self.seqlen_k
         if not self.masked:
             return -nq, nk
-        diagonal = nk - nq if self.alignment == ALIGNMENTS[0] else 0
+        diagonal = self.diagonal
         left, right = self.window
         low = -nq if left == UNLIMITED else max(-nq, diagonal - left)
         if self.causal:
@@ -170,7 +235,7 @@ class Problem:
     def rows_without_keys(self) -> int:
         """Query rows per head that see no key (causal, bottom-right: the first ones, seqlen_q > seqlen_k)."""
         if not self.masked:
-            return 0
+            return 0 if self.seqlen_k else self.seqlen_q
         low, high = self.band
         return self.seqlen_q - max(0, min(self.seqlen_q - 1, self.seqlen_k - 1 - low) - max(0, -high) + 1)
 
@@ -178,7 +243,7 @@ class Problem:
     def keys_without_queries(self) -> int:
         """Key rows per head that no query sees."""
         if not self.masked:
-            return 0
+            return 0 if self.seqlen_q else self.seqlen_k
         low, high = self.band
         return self.seqlen_k - max(0, min(self.seqlen_k - 1, self.seqlen_q - 1 + high) - max(0, low) + 1)
 
@@ -192,6 +257,29 @@ class Problem:
         ]
 
     @property
+    def bias_shape(self) -> tuple[int, ...]:
+        """The shape of the bias: of each place its full size, or 1; empty without a bias."""
+        full = (self.batch, self.num_heads, self.seqlen_q, self.seqlen_k)
+        return tuple(1 if letter == "1" else size for letter, size in zip(self.bias, full, strict=False))
+
+    def options(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, of those that have one."""
+        return {
+            field.name: value
+            for field in fields(self)
+            if field.default is not MISSING and (value := getattr(self, field.name)) != field.default
+        }
+
+    def features(self) -> frozenset[str]:
+        """What an implementation must know beyond plain and causal attention: names of FEATURES."""
+        asked = self.options()
+        if not self._aligned:
+            asked.pop("alignment", None)
+        return frozenset(FEATURES[name] for name in asked if name in FEATURES) | (
+            {"fp8"} if self.dtype_bytes == 1 else frozenset()
+        )
+
+    @property
     def key(self) -> str:
         """Stable text that identifies the problem, as used for resume and in messages."""
         heads = f"h{self.num_heads}" if self.group == 1 else f"h{self.num_heads}/{self.num_kv_heads}"
@@ -200,30 +288,66 @@ class Problem:
             f"d{self.head_dim}" if self.head_dim == self.head_dim_v else f"d{self.head_dim}/{self.head_dim_v}"
         )
         mask = "causal" if self.causal else "full"
-        return f"b{self.batch} {heads} {rows} {dims} {self.dtype} {mask}{self._options_key()}"
+        return f"b{self.batch} {heads} {rows} {dims} {self.dtype} {mask}{self.options_text}"
 
-    def _options_key(self) -> str:
+    @property
+    def options_text(self) -> str:
         """What the key says of options that differ from their defaults, each after a space."""
         words = []
         if self.window != (UNLIMITED, UNLIMITED):
             words.append(f"w{self.window[0]},{self.window[1]}")
-        if self.masked and self.alignment != ALIGNMENTS[0]:
+        if self._aligned and self.alignment != ALIGNMENTS[0]:
             words.append(self.alignment)
         if self.dropout_p:
             words.append(f"dropout{self.dropout_p:g}")
         if self.lengths:
             words.append("lengths" + "+".join(f"{q}x{k}" for q, k in self.lengths))
+        if self.softcap:
+            words.append(f"softcap{self.softcap:g}")
+        words += [name for name in ("alibi", "sinks", "hadamard", "deterministic") if getattr(self, name)]
+        texts = {name: getattr(self, name) for name in ("bias", "block_mask", "fp8_scale")}
+        words += [f"{name}={text}" for name, text in texts.items() if text]
+        if self.layout != LAYOUTS[0]:
+            words.append(self.layout)
         return "".join(f" {word}" for word in words)
+
+
+FEATURES = {
+    "window": "window", "alignment": "top-left", "softcap": "softcap", "alibi": "alibi", "bias": "bias",
+    "sinks": "sinks", "dropout_p": "dropout", "block_mask": "block-mask", "lengths": "varlen",
+    "layout": "bshd", "deterministic": "deterministic",
+}  # fmt: skip
+"""Field of a Problem → the feature that it asks for; beside them fp8, of the dtype."""
+
+
+def check_block_mask(text: str) -> None:
+    """Raise SpecError unless the text is a name of BLOCK_MASKS, ``random:DENSITY`` or names an .npz file."""
+    name, colon, density = text.partition(":")
+    if text in BLOCK_MASKS or text.endswith(".npz"):
+        return
+    try:
+        right = name == "random" and bool(colon) and 0 <= float(density) <= 1
+    except ValueError:
+        right = False
+    if not right:
+        raise SpecError(
+            f"block_mask {text!r} is not known; it must be {', '.join(BLOCK_MASKS)}, random:DENSITY with a"
+            " density from 0 to 1, or an .npz file"
+        )
+
+
+def _is_bias(text: str) -> bool:
+    return len(text) == 4 and all(place in (letter, "1") for place, letter in zip(text, "bhqk", strict=True))
 
 
 def packed(problem: Problem, lengths: Sequence[tuple[int, int]]) -> Problem:
     """The problem with a packed batch of sequences, (seqlen_q, seqlen_k) each, in its place.
 
-    Raises SpecError for no sequence and for one without queries or keys.
+    Raises SpecError for no sequence.
     """
     if not lengths:
         raise SpecError("lengths are empty; a packed batch has 1 sequence or more")
-    longest_q, longest_k = (max(1, *side) for side in zip(*lengths, strict=True))
+    longest_q, longest_k = (max(side) for side in zip(*lengths, strict=True))
     return replace(
         problem, batch=len(lengths), seqlen_q=longest_q, seqlen_k=longest_k, lengths=tuple(lengths)
     )
@@ -253,3 +377,21 @@ class Cell:
     def key(self) -> str:
         """Stable text, unique within a sweep."""
         return f"{self.implementation} {self.pass_} {self.problem.key}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; options of the problem at their defaults are left out."""
+        required = (field.name for field in fields(self.problem) if field.default is MISSING)
+        problem = {**{name: getattr(self.problem, name) for name in required}, **self.problem.options()}
+        return {"implementation": self.implementation, "pass": self.pass_, "problem": problem}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """The cell of ``to_json``. A number given as text is refused by name, not by a comparison that fails.
+
+        Raises KeyError for a missing field, ValueError, TypeError, SpecError or UnknownName for a wrong one.
+        """
+        for name, item in value["problem"].items():
+            if name.startswith(("batch", "num_", "seqlen", "head_dim")) and type(item) is not int:
+                raise ValueError(f"cell.problem.{name} is {item!r}; a whole number is wanted")
+        problem = Problem(**value["problem"])
+        return cls(implementation=value["implementation"], problem=problem, pass_=value["pass"])

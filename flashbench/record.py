@@ -102,6 +102,8 @@ class Record:
     samples, a summary of readings ``during`` them, and ``throttled_by``, why a row is flagged so.
     energy: joules per call, as in profilers.measure_energy; empty where it was not asked for.
     counters: what the hardware counted, as in counting/__init__.py; empty where it was not asked for.
+    trace: what its Triton kernels moved in the interpreter, as in tracing/apart.py; None where it was not
+    asked for.
     environment: device, driver and versions this row was measured with; see environment.py.
     """
 
@@ -118,6 +120,7 @@ class Record:
     clocks: Mapping[str, Any] = field(default_factory=dict)
     energy: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, Any] = field(default_factory=dict)
+    trace: Mapping[str, Any] | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     device_type: str = "cuda"
     started_at: str = ""

@@ -2,17 +2,19 @@
 
 Line 1 is the header::
 
-    {"type": "header", "schema": 2, "created_at", "argv", "options", "environment", "cells": [keys]}
+    {"type": "header", "schema": 3, "created_at", "argv", "options", "environment", "cells": [keys]}
 
 then one ``{"type": "record", …}`` per cell, flushed to disk before the next cell starts, and, for cells
-that were counted after they were timed, ``{"type": "counters", "key", "counters"}`` lines, which belong
-to the record of that key. JSON is strict (no NaN); a value that is not finite is null. A last line
-that was torn by a kill is dropped with a note. A header with a newer schema is refused.
+that were counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type":
+"trace", "key", "trace"}`` lines, which belong to the record of that key. JSON is strict (no NaN); a value
+that is not finite is null. A last line that was torn by a kill is dropped with a note. A header with a
+newer schema is refused.
 
 Resuming (``resume``) measures the cells of the present plan that the file has no final row for:
 rows that were not started (time budget, lost device) are taken out and measured again, every other
 row stays, rows of cells outside the present plan stay too, and the header's list of cells becomes
-the union. What would make rows incomparable is refused: another device, another ``cache`` or ``seed``.
+the union. What would make rows incomparable is refused: another device, another ``cache`` or ``seed``;
+and to leave out what the file's rows are given after they ran (``AFTERWARDS``).
 """
 
 from __future__ import annotations
@@ -29,17 +31,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from flashbench.errors import FlashbenchError, RunFileError, UsageError
-from flashbench.problem import Cell, Problem
+from flashbench.problem import Cell
 from flashbench.record import STATUSES, Accuracy, Memory, Record, Samples
 
-SCHEMA = 2
-"""Raised by one when a reader of the old schema would misread the new. 2: lines of type counters."""
+SCHEMA = 3
+"""Raised by one when a reader of the old schema would misread the new. 2: lines of type counters; 3: of
+type trace."""
 
 NOT_STARTED = ("time budget of", "the device was lost")
 """How the reason of a skipped row begins that ``resume`` measures after all."""
 
 CONDITIONS = ("cache", "seed")
 """Options that all rows of one file share."""
+
+AFTERWARDS = ("counters", "trace")
+"""Fields of a record that are found after the sweep, by the option of the same name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,11 +90,11 @@ class Writer:
         self._put(record_to_json(record))
         self._known.add(key)
 
-    def attach(self, key: str, counters: Mapping[str, Any]) -> None:
-        """Write the counters of a cell that has its row, as safely. Raises as ``append`` does."""
+    def attach(self, key: str, name: str, value: Mapping[str, Any]) -> None:
+        """Write a field of AFTERWARDS of a cell that has its row, as safely. Raises as ``append`` does."""
         if key not in self._known:
             raise ValueError(f"{self.path} has no row for {key}")
-        self._put({"type": "counters", "key": key, "counters": _json_able(counters)})
+        self._put({"type": name, "key": key, name: _json_able(value)})
 
     def _put(self, value: Mapping[str, Any]) -> None:
         try:
@@ -160,7 +166,7 @@ def load(path: Path | str) -> RunFile:
     for number, line in enumerate(lines[1:], start=2):
         where = f"{path}, line {number}"
         value = _parse_object(path, number, line)
-        if value.get("type") == "counters":
+        if value.get("type") in AFTERWARDS:
             _attach(records, value, where)
             continue
         record = record_from_json(value, where)
@@ -173,11 +179,11 @@ def load(path: Path | str) -> RunFile:
 
 
 def _attach(records: dict[str, Record], value: Mapping[str, Any], where: str) -> None:
-    """Give the counters of a line to the record that it names."""
-    key, counters = value.get("key"), value.get("counters")
-    if key not in records or not isinstance(counters, dict):
-        raise RunFileError(f"{where}: counters of {key!r}, which has no row above it")
-    records[key] = replace(records[key], counters=counters)
+    """Give the counters or the trace of a line to the record that it names."""
+    key, name = value.get("key"), value["type"]
+    if key not in records or not isinstance(value.get(name), dict):
+        raise RunFileError(f"{where}: {name} of {key!r}, which has no row above it")
+    records[key] = replace(records[key], **{name: value[name]})
 
 
 def is_final(record: Record) -> bool:
@@ -191,7 +197,7 @@ def resume(
     """Prepare to complete a results file: repair and extend it in place, say what is missing.
 
     Raises as ``load`` does, and UsageError where the file is of another device or was measured
-    under other conditions (``CONDITIONS``).
+    under other conditions (``CONDITIONS``, ``AFTERWARDS``).
     """
     found = load(path)
     _refuse_unlike(found, environment, options)
@@ -203,7 +209,9 @@ def resume(
     outside = len(known - {cell.key for cell in cells})
     if outside:
         notes.append(f"{found.path}: {outside} rows of cells that are not asked for now are kept")
-    _replace(found.path, [{**found.header, "cells": planned}, *map(record_to_json, kept)])
+    more = {name: True for name in AFTERWARDS if options.get(name) is True}
+    head = {**found.header, "schema": SCHEMA, "options": {**found.header["options"], **more}}
+    _replace(found.path, [{**head, "cells": planned}, *map(record_to_json, kept)])
     return Resumed(writer=Writer(found.path, known), missing=missing, kept=kept, notes=tuple(notes))
 
 
@@ -213,8 +221,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
     cell = values.pop("cell")
     for name in ("samples", "memory", "accuracy"):
         values[name] = asdict(values[name]) if values[name] is not None else None
-    identity = {"implementation": cell.implementation, "pass": cell.pass_, "problem": asdict(cell.problem)}
-    return {"type": "record", "key": cell.key, "cell": identity, **_json_able(values)}
+    return {"type": "record", "key": cell.key, "cell": cell.to_json(), **_json_able(values)}
 
 
 def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
@@ -222,21 +229,16 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
     if value.get("type") != "record":
         raise RunFileError(f"{where}: type is {value.get('type')!r}; 'record' is wanted")
     try:
-        cell = value["cell"]
         optional = {
             name: value[name]
             for name in (
-                "reason", "io_model", "backend", "config", "clocks", "counters", "energy", "environment",
-                "device_type", "started_at", "wall_s",
+                "reason", "io_model", "backend", "config", "clocks", "counters", "trace", "energy",
+                "environment", "device_type", "started_at", "wall_s",
             )
             if name in value
         }  # fmt: skip
         return Record(
-            cell=Cell(
-                implementation=cell["implementation"],
-                pass_=cell["pass"],
-                problem=problem_from_json(cell["problem"]),
-            ),
+            cell=Cell.from_json(value["cell"]),
             status=_known(value["status"], STATUSES, "status"),
             flags=tuple(value.get("flags", ())),
             samples=_samples(value.get("samples")),
@@ -248,14 +250,6 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
         raise RunFileError(f"{where}: the field {error} is missing") from None
     except (TypeError, ValueError, AttributeError, AssertionError, FlashbenchError) as error:
         raise RunFileError(f"{where}: {error}") from None
-
-
-def problem_from_json(value: Mapping[str, Any]) -> Problem:
-    """The problem of a line; a number given as text is refused by name, not by a comparison that fails."""
-    for name, item in value.items():
-        if name.startswith(("batch", "num_", "seqlen", "head_dim")) and type(item) is not int:
-            raise ValueError(f"cell.problem.{name} is {item!r}; a whole number is wanted")
-    return Problem(**value)
 
 
 def _known(value: Any, names: Collection[str], field: str) -> str:
@@ -341,6 +335,12 @@ def _refuse_unlike(found: RunFile, environment: Mapping[str, Any], options: Mapp
             raise UsageError(
                 f"{found.path} was measured with {name} {old!r}; now {name} is {new!r}",
                 hint=f"pass --{name} {old}, or choose another --out",
+            )
+    for name in AFTERWARDS:
+        if found.header["options"].get(name) is True and options.get(name) is False:
+            raise UsageError(
+                f"{found.path} was measured with --{name}; now it is --no-{name}",
+                hint=f"leave --no-{name} out, or choose another --out",
             )
 
 

@@ -22,6 +22,7 @@ from flashbench.record import Accuracy, Memory, Record
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flashbench.kernels._inputs import Inputs
     from flashbench.kernels._reference import Reference
 
 log = logging.getLogger("flashbench")
@@ -76,16 +77,12 @@ class _Problem:
     """The inputs of one problem and its reference, shared by the cells that ask for it in a row."""
 
     def __init__(self, problem: Problem, device: str, seed: int) -> None:
-        from flashbench.kernels._reference import Reference, make_inputs
+        from flashbench.kernels._inputs import make_inputs
+        from flashbench.kernels._reference import Reference
 
         self.problem = problem
-        self.q, self.k, self.v, self.dout = make_inputs(problem, device, seed)
-        self.reference: Reference = Reference(problem, self.q, self.k, self.v, self.dout, seed=seed)
-
-    def inputs(self, *, grad: bool) -> tuple[Tensor, Tensor, Tensor]:
-        """q, k, v: views of the same storage, as fresh leaves if grad."""
-        q, k, v = (tensor.detach().requires_grad_(grad) for tensor in (self.q, self.k, self.v))
-        return q, k, v
+        self.inputs: Inputs = make_inputs(problem, device, seed)
+        self.reference: Reference = Reference(problem, self.inputs, seed=seed)
 
 
 class _Run:
@@ -214,8 +211,8 @@ class _Measurement:
     def run(self) -> dict[str, Any]:
         """The fields of the record that the measurement decides."""
         target, options, cell = self.run_.target, self.run_.options, self.cell
-        inputs = self.state.inputs(grad=cell.pass_ != "fwd")
-        call = self.implementation.prepare(cell.problem, *inputs)
+        inputs = self.state.inputs.detached(grad=cell.pass_ != "fwd")
+        call = self.implementation.prepare(cell.problem, inputs)
         fields: dict[str, Any] = {
             "config": self.implementation.describe(cell.problem, cell.pass_, target),
             "backend": self.implementation.backend(call),
@@ -281,18 +278,18 @@ class _Measurement:
         return {"reason": reason}
 
     def _first_call(
-        self, call: kernels.Call, inputs: tuple[Tensor, Tensor, Tensor]
+        self, call: kernels.Call, inputs: Inputs
     ) -> tuple[Callable[[], object], Tensor, Sequence[Tensor] | None]:
         """What will be timed, and o and the gradients to check, from a first run."""
         from flashbench.kernels._backward import backward_call, forward_backward_call
 
         if self.cell.pass_ == "fwd":
             return call, call(), None
-        backward, o = backward_call(call, inputs, self.state.dout)
+        backward, o = backward_call(call, inputs)
         gradients = backward()
         if self.cell.pass_ == "bwd":
             return backward, o, gradients
-        return forward_backward_call(call, inputs, self.state.dout), o, gradients
+        return forward_backward_call(call, inputs), o, gradients
 
 
 class _ReferenceFailed(Exception):

@@ -13,21 +13,27 @@ import itertools
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashbench import units
+from flashbench import features, units
 from flashbench.errors import SpecError, UsageError
-from flashbench.problem import DTYPES, MAX_SEQLEN, PASSES, Cell, Problem
+from flashbench.problem import ALIGNMENTS, DTYPES, MAX_SEQLEN, PASSES, Cell, Problem
 
 MAX_CELLS = 100_000
 MAX_HEAD_DIM = 65536
 MAX_HEADS = 65536
 MAX_CONFIG_BYTES = 2**20
-CAUSAL = {"yes": (True,), "no": (False,), "both": (False, True)}
+CAUSAL: Mapping[str, tuple[bool | str, ...]] = {
+    "yes": (True,), "no": (False,), "both": (False, True), "top-left": ("top-left",)
+}  # fmt: skip
+"""Values of the axis: False, True (bottom-right) and top-left."""
 CACHES = ("cold", "hot")
-EXCLUSIVE = (("batch", "tokens"), ("heads", "hidden"), ("json", "csv"), ("quiet", "verbose"))
+EXCLUSIVE = (
+    ("batch", "tokens"), ("heads", "hidden"), ("json", "csv"), ("quiet", "verbose"),
+    ("varlen", "seqlens"), ("varlen", "seqlens_k"), ("varlen", "batch"), ("varlen", "tokens"),
+)  # fmt: skip
 """Pairs of options that set the same thing in two ways; a flag that is off excludes nothing."""
 
 _DEVICE = re.compile(r"cpu|cuda(:[0-9]{1,4})?")
@@ -62,6 +68,11 @@ def _path(text: str, label: str, _: Collection[str]) -> Path:
     return Path(text)
 
 
+def _of_feature(row: features.Feature) -> Callable[[str, str, Collection[str]], Any] | None:
+    rule = row.parse
+    return None if rule is None else lambda text, label, _: rule(text, label)
+
+
 _NUMBER = "a whole number such as 16 or '16k'"
 _LENGTHS = "lengths such as '1k-64k' or [512, 1024]"
 _NAMES = "names such as 'naive,sdpa' or ['naive', 'sdpa']"
@@ -77,9 +88,10 @@ OPTIONS = {
         Opt(name="impls", accepted=_NAMES, parse=units.parse_names),
         Opt(
             name="causal",
-            accepted="'yes', 'no', 'both', true or false",
+            accepted="'yes', 'no', 'both', 'top-left', true or false",
             parse=lambda t, label, _: CAUSAL[units.parse_choice(t, label, CAUSAL)],
         ),
+        *(Opt(name=row.name, accepted=row.accepted, parse=_of_feature(row)) for row in features.ROWS),
         Opt(name="passes", accepted=_NAMES, parse=lambda t, label, _: units.parse_names(t, label, PASSES)),
         Opt(name="batch", accepted=_NUMBER, parse=_int(units.MAX_INT)),
         Opt(name="tokens", accepted=_NUMBER, parse=_int(2**40)),
@@ -103,6 +115,7 @@ OPTIONS = {
         Opt(name="resume", accepted="true or false"),
         Opt(name="energy", accepted="true or false"),
         Opt(name="counters", accepted="true or false"),
+        Opt(name="trace", accepted="true or false"),
         Opt(name="dry_run", accepted="true or false"),
         Opt(name="quiet", accepted="true or false"),
         Opt(name="verbose", accepted="true or false"),
@@ -122,14 +135,14 @@ class Sweep:
 
     None means: seqlens_k as seqlens, head_dims_v as head_dims, kv_heads as heads. Exactly one of
     batch and tokens is set, and one of heads and hidden: batch = max(1, tokens // seqlen_q),
-    heads = max(1, hidden // head_dim).
+    heads = max(1, hidden // head_dim). features: parsed options of features.ROWS, of every problem.
     """
 
     seqlens: tuple[int, ...]
     head_dims: tuple[int, ...]
     dtypes: tuple[str, ...]
     impls: tuple[str, ...]
-    causal: tuple[bool, ...] = (False,)
+    causal: tuple[bool | str, ...] = (False,)
     passes: tuple[str, ...] = ("fwd",)
     seqlens_k: tuple[int, ...] | None = None
     head_dims_v: tuple[int, ...] | None = None
@@ -138,6 +151,7 @@ class Sweep:
     tokens: int | None = None
     heads: int | None = None
     hidden: int | None = None
+    features: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for one, other in EXCLUSIVE[:2]:
@@ -156,7 +170,7 @@ class Sweep:
             num_heads = self.num_heads(head_dim)
             if kv_heads is not None and num_heads % kv_heads:
                 raise SpecError(self._indivisible(num_heads, kv_heads, head_dim))
-            yield Problem(
+            problem = Problem(
                 batch=self.batch or max(1, (self.tokens or 0) // seqlen),
                 num_heads=num_heads,
                 num_kv_heads=kv_heads or num_heads,
@@ -165,8 +179,10 @@ class Sweep:
                 head_dim=head_dim,
                 head_dim_v=head_dim_v or head_dim,
                 dtype=dtype,
-                causal=causal,
+                causal=bool(causal),
+                alignment=causal if isinstance(causal, str) else ALIGNMENTS[0],
             )
+            yield features.apply(problem, self.features, lambda name: f"--{name.replace('_', '-')}")
 
     def num_heads(self, head_dim: int) -> int:
         """Query heads at that head dim."""
@@ -281,12 +297,18 @@ def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
     return joined
 
 
-AXES = tuple(Sweep.__dataclass_fields__)
+AXES = tuple(name for name in Sweep.__dataclass_fields__ if name != "features")
+
+ASKED = (*AXES, *features.NAMES)
+"""Options that decide which cells there are."""
 
 
 def sweep_of(options: Mapping[str, Any]) -> Sweep:
     """The Sweep within joined options, which may hold others beside."""
-    return Sweep(**{name: options[name] for name in AXES if name in options})
+    axes = {name: options[name] for name in AXES if name in options}
+    if options.get("varlen"):
+        axes |= {"seqlens": (1,), "batch": 1}
+    return Sweep(**axes, features={name: options[name] for name in features.NAMES if name in options})
 
 
 def load_config(path: str | Path) -> dict[str, str | bool]:
@@ -330,10 +352,14 @@ def _config_value(option: Opt, key: str, value: object, where: str) -> str | boo
             return value
     elif option.name == "causal" and isinstance(value, bool):
         return "yes" if value else "no"
-    elif isinstance(value, str) or (_is_int(value) and option.accepted in (_NUMBER, _LENGTHS)):
+    elif (
+        isinstance(value, str)
+        or (_is_int(value) and option.accepted in (_NUMBER, _LENGTHS))
+        or (type(value) in (int, float) and option.accepted.startswith("a number"))
+    ):
         return str(value)
-    elif isinstance(value, list) and option.accepted in (_NAMES, _LENGTHS):
-        numbers = option.accepted == _LENGTHS
+    elif isinstance(value, list) and option.accepted.startswith(("names", "lengths")):
+        numbers = option.accepted.startswith("lengths")
         if all(isinstance(item, str) or (numbers and _is_int(item)) for item in value):
             return ",".join(str(item) for item in value)
     shown = units.quoted(value)

@@ -11,11 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashbench import devices, iomodel
+from flashbench import compared, devices, iomodel
 from flashbench.errors import FlashbenchError
 from flashbench.iomodel import Estimate
 from flashbench.metrics import METRICS, Row
-from flashbench.problem import Problem
+from flashbench.problem import Cell, Problem
 from flashbench.record import Record
 from flashbench.runfile import RunFile
 
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 PROBLEM_COLUMNS = (
     "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v", "dtype", "causal",
 )  # fmt: skip
-"""What a sweep can vary of a problem; the problem's other fields are at their defaults in a run."""
+"""What a sweep varies of a problem; ``options`` says what else differs from the defaults."""
 
 IDENTITY_COLUMNS = (
-    "run", "implementation", "pass", *PROBLEM_COLUMNS, "status", "reason", "flags", "backend",
-    "config", "cache", "method", "device",
+    "run", "implementation", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags", "backend",
+    "config", "cache", "method", "device", "not_counted", "not_traced", "band_missed",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""
@@ -72,12 +72,13 @@ def build(files: Sequence[RunFile]) -> DataFrame:
 def models(table: DataFrame) -> DataFrame:
     """What each algorithm would move: one row per problem and pass of the table and model.
 
-    Columns: model, pass, the problem's, then requested_bytes, compulsory_bytes, extra_bytes and
-    tiles as text. Tiles are the model's defaults.
+    Of problems without options. Columns: model, pass, the problem's, then requested_bytes,
+    compulsory_bytes, extra_bytes and tiles as text. Tiles are the model's defaults.
     """
     import pandas as pd
 
-    asked = table[["pass", *PROBLEM_COLUMNS]].drop_duplicates()
+    plain = table[table["options"].isna()]
+    asked = plain[["pass", *PROBLEM_COLUMNS]].drop_duplicates()
     rows = []
     for cell in asked.to_dict("records"):
         problem = Problem(**{name: cell[name] for name in PROBLEM_COLUMNS})
@@ -86,13 +87,13 @@ def models(table: DataFrame) -> DataFrame:
             if estimate is None:
                 continue
             rows.append({
-                "model": model.name, "pass": cell["pass"], **asdict(problem),
+                "model": model.name, "pass": cell["pass"], **asdict(problem), "options": None,
                 "requested_bytes": estimate.requested.total_bytes,
                 "compulsory_bytes": estimate.compulsory.total_bytes,
                 "extra_bytes": estimate.extra_bytes, "tiles": _pairs(estimate.tiles),
             })  # fmt: skip
     numbers = ["requested_bytes", "compulsory_bytes", "extra_bytes"]
-    return pd.DataFrame(rows, columns=["model", "pass", *PROBLEM_COLUMNS, *numbers, "tiles"])
+    return pd.DataFrame(rows, columns=["model", "pass", *PROBLEM_COLUMNS, "options", *numbers, "tiles"])
 
 
 def rows(table: DataFrame) -> list[dict[str, Any]]:
@@ -140,30 +141,36 @@ class _Join:
         """The columns of one record."""
         cell, samples = record.cell, record.samples
         model, config = record.io_model, record.config
+        device = _device(environment)
         row = Row(
             record=record,
-            estimate=self._estimate(model, cell.problem, cell.pass_, config) if model else None,
+            estimate=self._estimate(model, cell, config, device) if model else None,
             compulsory_bytes=iomodel.compulsory(cell.problem, cell.pass_).total_bytes,
-            device=_device(environment),
+            device=device,
             naive_time_s=naive_time_s,
         )
         return {
             "run": run, "implementation": cell.implementation, "pass": cell.pass_,
-            **asdict(cell.problem),
+            **asdict(cell.problem), "options": cell.problem.options_text.strip() or None,
             "status": record.status, "reason": record.reason, "flags": " ".join(record.flags) or None,
             "backend": record.backend,
             "config": _pairs(config) or None,
             "cache": samples.cache if samples else None, "method": samples.method if samples else None,
             "device": environment.get("device_name"),
+            "not_counted": record.counters.get("reason"),
+            "not_traced": compared.why_not_traced(record.trace),
+            "band_missed": ", ".join(name for name, one in row.levels.items() if one.within is False) or None,
             **{metric.name: metric.compute(row) for metric in METRICS},
         }  # fmt: skip
 
     def _estimate(
-        self, model: str, problem: Problem, pass_: str, tiles: Mapping[str, Any]
+        self, model: str, cell: Cell, tiles: Mapping[str, Any], device: devices.Device | None
     ) -> Estimate | None:
-        key = (model, problem, pass_, repr(sorted(tiles.items())))
+        card = (device.name, device.num_sms) if device else None  # it may decide tiles and splits
+        key = (model, cell.problem, cell.pass_, repr(sorted(tiles.items())), card)
         if key not in self._estimates:
-            self._estimates[key] = _estimate(model, problem, pass_, tiles=tiles or None)
+            options = {"tiles": tiles or None, "device": device}
+            self._estimates[key] = _estimate(model, cell.problem, cell.pass_, **options)
         return self._estimates[key]
 
 

@@ -150,20 +150,20 @@ SERIES: tuple[Series, ...] = (
         64 causal 152 291 342 363 376 363
         128 full 323 372 389 389 392 395
         128 causal 146 273 323 353 369 378"""),
-    *_rows("eager", "standard", ("h100-sxm", "fwd", FA3), """
+    *_rows("eager", "standard-added", ("h100-sxm", "fwd", FA3), """
         64 full 52 63 67 72 73 OOM
         64 causal 16 18 18 18 18 OOM
         128 full 74 100 119 133 139 OOM
         128 causal 26 31 34 35 35 OOM"""),
-    *_rows("eager", "standard", ("h100-sxm", "bwd", FA3), """
+    *_rows("eager", "standard-added", ("h100-sxm", "bwd", FA3), """
         64 full 68 76 88 92 95 OOM
         128 full 104 131 159 174 181 OOM"""),
-    *_rows("eager", "standard", ("a100-sxm-80gb", "fwd+bwd", FA2), """
+    *_rows("eager", "standard-added", ("a100-sxm-80gb", "fwd+bwd", FA2), """
         64 full 36 40 43 45 46 OOM
         128 full 53 67 76 79 86 OOM
         64 causal 15 16 17 18 18 OOM
         128 causal 23 28 32 32 34 OOM"""),
-    *_rows("eager", "standard", ("h100-sxm", "fwd+bwd", FA2), """
+    *_rows("eager", "standard-added", ("h100-sxm", "fwd+bwd", FA2), """
         64 full 62 72 81 86 87 OOM
         128 full 93 120 145 160 167 OOM
         64 causal 26 29 31 32 32 OOM
@@ -171,11 +171,11 @@ SERIES: tuple[Series, ...] = (
     *_rows("fa1", "flash-v1-cuda", ("a100-sxm-80gb", "fwd+bwd", FA2), """
         64 full 91 92 104 108 110 110
         128 full 76 72 76 80 82 83"""),
-    *_rows("eager", "standard", ("a100-sxm-40gb", "fwd", FA1), """
+    *_rows("eager", "standard-added", ("a100-sxm-40gb", "fwd", FA1), """
         64 full .43 1.27 4.32 16.47 67.77 OOM"""),
-    *_rows("eager", "standard", ("a100-sxm-40gb", "bwd", FA1), """
+    *_rows("eager", "standard-added", ("a100-sxm-40gb", "bwd", FA1), """
         64 full .78 2.44 8.82 33.87 OOM OOM"""),
-    *_rows("eager", "standard", ("a100-sxm-40gb", "fwd+bwd", FA1), """
+    *_rows("eager", "standard-added", ("a100-sxm-40gb", "fwd+bwd", FA1), """
         64 full 1.18 3.67 13.22 50.44 OOM OOM"""),
     *_rows("fa1", "flash-v1-cuda", ("a100-sxm-40gb", "fwd", FA1), """
         64 full .18 .68 2.40 8.42 33.54 134.03"""),

@@ -38,7 +38,17 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--trace", "--counters"], "--trace and --counters exclude each other"),
+        (["--trace", "--known"], "--trace and --known exclude each other"),
+        (["--counters", "--trace", "--static"], "--trace and --static exclude each other"),
+        (
+            ["--counters", "--trace", "--gpu", "t4"],
+            "--gpu does nothing with --counters --trace; accepted with --trace, --static",
+        ),
+        (
+            ["--counters", "--trace-limit", "9"],
+            "--trace-limit does nothing with --counters; accepted with --trace",
+        ),
+        (["--counters", "--trace", "--trace-limit", "x"], "--trace-limit 'x'"),
         (["--static", "--import", "x"], "--static and --import exclude each other"),
         (["--trace", "--arch", "sm_90"], "--arch does nothing with --trace; accepted with --static"),
         (["--trace", "--detail"], "--detail does nothing with --trace; accepted with --counters"),
@@ -93,9 +103,9 @@ def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize("mode", ["--counters", "--known", "--timeline"])
+@pytest.mark.parametrize("mode", ["--counters", "--counters --trace", "--known", "--timeline"])
 def test_without_a_gpu_it_says_what_serves_instead(capsys: pytest.CaptureFixture[str], mode: str) -> None:
-    code, out, err = run(capsys, mode)
+    code, out, err = run(capsys, *mode.split())
     assert (code, out) == (EXIT_UNAVAILABLE, "")
     assert "--trace" in err or "GPU" in err
 
@@ -158,7 +168,7 @@ def test_a_kernel_that_loads_k_twice_fails(
 ) -> None:
     """The kernel's own source with one line written twice, in the place of the real one."""
     assert kernels.get("flash").why_unavailable(Target(device="cpu", capability=None)) is None
-    from flashbench.kernels import _flash_kernels, _flash_v2
+    from flashbench.kernels import _flash_kernels, _launches
 
     source = Path(_flash_kernels.__file__).read_text(encoding="utf-8")
     line = next(line for line in source.splitlines() if line.strip() == LOADS_K)
@@ -170,7 +180,7 @@ def test_a_kernel_that_loads_k_twice_fails(
     edited = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "loads_twice", edited)
     spec.loader.exec_module(edited)
-    monkeypatch.setattr(_flash_v2.kernels, "forward", edited.forward)
+    monkeypatch.setattr(_launches.kernels, "forward", edited.forward)
     p = problem(batch=1, num_heads=2, num_kv_heads=2, seqlen_q=130, seqlen_k=130, dtype="fp16")
     cell = Cell(implementation="flash", pass_="fwd", problem=p)
     found = tracing.trace_cell(cell)

@@ -199,6 +199,23 @@ def test_energy_is_kept_for_the_resumed_run(
     assert not resolve({"resume": True, "out": "out", "device": "cpu", "energy": False}, None).flag("energy")
 
 
+@pytest.mark.parametrize("name", runfile.AFTERWARDS)
+def test_what_rows_are_given_afterwards_is_kept_for_the_resumed_run_and_not_left_out(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes(monkeypatch, OK)
+    again = {"resume": True, "out": "out", "device": "cpu"}
+    run([*TINY, "--out", "out"], capsys)
+    assert not resolve(again, None).flag(name)
+    assert run([*TINY, "--out", "out", "--resume", f"--{name}"], capsys)[0] == 0  # from now on
+    assert resolve(again, None).flag(name)
+    before = RESULTS.read_bytes()
+    code, out, err = run([*TINY, "--out", "out", "--resume", f"--no-{name}"], capsys)
+    assert (code, out) == (2, "")
+    assert f"was measured with --{name}; now it is --no-{name}" in err
+    assert RESULTS.read_bytes() == before
+
+
 def test_resume_under_other_conditions_is_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The model against what hardware counted: reports/h100-sxm/counters, cell by cell."""
+"""The model against what hardware counted: reports/h100-sxm/counters, every counted cell once."""
 
 from __future__ import annotations
 
@@ -14,25 +14,45 @@ assert _spec.loader is not None
 counted = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(counted)
 
-SWEEP = ("flash", "long")
-"""Folders with bf16 at N = 1k to 64k, d = 64 and 128, both masks, forward and backward."""
+FUSED = ("flash", "sdpa-flash", "sdpa-cudnn")
+LENGTHS = [1024 * 2**step for step in range(7)]
 
 
-def levels(level: str, implementation: str, *folders: str):
+def levels(level: str, *implementations: str):
+    """Of cells as a whole."""
     found = [
         row
-        for row in counted.load(*folders)
+        for row in counted.load()
         if row.level.level == level
         and not row.level.kernel
-        and row.record.cell.implementation == implementation
+        and row.record.cell.implementation in implementations
     ]
     assert found
     return found
 
 
-def test_the_sweep_is_whole() -> None:
-    cells = {row.record.cell.key for row in levels("L2 read", "flash", *SWEEP)}
-    assert len(cells) == 2 * 2 * 2 * 7
+def of(row) -> tuple[str, int, int, bool]:
+    p = row.record.cell.problem
+    return row.record.cell.pass_, p.seqlen_q, p.head_dim, p.causal
+
+
+@pytest.mark.parametrize("implementation", FUSED)
+def test_the_sweep_is_whole(implementation: str) -> None:
+    """bf16, N = 1k to 64k, d = 64 and 128, both masks, forward and backward, each once."""
+    found = [of(row) for row in levels("L2 read", implementation) if row.record.cell.problem.seqlen_q > 1]
+    wanted = [
+        (pass_, n, d, mask) for pass_ in ("fwd", "bwd") for n in LENGTHS for d in (64, 128) for mask in (0, 1)
+    ]
+    assert sorted(found) == sorted(wanted)
+
+
+def test_a_cell_that_was_counted_twice_counts_once_by_its_latest_run() -> None:
+    keys = [record.cell.key for record in counted.records()]
+    assert len(keys) == len(set(keys)) == 198
+    fused = [r for r in counted.records() if r.cell.implementation in ("flash", "sdpa-flash")]
+    apart = ["spill_write_bytes" in r.counters["total"] for r in fused if r.cell.problem.seqlen_q > 1]
+    assert len(apart) == 112
+    assert all(apart)  # older runs did not count them
 
 
 def test_the_bundled_kernels_request_what_the_model_says_within_1_percent() -> None:
@@ -40,67 +60,95 @@ def test_the_bundled_kernels_request_what_the_model_says_within_1_percent() -> N
         assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
 
 
-def test_the_bundled_kernels_write_what_the_model_says_but_for_spilled_registers() -> None:
-    """Where spills were counted they are taken off; elsewhere they can only add."""
-    with_spills = 0
-    for row in levels("L2 write", "flash"):
-        if "spill_write_bytes" in row.record.counters["total"]:
-            with_spills += 1
-            assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
-        elif row.record.cell.pass_ == "fwd" and row.record.cell.problem.seqlen_q > 1:
+@pytest.mark.parametrize("implementation", ["flash", "sdpa-flash"])
+def test_they_write_what_the_model_says_within_1_percent(implementation: str) -> None:
+    """Spilled registers apart; one row of a decode, and what splits leave, is a part of a sector."""
+    rows = levels("L2 write", implementation)
+    for row in rows:
+        if row.record.cell.problem.seqlen_q > 1:
             assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
         else:
-            assert row.level.ratio >= 0.99, row.record.cell.key
-    assert with_spills >= 8
+            assert 1 <= row.level.ratio < 1.12, row.record.cell.key
+    assert len(rows) == 59
 
 
-def test_dram_reads_are_within_5_percent_up_to_16k() -> None:
-    for row in levels("DRAM read", "flash", *SWEEP):
+def test_what_torchs_flash_spills_is_known_within_1_percent() -> None:
+    rows = levels("spills", "sdpa-flash")
+    assert len(rows) == 56
+    for row in rows:
+        assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
+
+
+def test_dram_reads_of_the_bundled_kernels_are_within_5_percent_up_to_16k() -> None:
+    for row in levels("DRAM read", "flash"):
         if row.record.cell.problem.seqlen_q <= 16384:
             assert row.level.ratio == pytest.approx(1, abs=0.05), row.record.cell.key
 
 
-@pytest.mark.parametrize("implementation", ["flash", "sdpa-cudnn"])
-def test_dram_lies_in_the_band_in_95_percent_of_all_cells(implementation: str) -> None:
-    """torch's flash backend spills registers in nearly every forward: its DRAM traffic is theirs too."""
-    for level in ("DRAM read", "DRAM write"):
-        rows = levels(level, implementation, *SWEEP)
-        inside = sum(row.level.within is True for row in rows)
-        assert inside >= 0.95 * len(rows), level
-
-
-def test_dram_reads_of_the_fused_implementations_lie_in_the_band_in_95_percent_of_all_cells() -> None:
-    """What torch's flash backend spills counts against the model here."""
-    rows = [row for name in ("flash", "sdpa-flash", "sdpa-cudnn") for row in levels("DRAM read", name)]
-    assert len(rows) >= 190
+@pytest.mark.parametrize("implementation", FUSED)
+@pytest.mark.parametrize("level", ["DRAM read", "DRAM write"])
+def test_dram_lies_in_the_band_in_95_percent_of_all_cells(implementation: str, level: str) -> None:
+    rows = levels(level, implementation)
+    assert len(rows) >= 56
     assert sum(row.level.within is True for row in rows) >= 0.95 * len(rows)
+
+
+def test_dram_lies_in_the_band_but_for_two_cells_of_all() -> None:
+    """Both at 64k and d = 128, docs/counters.md says why."""
+    for level, wanted in (
+        ("DRAM read", "flash bwd b1 h16 n65536 d128 bf16 full"),
+        ("DRAM write", "flash bwd b1 h16 n65536 d128 bf16 causal"),
+    ):
+        rows = levels(level, *FUSED)
+        assert len(rows) == 174
+        assert {row.record.cell.key for row in rows if not row.level.within} <= {wanted}
+
+
+@pytest.mark.parametrize("implementation", FUSED)
+def test_what_is_expected_at_dram_is_near_what_was_counted(implementation: str) -> None:
+    """The middle of the sizes of all errors, reads and writes: a band alone could be as wide as it likes."""
+    for level, most in (("DRAM read", 0.03), ("DRAM write", 0.07)):
+        errors = sorted(abs(row.level.ratio - 1) for row in levels(level, implementation))
+        assert errors[len(errors) // 2] < most, (level, errors)
 
 
 @pytest.mark.parametrize("implementation", ["sdpa-flash", "sdpa-cudnn"])
 def test_torchs_backends_request_and_add_what_the_model_says(implementation: str) -> None:
-    """But for decode, where FlashAttention-2 packs the query heads of a group into one tile."""
+    """Decode among it, where FlashAttention-2 packs the query heads of a group into one tile."""
     for row in levels("L2 read", implementation):
-        if row.record.cell.problem.seqlen_q > 1:
-            assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
+        assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
     adding = [row for row in levels("L2 atomic", implementation) if row.record.cell.pass_ == "bwd"]
-    assert len(adding) >= 28
+    assert len(adding) == 28
     for row in adding:
         assert row.level.ratio == pytest.approx(1, abs=0.001), row.record.cell.key
 
 
-def test_naives_ops_are_counted_as_modelled_within_2_percent_but_for_products_and_masks() -> None:
-    """Reads at DRAM of one op after the other; what the exceptions read more is in docs/counters.md."""
+def test_a_backward_of_torchs_is_the_kernels_of_its_model() -> None:
+    """As many as the profile has, in order, each reading what its step says."""
+    by_kernel = [
+        row
+        for row in counted.load()
+        if row.level.kernel
+        and row.level.level == "L2 read"
+        and row.record.cell.pass_ == "bwd"
+        and row.record.cell.implementation in ("sdpa-flash", "sdpa-cudnn")
+    ]
+    assert len(by_kernel) == 28 * 5 + 28 * 3
+    for row in by_kernel:
+        assert row.level.ratio == pytest.approx(1, abs=0.01), (row.record.cell.key, row.level.kernel)
+
+
+def test_naives_ops_are_counted_as_modelled_within_2_percent() -> None:
+    """Reads at DRAM, op after op; what the exceptions read more or less is in docs/counters.md."""
     exact = 0
     for row in counted.load():
-        op = row.level.kernel.rpartition(": ")[0]
+        op, n = row.level.kernel.rpartition(": ")[0], row.record.cell.problem.seqlen_q
         if row.record.cell.implementation != "naive" or row.level.level != "DRAM read" or not op:
             continue
-        if row.record.cell.problem.seqlen_q >= 4096 and op.startswith(("scale", "softmax")):
-            exact += 1
-            assert row.level.ratio == pytest.approx(1, abs=0.02), (row.record.cell.key, op)
-        elif op in ("pv", "dv", "dq", "dk") and row.record.cell.problem.seqlen_q >= 4096:
-            assert row.level.ratio == pytest.approx(1, abs=0.02), (row.record.cell.key, op)
-    assert exact >= 12
+        small = (op in ("qk", "dp") and n == 4096) or (op.startswith("mask") and n == 1024)
+        exact += not small
+        assert row.level.ratio == pytest.approx(1, abs=0.05 if small else 0.02), (row.record.cell.key, op)
+    assert exact >= 120
 
 
 def test_the_page_shows_these_tables() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attention import problem
+from fake_ncu import COUNT, install
 
 from flashbench import cli, compared, counting, iomodel, runfile
 from flashbench._cli import profile_counters
@@ -20,42 +21,12 @@ from flashbench.kernels import Target
 from flashbench.problem import Cell
 
 GPU = Target(device="cuda:0", name="NVIDIA H100 80GB HBM3", capability=(9, 0), l2_bytes=50 * 2**20)
-HEAD = ('"ID","Start/Stop_Range","Kernel Name","Grid Size","Block Size","gpu__time_duration.sum",'
-        '"dram__bytes_read.sum","dram__bytes_write.sum","l1tex__m_xbar2l1tex_read_bytes.sum"')  # fmt: skip
-
-FAKE = """
-import json, sys
-if "--version" in sys.argv:
-    print("NVIDIA Nsight Compute Version 2025.3.1.0"); sys.exit()
-spec = json.load(open(sys.argv[-1]))
-said = open(spec["said"], "a")
-rows = [HEAD, '"","","","","","ns","byte","byte","byte"']
-for index, job in enumerate(spec["jobs"]):
-    PLAY
-open(sys.argv[sys.argv.index("--log-file") + 1], "w").write("\\n".join(rows) + "\\n")
-END
-"""
-COUNT = """
-    said.write(json.dumps({"index": index, "reason": ""}) + "\\n")
-    for kernel in ("one", "two"):
-        name = f'" ""1:<default domain>:flashbench#{index}:none:none:none:none:none:none"" "'
-        rows.append(f'"0",{name},"{kernel}","(1, 1, 1)","(128, 1, 1)","1,000","{1000 + index}","8","32"')
-"""
-
-
 ON_A_CPU = "run --device cpu --seqlens 64 --head-dims 16 --dtypes fp32 --passes fwd --causal no"
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def make(play: str = COUNT, end: str = "") -> None:
-        path = tmp_path / "ncu"
-        text = FAKE.replace("HEAD", repr(HEAD)).replace("    PLAY", play).replace("END", end)
-        path.write_text(f"#!{sys.executable}\n{text}", encoding="utf-8")
-        path.chmod(0o755)
-        monkeypatch.setenv("FLASHBENCH_NCU", str(path))
-
-    return make
+    return lambda play=COUNT, end="": install(tmp_path, monkeypatch, play, end)
 
 
 def cells(count: int) -> list[Cell]:
@@ -136,12 +107,12 @@ def test_a_job_comes_back_from_json_as_its_cell() -> None:
     what = json.loads(
         json.dumps(counting.cell_job(Cell(implementation="flash", pass_="bwd", problem=p)).what)
     )
-    assert runfile.problem_from_json(what["problem"]) == p
+    assert Cell.from_json(what) == Cell(implementation="flash", pass_="bwd", problem=p)
 
 
 def counted(cell: Cell, **changes: int) -> dict[str, Any]:
     """Counters exactly as the model says, but for the changes."""
-    row = iomodel.estimate("flash", cell.problem, cell.pass_)
+    row = iomodel.estimate("flash", cell.problem, cell.pass_, device=find("h100-sxm"))
     kernels = [
         {
             "kernel": step.name, "l2_read_bytes": sum(step.read.values()),
@@ -184,6 +155,25 @@ def test_spilled_registers_are_taken_off_what_is_written() -> None:
     levels = {level.level: level for level in compared.compare(cell, spilling, "flash", {}, None)}
     assert levels["L2 write"].ratio == 1
     assert (levels["spills"].counted, levels["spills"].within) == (10**9, None)
+
+
+def test_what_a_kernel_is_known_to_spill_is_predicted_and_taken_off_where_it_was_not_counted_apart() -> None:
+    cell = Cell(
+        implementation="sdpa-flash", pass_="fwd",
+        problem=problem(head_dim=128, head_dim_v=128, dtype="bf16"),
+    )  # fmt: skip
+    (step,) = iomodel.estimate("sdpa-flash", cell.problem, "fwd").steps
+    written = sum(step.write.values())
+    both = {"l2_write_bytes": written + step.spills.written}
+    apart = {**both, "spill_write_bytes": step.spills.written}
+    assert step.spills.written > 0
+    for total in (both, apart):
+        counters = {"total": total, "kernels": []}
+        rows = compared.compare(cell, counters, "sdpa-flash", {}, None)
+        levels = {level.level: level for level in rows}
+        assert levels["L2 write"].ratio == 1
+        assert ("spills" in levels) == ("spill_write_bytes" in total)
+    assert levels["spills"].within
 
 
 def test_without_model_or_device_the_counts_stand_alone() -> None:
@@ -232,6 +222,7 @@ def test_the_command_keeps_every_cell_in_a_results_file(
     assert {row["cell"] for row in shown} == {asked[0].key}
     found = runfile.load(tmp_path / "out" / "results.jsonl").records
     assert [record.status for record in found] == ["profiled", "unsupported"]
+    assert all(datetime.fromisoformat(record.started_at).tzinfo for record in found)
     assert found[0].counters["total"]["dram_read_bytes"] == 2000
     with pytest.raises(UnavailableError, match="no counters"):
         profile_counters.show(asked, Target(), tmp_path / "out2", options)

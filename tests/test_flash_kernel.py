@@ -19,7 +19,8 @@ from torch import Tensor
 
 from flashbench import kernels
 from flashbench.kernels import Target, _triton
-from flashbench.kernels._reference import Reference, make_inputs
+from flashbench.kernels._inputs import make_inputs
+from flashbench.kernels._reference import Reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FLASH = kernels.get("flash")
@@ -47,7 +48,7 @@ def small(**changes):
 def assert_within_budget(p, seed: int = 0) -> None:
     inputs = make_inputs(p, DEVICE, seed)
     o, *gradients = run(FLASH, p, inputs)
-    accuracy = Reference(p, *inputs).compare(o, gradients)
+    accuracy = Reference(p, inputs).compare(o, gradients)
     assert accuracy.ok, f"{p.key}: {accuracy}"
 
 
@@ -266,9 +267,9 @@ def test_nothing_outside_the_outputs_is_written_and_nothing_inside_is_left(causa
     call = flash.Call(causal=causal, scale=0.2)
     o, lse, forward = flash.forward_launch(q, k, v, call)
     forward.run()
-    grads, delta, launches = flash.backward_launches(q, k, v, o, lse, do, call, False)
-    replaced = {id(x): _guarded(x) for x in (o, lse, delta, *grads)}
-    for launch in (forward, *launches):
+    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=do), call)
+    replaced = {id(x): _guarded(x) for x in (o, lse, work.delta, *work.gradients)}
+    for launch in (forward, *work.launches):
         args = tuple(replaced[id(x)][0] if id(x) in replaced else x for x in launch.args)
         dataclasses.replace(launch, args=args).run()
     for inside, buffer in replaced.values():
@@ -296,7 +297,7 @@ def test_permuted_keys_are_the_same_keys() -> None:
 def test_equals_a_loop_over_rows() -> None:
     p = small(num_heads=4, seqlen_q=17, seqlen_k=12, dtype="fp32")
     inputs = make_inputs(p, DEVICE, seed=3)
-    for mine, theirs in zip(run(FLASH, p, inputs), exact(p, *inputs), strict=True):
+    for mine, theirs in zip(run(FLASH, p, inputs), exact(p, inputs), strict=True):
         assert torch.allclose(mine.double(), theirs, atol=3e-6)
 
 

@@ -3,7 +3,8 @@
 naive runs on the CPU under a dispatch mode that sees every op that torch really runs: what each
 reads and writes, and which storages are alive. Two ops are launched by CUDA otherwise than the
 dispatcher shows: softmax's backward is a product into a temporary and then a kernel, and an
-out-of-place masked_fill is a copy and a fill.
+out-of-place masked_fill is a copy and a fill. masked_fill reads its broadcast mask for every score and
+leaves out a quarter of the scores under it, as an H100 counted (docs/counters.md).
 """
 
 from __future__ import annotations
@@ -79,8 +80,12 @@ def observe(call: Callable[[], object]) -> tuple[int, int, int]:
             read, write = sum(map(bytes_of, inputs)), sum(map(bytes_of, outputs))
             if name == "_softmax_backward_data":
                 read, write = 2 * read, 2 * write
-            elif name == "masked_fill":
-                read, write = read + bytes_of(outputs[0]), 2 * write
+            elif name in {"masked_fill", "masked_fill_"}:
+                scores, mask = inputs[0], inputs[1].expand(inputs[0].shape)
+                if name == "masked_fill":
+                    read, write = read + bytes_of(scores), 2 * write
+                read += mask.numel() - bytes_of(inputs[1])
+                read -= int(mask.sum()) // 4 * scores.element_size()
             elif name == "copy_":
                 read -= bytes_of(inputs[0])
             elif name in UNWRITTEN:
@@ -111,24 +116,25 @@ def calls(name: str, p: Problem) -> dict[str, Callable[[], object]]:
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._inputs import Inputs
 
     dtype = getattr(torch, {"fp32": "float32", "bf16": "bfloat16"}[p.dtype])
     shapes = {
         "q": (p.batch, p.num_heads, p.seqlen_q, p.head_dim),
         "k": (p.batch, p.num_kv_heads, p.seqlen_k, p.head_dim),
         "v": (p.batch, p.num_kv_heads, p.seqlen_k, p.head_dim_v),
-        "do": (p.batch, p.num_heads, p.seqlen_q, p.head_dim_v),
+        "dout": (p.batch, p.num_heads, p.seqlen_q, p.head_dim_v),
     }
-    q, k, v, do = (torch.ones(shape, dtype=dtype) for shape in shapes.values())
-    inputs = tuple(x.requires_grad_() for x in (q, k, v))
-    call = kernels.get(name).prepare(p, *inputs)
+    made = {name: torch.ones(shape, dtype=dtype) for name, shape in shapes.items()}
+    inputs = Inputs(**made).detached(grad=True)
+    call = kernels.get(name).prepare(p, inputs)
 
     def forward() -> object:
         with torch.no_grad():
             return call()
 
-    backward, _ = backward_call(call, inputs, do)
-    return {"fwd": forward, "bwd": backward, "fwd+bwd": forward_backward_call(call, inputs, do)}
+    backward, _ = backward_call(call, inputs)
+    return {"fwd": forward, "bwd": backward, "fwd+bwd": forward_backward_call(call, inputs)}
 
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
@@ -181,15 +187,15 @@ def test_eager_styles_are_the_ops_that_torch_runs(
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._inputs import Inputs
 
     p = replace(problem(causal=causal, seqlen_q=seqlen, seqlen_k=seqlen), dropout_p=dropout_p)
     function = eager(style, p)
     shape = (p.batch, p.num_heads, p.seqlen_q, p.head_dim)
-    q, k, v = inputs = tuple(torch.ones(shape).requires_grad_() for _ in range(3))
-    do = torch.ones(shape)
+    inputs = Inputs(**{name: torch.ones(shape) for name in ("q", "k", "v", "dout")}).detached(grad=True)
 
     def call() -> Any:
-        return function(q, k, v)
+        return function(*inputs.leaves)
 
     def forward() -> Any:
         with torch.no_grad():
@@ -197,8 +203,8 @@ def test_eager_styles_are_the_ops_that_torch_runs(
 
     timed = {
         "fwd": forward,
-        "bwd": backward_call(call, inputs, do)[0],
-        "fwd+bwd": forward_backward_call(call, inputs, do),
+        "bwd": backward_call(call, inputs)[0],
+        "fwd+bwd": forward_backward_call(call, inputs),
     }
     row = estimate(style, p, pass_)
     read, write, peak = observe(timed[pass_])
@@ -252,7 +258,7 @@ def test_dropout_costs_a_flag_per_score_in_eager_and_nothing_in_flash() -> None:
 def test_a_padded_batch_is_masked_per_sequence() -> None:
     p = packed(problem(batch=2), [(10, 20), (96, 96)])
     row = estimate("standard", p, "fwd")
-    assert row.requested.read["mask"] == 2 * 96 * 96
+    assert row.requested.read["mask"] == 2 * p.num_heads * 96 * 96
     assert row.flops < row.done_flops
     assert iomodel.compulsory(p, "fwd").read["k"] == 2 * (20 + 96) * 32 * 4
 

@@ -350,7 +350,7 @@ def test_problems_out_of_range_are_refused() -> None:
         ({"window": (-2, 0)}, "window"),
         ({"dropout_p": 1.0}, "dropout_p"),
         ({"lengths": ((1, 2),)}, "does not agree"),
-        ({"lengths": ((0, 2),) * 16}, "1 query"),
+        ({"lengths": ((-1, 2),) * 16}, "0 queries"),
     ):
         with pytest.raises(SpecError, match=said):
             replace(LLAMA_DECODE, **changes)
@@ -358,6 +358,26 @@ def test_problems_out_of_range_are_refused() -> None:
         replace(LLAMA_DECODE, alignment="topleft")
     with pytest.raises(SpecError, match="empty"):
         packed(LLAMA_DECODE, [])
+
+
+@pytest.mark.parametrize("model", ["standard", "flash-v2", "flash"])
+def test_a_sequence_without_queries_or_keys_is_not_counted(model: str) -> None:
+    p = packed(LLAMA_DECODE, [(1, 5), (0, 3), (2, 0)])
+    with pytest.raises(SpecError, match="a sequence without queries or keys"):
+        estimate(model, p, "fwd")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"softcap": 30.0}, "softcap"),
+        ({"sinks": True, "bias": "1hqk"}, "bias, sinks"),
+        ({"alibi": True}, "alibi"),
+    ],
+)
+def test_what_a_model_does_not_count_is_refused_by_name(change: dict, named: str) -> None:
+    with pytest.raises(SpecError, match=f"it does not count {named}$"):
+        estimate("standard", replace(LLAMA_DECODE, **change), "fwd")
 
 
 def test_the_key_tells_problems_apart_and_defaults_keep_theirs() -> None:

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from attention import SHAPES, exact, problem, run
 
 from flashbench import kernels
-from flashbench.kernels import _reference
-from flashbench.kernels._reference import SAMPLED_ROWS, Reference, make_inputs, rounding, sample_rows, to_tf32
+from flashbench.kernels import _part, _yardstick
+from flashbench.kernels._inputs import Inputs, make_inputs
+from flashbench.kernels._part import SAMPLED_ROWS, sample_rows
+from flashbench.kernels._reference import Reference, rounding
+from flashbench.kernels._yardstick import to_tf32
 
 NAMES = ("o", "dq", "dk", "dv")
 
 
 def references(reference: Reference) -> list[torch.Tensor]:
-    p = reference.problem
-    dk, dv = reference._key_side
-    heads = (p.num_heads, p.num_heads, p.num_kv_heads, p.num_kv_heads)
-    found = (reference._forward.ref, reference._query_side.ref, dk.ref, dv.ref)
-    return [
-        ref.reshape(p.batch, n, -1, ref.shape[-1]) for ref, n in zip(found, heads, strict=True)
-    ]  # (batch, heads, compared rows, width)
+    """o, dq, dk, dv on the compared rows, (batch, heads, compared rows, width)."""
+    expected = reference.expected(gradients=True)
+    return [expected[name].refs[0] for name in NAMES]
 
 
 @pytest.mark.parametrize("elements", [2**23, 64])
@@ -31,12 +31,12 @@ def references(reference: Reference) -> list[torch.Tensor]:
 def test_is_attention_in_fp64_however_small_its_chunks(
     shape: str, causal: bool, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(_reference.WORKSPACE_BYTES, "cpu", 8 * elements)
+    monkeypatch.setitem(_part.WORKSPACE_BYTES, "cpu", 8 * elements)
     p = problem(causal=causal, **SHAPES[shape])
     inputs = make_inputs(p, "cpu", seed=3)
-    reference = Reference(p, *inputs)
+    reference = Reference(p, inputs)
     reference.prepare(gradients=True)
-    for mine, theirs in zip(references(reference), exact(p, *inputs), strict=True):
+    for mine, theirs in zip(references(reference), exact(p, inputs), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-13, rtol=1e-12)
 
 
@@ -46,11 +46,16 @@ def test_is_attention_in_fp64_however_small_its_chunks(
 def test_sampled_rows_are_those_of_the_whole(changes: dict) -> None:
     p = problem(**{"seqlen_q": 200, "seqlen_k": 200, **changes})
     inputs = make_inputs(p, "cpu", seed=4)
-    reference = Reference(p, *inputs, all_rows=False)
+    reference = Reference(p, inputs, all_rows=False)
     reference.prepare(gradients=True)
-    assert len(reference.query_rows) == len(reference.key_rows) == SAMPLED_ROWS
-    rows = (reference.query_rows, reference.query_rows, reference.key_rows, reference.key_rows)
-    for mine, theirs, at in zip(references(reference), exact(p, *inputs), rows, strict=True):
+    assert len(reference.parts[0].query_rows) == len(reference.parts[0].key_rows) == SAMPLED_ROWS
+    rows = (
+        reference.parts[0].query_rows,
+        reference.parts[0].query_rows,
+        reference.parts[0].key_rows,
+        reference.parts[0].key_rows,
+    )
+    for mine, theirs, at in zip(references(reference), exact(p, inputs), rows, strict=True):
         assert torch.allclose(mine, theirs.index_select(2, at), atol=1e-13, rtol=1e-12)
 
 
@@ -72,14 +77,15 @@ def test_heads_together_are_as_heads_alone_in_fewer_operations(
     inputs = make_inputs(p, "cpu", seed=13)
     found, operations = [], []
     for batched in (2**23, 8):
-        monkeypatch.setitem(_reference.BATCHED_BYTES, "cpu", batched)
-        reference = Reference(p, *inputs, all_rows=all_rows)
+        monkeypatch.setitem(_part.BATCHED_BYTES, "cpu", batched)
+        reference = Reference(p, inputs, all_rows=all_rows)
         with Count() as count:
             reference.prepare(gradients=True)
         operations.append(count.operations)
-        found.append((reference._forward, reference._query_side, *reference._key_side))
-    for together, alone in zip(*found, strict=True):
-        assert torch.allclose(together.ref, alone.ref, atol=1e-13, rtol=1e-12)
+        found.append(reference.expected(gradients=True))
+    for name, together in found[0].items():
+        alone = found[1][name]
+        assert torch.allclose(together.refs[0], alone.refs[0], atol=1e-13, rtol=1e-12)
         # a product of another height may add in another order
         assert together.budget == pytest.approx(alone.budget, rel=0.1)
     assert operations[0] < operations[1] / 3, "six K/V heads"
@@ -89,11 +95,11 @@ def test_heads_together_are_as_heads_alone_in_fewer_operations(
 def test_scores_of_any_size_keep_fp64s_precision(scale: float) -> None:
     # 30: exp(S) would overflow fp32; 200: it would overflow fp64 without the maximum
     p = problem(seqlen_q=33, seqlen_k=33)
-    q, k, v, dout = make_inputs(p, "cpu", seed=5)
-    inputs = (q * scale, k * scale, v, dout)
-    reference = Reference(p, *inputs)
+    inputs = make_inputs(p, "cpu", seed=5)
+    inputs = replace(inputs, q=inputs.q * scale, k=inputs.k * scale)
+    reference = Reference(p, inputs)
     reference.prepare(gradients=True)
-    for mine, theirs in zip(references(reference), exact(p, *inputs), strict=True):
+    for mine, theirs in zip(references(reference), exact(p, inputs), strict=True):
         assert torch.allclose(mine, theirs, atol=1e-12 * scale, rtol=1e-10)
 
 
@@ -102,11 +108,11 @@ def test_scores_of_any_size_keep_fp64s_precision(scale: float) -> None:
 def test_the_budget_is_twice_naives_error_and_twice_the_rounding(dtype: str, all_rows: bool) -> None:
     p = problem(dtype=dtype, seqlen_q=130, seqlen_k=140, num_kv_heads=2)
     inputs = make_inputs(p, "cpu", seed=6)
-    reference = Reference(p, *inputs, all_rows=all_rows)
+    reference = Reference(p, inputs, all_rows=all_rows)
     naive = run(kernels.get("naive"), p, inputs)
     accuracy = reference.compare(naive[0], naive[1:])
     for name, ref in zip(NAMES, references(reference), strict=True):
-        wanted = 2 * accuracy.max_abs_error[name] + 2 * rounding(ref, inputs[0].dtype)
+        wanted = 2 * accuracy.max_abs_error[name] + 2 * rounding(ref, inputs.q.dtype)
         # naive in chunks of rows may add in another order than naive in one piece
         assert accuracy.budget[name] == pytest.approx(wanted, rel=0.25)
     assert accuracy.ok
@@ -121,15 +127,15 @@ def test_the_rounding_term_is_of_the_dtype() -> None:
 
 def test_an_overflow_of_naive_falls_back_to_rounded_fp32() -> None:
     p = problem(dtype="fp16", causal=False)
-    q, k, v, dout = make_inputs(p, "cpu", seed=7)
-    inputs = (q * 300, k * 300, v, dout)  # scores up to 1e6: infinite in fp16
+    inputs = make_inputs(p, "cpu", seed=7)
+    inputs = replace(inputs, q=inputs.q * 300, k=inputs.k * 300)  # scores up to 1e6: infinite in fp16
     naive = run(kernels.get("naive"), p, inputs)
     assert not naive[0].isfinite().all()
-    reference = Reference(p, *inputs)
+    reference = Reference(p, inputs)
     reference.prepare(gradients=True)
-    assert math.isfinite(reference._forward.budget)
-    assert reference._forward.budget < 0.1
-    fp32 = run(kernels.get("naive"), problem(causal=False), tuple(t.float() for t in inputs))
+    assert math.isfinite(reference.expected(gradients=False)["o"].budget)
+    assert reference.expected(gradients=False)["o"].budget < 0.1
+    fp32 = run(kernels.get("naive"), problem(causal=False), in_floats(inputs))
     assert reference.compare(fp32[0].half()).ok
 
 
@@ -153,7 +159,12 @@ def test_tf32_rounds_to_ten_bits_to_nearest_and_ties_away_from_zero() -> None:
     assert to_tf32(worst).isnan().all()
 
 
-def in_tf32(p, inputs: tuple) -> tuple:
+def in_floats(inputs: Inputs, by: torch.dtype = torch.float32) -> Inputs:
+    """The same in fp32, rounded to another dtype on the way."""
+    return replace(inputs, **{name: getattr(inputs, name).to(by).float() for name in ("q", "k", "v", "dout")})
+
+
+def in_tf32(p, inputs: Inputs) -> tuple:
     """o, dq, dk, dv of attention whose products, forward and backward, take TF32 operands."""
 
     class Product(torch.autograd.Function):
@@ -168,14 +179,14 @@ def in_tf32(p, inputs: tuple) -> tuple:
             gradient = to_tf32(gradient)
             return gradient @ b, a @ gradient
 
-    q, k, v = (x.detach().clone().requires_grad_() for x in inputs[:3])
+    q, k, v = inputs.detached(grad=True).leaves
     all_k, all_v = (x.repeat_interleave(p.group, dim=1) for x in (k, v))
     scores = Product.apply(q * p.softmax_scale, all_k.transpose(-2, -1))
     if p.causal:
         hidden = torch.ones(p.seqlen_q, p.seqlen_k, dtype=torch.bool).triu(p.seqlen_k - p.seqlen_q + 1)
         scores = scores.masked_fill(hidden, -math.inf)
     o = Product.apply(scores.softmax(-1), all_v)
-    return o.detach(), *torch.autograd.grad(o, (q, k, v), inputs[3])
+    return o.detach(), *torch.autograd.grad(o, (q, k, v), inputs.dout)
 
 
 @pytest.mark.parametrize(
@@ -191,19 +202,19 @@ def in_tf32(p, inputs: tuple) -> tuple:
 def test_tf32s_yardstick_is_tf32_arithmetic_on_every_device(changes: dict, all_rows: bool) -> None:
     p = problem(dtype="tf32", **changes)
     inputs = make_inputs(p, "cpu", seed=12)
-    reference = Reference(p, *inputs, all_rows=all_rows)
+    reference = Reference(p, inputs, all_rows=all_rows)
     mine = in_tf32(p, inputs)
     accuracy = reference.compare(mine[0], mine[1:])
     assert accuracy.ok
-    single = Reference(problem(dtype="fp32", **changes), *inputs, all_rows=all_rows)
+    single = Reference(problem(dtype="fp32", **changes), inputs, all_rows=all_rows)
     single.prepare(gradients=True)
     for name, ref, same in zip(NAMES, references(reference), references(single), strict=True):
         assert torch.equal(ref, same), "the reference itself knows no dtype"
         wanted = 2 * accuracy.max_abs_error[name] + 2 * rounding(ref, torch.float32)
         assert accuracy.budget[name] == pytest.approx(wanted, rel=0.05)
-    assert accuracy.budget["o"] > 20 * single._forward.budget
+    assert accuracy.budget["o"] > 20 * single.expected(gradients=False)["o"].budget
     assert not single.compare(mine[0], mine[1:]).ok, "TF32 products are not fp32's"
-    half = tuple(x.bfloat16().float() for x in inputs)
+    half = in_floats(inputs, torch.bfloat16)
     coarse = in_tf32(p, half)
     assert not reference.compare(coarse[0], coarse[1:]).ok, "bf16 products are not TF32's"
 
@@ -211,12 +222,16 @@ def test_tf32s_yardstick_is_tf32_arithmetic_on_every_device(changes: dict, all_r
 def test_the_yardstick_of_tf32_does_not_ask_the_library_for_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     switch = torch.backends.cuda.matmul
     seen = []
-    real = _reference.to_tf32
-    monkeypatch.setattr(_reference, "to_tf32", lambda x: (seen.append(switch.allow_tf32), real(x))[1])
+    real = _yardstick.to_tf32
+    monkeypatch.setattr(_yardstick, "to_tf32", lambda x: (seen.append(switch.allow_tf32), real(x))[1])
     p = problem(dtype="tf32")
-    Reference(p, *make_inputs(p, "cpu", seed=0)).prepare(gradients=True)
+    Reference(p, make_inputs(p, "cpu", seed=0)).prepare(gradients=True)
     assert seen
     assert not any(seen)
+
+
+def moved(inputs: Inputs, device: str) -> Inputs:
+    return replace(inputs, **{name: getattr(inputs, name).to(device) for name in ("q", "k", "v", "dout")})
 
 
 @pytest.mark.gpu
@@ -227,10 +242,9 @@ def test_a_gpu_has_the_same_tf32_yardstick_for_aligned_sizes_and_others(length: 
     inputs = make_inputs(p, "cpu", seed=0)
     budgets = []
     for device in ("cpu", "cuda:0"):
-        reference = Reference(p, *(x.to(device) for x in inputs))
+        reference = Reference(p, moved(inputs, device))
         reference.prepare(gradients=True)
-        found = (reference._forward, reference._query_side, *reference._key_side)
-        budgets.append([expected.budget for expected in found])
+        budgets.append([expected.budget for expected in reference.expected(gradients=True).values()])
     assert budgets[0] == pytest.approx(budgets[1], rel=0.01)
 
 
@@ -257,7 +271,7 @@ def wrong(p, o, dq, dk, dv, how: str) -> tuple:
 def test_small_mistakes_are_caught(how: str, all_rows: bool) -> None:
     p = problem(seqlen_q=200, seqlen_k=200, head_dim=32, head_dim_v=32)
     inputs = make_inputs(p, "cpu", seed=8)
-    reference = Reference(p, *inputs, all_rows=all_rows)
+    reference = Reference(p, inputs, all_rows=all_rows)
     right = run(kernels.get("sdpa"), p, inputs)
     assert reference.compare(right[0], right[1:]).ok
     o, *gradients = wrong(p, *right, how)
@@ -266,18 +280,18 @@ def test_small_mistakes_are_caught(how: str, all_rows: bool) -> None:
 
 def test_a_top_left_mask_is_caught() -> None:
     p = problem(seqlen_q=20, seqlen_k=30)
-    q, k, v, dout = make_inputs(p, "cpu", seed=9)
-    o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert not Reference(p, q, k, v, dout).compare(o).ok
+    inputs = make_inputs(p, "cpu", seed=9)
+    o = torch.nn.functional.scaled_dot_product_attention(inputs.q, inputs.k, inputs.v, is_causal=True)
+    assert not Reference(p, inputs).compare(o).ok
 
 
 def test_a_nan_in_a_row_that_is_not_compared_is_caught() -> None:
     p = problem(seqlen_q=600, seqlen_k=600, batch=1, num_heads=1, num_kv_heads=1)
     inputs = make_inputs(p, "cpu", seed=10)
-    reference = Reference(p, *inputs, all_rows=False)
+    reference = Reference(p, inputs, all_rows=False)
     o = run(kernels.get("naive"), p, inputs)[0]
     assert reference.compare(o).ok
-    unseen = next(row for row in range(600) if row not in reference.query_rows.tolist())
+    unseen = next(row for row in range(600) if row not in reference.parts[0].query_rows.tolist())
     o[0, 0, unseen, 3] = float("nan")
     accuracy = reference.compare(o)
     assert not accuracy.ok
@@ -287,7 +301,7 @@ def test_a_nan_in_a_row_that_is_not_compared_is_caught() -> None:
 def test_another_shape_or_dtype_is_an_error_that_says_so() -> None:
     p = problem()
     inputs = make_inputs(p, "cpu", seed=0)
-    reference = Reference(p, *inputs)
+    reference = Reference(p, inputs)
     with pytest.raises(ValueError, match="o is"):
         reference.compare(torch.zeros(2, 4, 16, 9))
     with pytest.raises(ValueError, match=r"float64.*is wanted"):
@@ -296,7 +310,8 @@ def test_another_shape_or_dtype_is_an_error_that_says_so() -> None:
 
 def test_inputs_depend_on_the_seed_only() -> None:
     p = problem(num_kv_heads=2, head_dim_v=12, dtype="bf16")
-    one, same, other = (make_inputs(p, "cpu", seed=seed) for seed in (1, 1, 2))
+    made = [make_inputs(p, "cpu", seed=seed) for seed in (1, 1, 2)]
+    one, same, other = ((*inputs.leaves, inputs.dout) for inputs in made)
     assert all(torch.equal(a, b) for a, b in zip(one, same, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert [tuple(t.shape) for t in one] == [(2, 4, 16, 8), (2, 2, 16, 8), (2, 2, 16, 12), (2, 4, 16, 12)]
@@ -323,11 +338,11 @@ def test_64k_is_checked_in_bounded_memory_and_seconds(causal: bool) -> None:
         dtype="bf16", causal=causal,
     )  # fmt: skip
     inputs = make_inputs(p, "cuda:0", seed=0)
-    Reference(problem(dtype="bf16"), *make_inputs(problem(dtype="bf16"), "cuda:0", 0)).prepare(gradients=True)
+    Reference(problem(dtype="bf16"), make_inputs(problem(dtype="bf16"), "cuda:0", 0)).prepare(gradients=True)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before, start = torch.cuda.memory_allocated(), time.perf_counter()
-    Reference(p, *inputs).prepare(gradients=True)
+    Reference(p, inputs).prepare(gradients=True)
     torch.cuda.synchronize()
     took, peak = time.perf_counter() - start, torch.cuda.max_memory_allocated() - before
     print(f"reference of {p.key}: {took:.2f} s, {peak / 1e9:.2f} GB")

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -86,13 +87,15 @@ def test_filters_tell_panels_apart() -> None:
         synthetic.record(pass_="bwd", causal=True, dtype="fp16", head_dim=192, head_dim_v=128),
         synthetic.record(seqlen_q=1, num_kv_heads=4),
         synthetic.record(num_kv_heads=1),
+        synthetic.record(window=(512, 0), dropout_p=0.1),
     ])  # fmt: skip
     frame = data.labelled(results(file).table)
     assert frame[KEYS].to_numpy().tolist() == [
-        ["fwd", "bf16", "128", "full", "same", "MHA"],
-        ["bwd", "fp16", "192/128", "causal", "same", "MHA"],
-        ["fwd", "bf16", "128", "full", "1", "GQA 4:1"],
-        ["fwd", "bf16", "128", "full", "same", "MQA"],
+        ["fwd", "bf16", "128", "full", "none", "same", "MHA"],
+        ["bwd", "fp16", "192/128", "causal", "none", "same", "MHA"],
+        ["fwd", "bf16", "128", "full", "none", "1", "GQA 4:1"],
+        ["fwd", "bf16", "128", "full", "none", "same", "MQA"],
+        ["fwd", "bf16", "128", "full", "w512,0 dropout0.1", "same", "MHA"],
     ]
 
 
@@ -117,6 +120,46 @@ def test_causal_ratio_is_of_the_same_implementation_and_shape(full: Results) -> 
     assert naive.to_list() == pytest.approx([1.0] * len(naive), abs=2e-3)  # the formula skips nothing
     assert flash.to_list() == pytest.approx([0.5] * len(flash), abs=1e-3)
     assert "mask" not in found
+
+
+def test_model_trace_and_counters_of_each_level_side_by_side() -> None:
+    right = synthetic.record("flash", 2048, "bwd")
+    total = right.counters["total"]
+    spilling = {**total, "spill_write_bytes": 5, "l2_write_bytes": total["l2_write_bytes"] + 5,
+                "dram_write_bytes": 9 * total["dram_write_bytes"]}  # fmt: skip
+    off = {**right.trace, "total": {**right.trace["total"], "read_bytes": total["l2_read_bytes"]}}
+    wrong = replace(right, counters={"total": spilling, "kernels": []}, trace=off)
+    frame = data.joined(results(synthetic.run_file([wrong])))
+    assert list(frame["level"]) == ["L2 read", "L2 write", "DRAM read", "DRAM write", "spills"]
+    assert list(frame["missed"]) == [False, False, False, True, False]
+    rows = frame.set_index("level")
+    read, write = rows.loc["L2 read"], rows.loc["L2 write"]
+    assert read["traced"] == read["counted"] == total["l2_read_bytes"]
+    assert read["difference"] == read["traced"] - read["predicted"] > 0
+    assert (write["predicted"], write["traced"], write["difference"], write["counted"], write["ratio"]) == (
+        *(total["l2_write_bytes"],) * 2, 0, total["l2_write_bytes"], 1,
+    )  # fmt: skip
+    assert (rows.loc["spills", "counted"], rows.loc["DRAM write", "ratio"]) == (5, 9)
+
+
+def test_a_missed_band_is_marked_and_what_was_not_traced_says_why() -> None:
+    def body(**changes: Any) -> str:
+        section = NAMES["joined"]
+        file = synthetic.run_file([replace(synthetic.record("flash", 2048), **changes)])
+        return section.page(section, section.data(results(file)))
+
+    right = synthetic.record("flash", 2048).counters
+    assert body().count(">met<") == 4
+    assert "missed" not in body()
+    assert body().count("<td>0 B</td>") == 2
+    far = {**right, "total": {**right["total"], "dram_read_bytes": 10**12}}
+    assert body(counters=far).count('<span class="status missed" title="') == 1
+    shown = body(trace={"reason": "9 visits are too many <b>"})
+    assert shown.count('title="9 visits are too many &lt;b&gt;">skipped<') == 2  # read and write, not DRAM
+    traced = body(counters={"reason": "no ncu"})
+    assert traced.count('title="no ncu">skipped<') == traced.count("<td>0 B</td>") == 2
+    frame = data.joined(results(synthetic.run_file([synthetic.record(trace=None, counters={})])))
+    assert frame.empty
 
 
 def test_the_roofline_needs_a_known_device() -> None:

@@ -102,6 +102,19 @@ def test_the_filter_acts_on_every_figure_and_table(browser: Browser, page: Path)
         assert set(shown) == {"bwd"}, key
 
 
+def test_model_trace_and_counters_are_those_of_the_selection(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    shown = (
+        "[...document.querySelectorAll('#joined tbody')].filter(group => group.offsetHeight)"
+        ".map(group => [group.rows[0].textContent, group.rows.length])"
+    )
+    [[title, rows]] = browser.run(shown)
+    assert title == "forward, bf16, head dim 64, non-causal"
+    assert rows > 100
+    browser.click("input[name=pass][value=bwd] + span")
+    assert [group[0] for group in browser.run(shown)] == ["backward, bf16, head dim 64, non-causal"]
+
+
 def test_cells_that_were_not_timed_stand_below_the_plot(browser: Browser, page: Path) -> None:
     browser.open(page)
     lane = [trace for trace in traces(browser, "latency") if trace["lane"]]

@@ -67,6 +67,7 @@ def records(draw: st.DrawFn) -> Record:
         accuracy=draw(st.none() | st.just(accuracy)),
         backend=draw(st.none() | st.text()),
         config=draw(plain),
+        trace=draw(st.none() | plain),
         clocks=draw(plain),
         environment=draw(plain),
         started_at="2026-01-01T00:00:00+00:00",
@@ -81,11 +82,40 @@ def test_a_record_reads_back_as_it_was_written(record: Record) -> None:
     assert runfile.record_from_json(json.loads(line)) == record
 
 
-def test_a_row_from_before_energy_and_counters_has_none() -> None:
+def test_a_row_from_before_energy_counters_and_trace_has_none() -> None:
     value = runfile.record_to_json(done(cells(1)[0]))
-    for name in ("energy", "counters"):
+    for name in ("energy", "counters", "trace"):
         del value[name]
     assert runfile.record_from_json(value) == done(cells(1)[0])
+    assert done(cells(1)[0]).trace is None
+
+
+def test_what_is_found_after_the_sweep_joins_its_row_and_survives_a_resume(tmp_path: Path) -> None:
+    planned = cells(2)
+    path = write(tmp_path / "r.jsonl", planned, [done(cell) for cell in planned])
+    with runfile.Writer(path, [cell.key for cell in planned]) as writer:
+        writer.attach(planned[0].key, "counters", {"total": {"dram_read_bytes": 1}})
+        writer.attach(planned[0].key, "trace", {"reason": "first"})
+        writer.attach(planned[0].key, "trace", {"difference_bytes": 0})
+        with pytest.raises(ValueError, match="no row for"):
+            writer.attach("another", "trace", {})
+    for _ in range(2):
+        first, second = runfile.load(path).records
+        assert (first.counters, first.trace) == ({"total": {"dram_read_bytes": 1}}, {"difference_bytes": 0})
+        assert (second.counters, second.trace) == ({}, None)
+        runfile.resume(path, planned, ENVIRONMENT, OPTIONS).writer.close()
+    path.write_text(path.read_text() + '{"type":"trace","key":"another","trace":{}}\n')
+    with pytest.raises(RunFileError, match="line 4: trace of 'another', which has no row above it"):
+        runfile.load(path)
+
+
+def test_a_resumed_file_may_get_lines_that_older_versions_cannot_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", cells(1), [])
+    path.write_text(path.read_text().replace(f'"schema":{runfile.SCHEMA}', '"schema":1'))
+    assert runfile.load(path).header["schema"] == 1
+    runfile.resume(path, cells(1), ENVIRONMENT, {**OPTIONS, "trace": True}).writer.close()
+    head = runfile.load(path).header
+    assert (head["schema"], head["options"]) == (runfile.SCHEMA, {**OPTIONS, "trace": True})
 
 
 def test_what_is_not_finite_is_null_on_disk_and_never_passes_a_check(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +126,8 @@ def test_what_does_not_run_says_why_and_the_next_cell_does(
 def test_a_wrong_result_is_never_timed(install: Callable[..., None]) -> None:
     calls = []
 
-    def prepare(p, q, k, v):
-        right = NAIVE.prepare(p, q, k, v)
+    def prepare(p, inputs):
+        right = NAIVE.prepare(p, inputs)
 
         def call():
             calls.append(1)
@@ -154,7 +155,7 @@ def test_a_wrong_gradient_alone_is_wrong(install: Callable[..., None]) -> None:
         def backward(ctx, gradient):
             return gradient * 1.02
 
-    install(fake("x", lambda p, q, k, v: NAIVE.prepare(p, q, Double.apply(k), v)))
+    install(fake("x", lambda p, inputs: NAIVE.prepare(p, replace(inputs, k=Double.apply(inputs.k)))))
     forward, backward, both = sweep(*(cell("x", pass_) for pass_ in PASSES))
     assert forward.status == "ok"
     for record in (backward, both):
@@ -168,7 +169,7 @@ def test_a_wrong_gradient_alone_is_wrong(install: Callable[..., None]) -> None:
     ids=["shape", "dtype", "nan"],
 )
 def test_another_shape_or_dtype_or_nan_is_wrong(install: Callable[..., None], result: Callable) -> None:
-    install(fake("x", lambda p, q, k, v: lambda: result(q)))
+    install(fake("x", lambda p, inputs: lambda: result(inputs.q)))
     [record] = sweep(cell("x"))
     assert record.status == "wrong"
     assert record.reason
@@ -192,9 +193,9 @@ def test_a_cell_that_cannot_fit_is_skipped_with_both_numbers(monkeypatch: pytest
 
 
 def test_the_time_budget_leaves_rows_that_say_so(install: Callable[..., None]) -> None:
-    def prepare(p, q, k, v):
+    def prepare(p, inputs):
         time.sleep(0.2)
-        return NAIVE.prepare(p, q, k, v)
+        return NAIVE.prepare(p, inputs)
 
     install(fake("x", prepare))
     records = sweep(*(cell("x", seqlen_q=n) for n in (1, 2, 3)), time_budget_s=0.1)
@@ -209,8 +210,8 @@ def test_a_budget_is_named_as_it_is_typed(seconds: float, said: str) -> None:
 
 
 def test_a_call_over_its_limit_is_a_timeout(install: Callable[..., None]) -> None:
-    def prepare(p, q, k, v):
-        right = NAIVE.prepare(p, q, k, v)
+    def prepare(p, inputs):
+        right = NAIVE.prepare(p, inputs)
 
         def call():
             time.sleep(0.05)
@@ -227,7 +228,7 @@ def test_a_call_over_its_limit_is_a_timeout(install: Callable[..., None]) -> Non
 def test_after_a_failure_nothing_keeps_its_tensors(install: Callable[..., None]) -> None:
     made: list[weakref.ref] = []
 
-    def prepare(p, q, k, v):
+    def prepare(p, inputs):
         scratch = torch.zeros(1000)
         made.append(weakref.ref(scratch))
 
@@ -265,16 +266,16 @@ def test_a_keyboard_interrupt_comes_out_with_the_finished_rows_kept(install: Cal
 def test_cells_of_one_problem_share_its_inputs_and_reference(
     install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flashbench.kernels import _reference
+    from flashbench.kernels import _inputs
 
     seen: list[int] = []
     made = []
-    real = _reference.make_inputs
-    monkeypatch.setattr(_reference, "make_inputs", lambda *a: (made.append(a), real(*a))[1])
+    real = _inputs.make_inputs
+    monkeypatch.setattr(_inputs, "make_inputs", lambda *a: (made.append(a), real(*a))[1])
 
-    def prepare(p, q, k, v):
-        seen.append(q.untyped_storage().data_ptr())
-        return NAIVE.prepare(p, q, k, v)
+    def prepare(p, inputs):
+        seen.append(inputs.q.untyped_storage().data_ptr())
+        return NAIVE.prepare(p, inputs)
 
     install(fake("x", prepare), fake("y", prepare))
     sweep(cell("x"), cell("y"), cell("x", "bwd"), cell("y", seqlen_k=17))
@@ -285,9 +286,9 @@ def test_cells_of_one_problem_share_its_inputs_and_reference(
 def test_memory_stays_flat_over_backward_repetitions() -> None:
     grads = []
 
-    def prepare(p, q, k, v):
-        grads.append((q, k, v))
-        return NAIVE.prepare(p, q, k, v)
+    def prepare(p, inputs):
+        grads.append(inputs.leaves)
+        return NAIVE.prepare(p, inputs)
 
     cells = [cell("x", "bwd"), cell("x", "fwd+bwd")]
     with pytest.MonkeyPatch.context() as patch:
@@ -308,11 +309,11 @@ def test_the_forward_is_timed_without_grad_and_inside_its_context(install: Calla
         yield
         inside.pop()
 
-    def prepare(p, q, k, v):
-        right = NAIVE.prepare(p, q, k, v)
+    def prepare(p, inputs):
+        right = NAIVE.prepare(p, inputs)
 
         def call():
-            seen.append((torch.is_grad_enabled(), q.requires_grad, bool(inside)))
+            seen.append((torch.is_grad_enabled(), inputs.q.requires_grad, bool(inside)))
             return right()
 
         return call

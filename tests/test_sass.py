@@ -120,6 +120,8 @@ Resource usage:
 def test_reserved_shared_memory_is_not_the_kernels() -> None:
     assert sass.usage(USAGE, "") == sass.Usage(255, 24, 1536)
     assert sass.usage(USAGE, "\t.type\t.nv.reservedSmem.offset0,@object") == sass.Usage(255, 24, 512)
+    none = re.sub(r"SHARED:\d+", "SHARED:0", USAGE)
+    assert sass.usage(none, "\t.type\t.nv.reservedSmem.offset0,@object").static_shared_bytes == 0
     with pytest.raises(ValueError, match="no registers"):
         sass.usage("Fatbin elf code", "")
 

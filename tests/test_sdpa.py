@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention import SHAPES, exact, problem, run
+from attention import FEATURES, SHAPES, exact, featured, problem, run
 
 from flashbench import kernels
 from flashbench.kernels import Target
-from flashbench.kernels._reference import make_inputs
+from flashbench.kernels._inputs import make_inputs
+from flashbench.kernels.sdpa import TAKEN
 
 CPU = Target()
 NAMES = ("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient", "sdpa-math")
@@ -29,8 +30,55 @@ def test_answers_right_or_says_why_not(name: str, shape: str, causal: bool) -> N
         assert len(reason.split()) > 3
         return
     inputs = make_inputs(p, "cpu", seed=2)
-    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, *inputs), strict=True):
+    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
         assert torch.allclose(mine.double(), theirs, atol=2e-6)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_feature_is_computed_or_refused(name: str, feature: str, causal: bool) -> None:
+    p = featured(feature, causal=causal)
+    reason = refusal(name, p)
+    if reason is not None:
+        assert len(reason.split()) > 3
+        return
+    taken = TAKEN[name.removeprefix("sdpa").removeprefix("-") or None]
+    assert feature in taken | {"deterministic"}
+    inputs = make_inputs(p, "cpu", seed=2)
+    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=2e-6)
+
+
+def test_the_same_bits_are_promised_where_nothing_is_added_with_atomics() -> None:
+    p, gpu = problem(deterministic=True, dtype="bf16"), Target(device="cuda:0", capability=(9, 0))
+    for name in ("sdpa", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient"):
+        assert kernels.get(name).why_unsupported(p, "bwd", gpu) == "it does not take deterministic"
+    assert kernels.get("sdpa").why_unsupported(p, "fwd", gpu) is None
+    assert kernels.get("sdpa-math").why_unsupported(p, "bwd", gpu) is None
+
+
+@pytest.mark.parametrize(("lengths", "kind"), [((5, 19), "is_causal"), ((19, 5), "is_causal")], ids=str)
+@pytest.mark.parametrize("name", ["sdpa", "sdpa-flash", "sdpa-math"])
+def test_top_left_is_torchs_own_causal(name: str, lengths: tuple[int, int], kind: str) -> None:
+    p = problem(seqlen_q=lengths[0], seqlen_k=lengths[1], alignment="top-left")
+    assert refusal(name, p) is None
+    assert kernels.get(name).describe(p, "fwd", CPU)["causal_mask"] == kind
+    inputs = make_inputs(p, "cpu", seed=2)
+    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=2e-6)
+
+
+@pytest.mark.parametrize("bias", ["bhqk", "1hqk", "b1qk", "11qk", "bh1k", "bhq1", "1111"])
+@pytest.mark.parametrize("name", ["sdpa", "sdpa-math"])
+def test_a_bias_is_torchs_additive_mask_with_its_gradient(name: str, bias: str) -> None:
+    p = problem(bias=bias, causal=False, seqlen_k=19)
+    if reason := refusal(name, p):
+        assert "broadcast over keys" in reason
+        return
+    inputs = make_inputs(p, "cpu", seed=2)
+    for mine, theirs in zip(run(kernels.get(name), p, inputs), exact(p, inputs), strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=4e-6)
 
 
 def test_only_these_refuse_on_a_cpu() -> None:
@@ -58,15 +106,15 @@ def test_rows_without_keys_are_refused_because_torch_gives_nan(name: str) -> Non
 )
 def test_backend_is_what_really_ran(name: str, shape: str, ran: str) -> None:
     row, p = kernels.get(name), problem(**SHAPES[shape])
-    q, k, v, _ = make_inputs(p, "cpu", seed=0)
+    inputs = make_inputs(p, "cpu", seed=0)
     with row.context(p):
-        assert row.backend(row.prepare(p, q, k, v)) == ran
+        assert row.backend(row.prepare(p, inputs)) == ran
 
 
 def test_forcing_a_backend_ends_with_the_context() -> None:
     row, p = kernels.get("sdpa-math"), problem()
-    q, k, v, _ = make_inputs(p, "cpu", seed=0)
-    call = row.prepare(p, q, k, v)
+    inputs = make_inputs(p, "cpu", seed=0)
+    call = row.prepare(p, inputs)
     with row.context(p):
         assert row.backend(call) == "math"
     assert row.backend(call) == "flash"
@@ -75,8 +123,8 @@ def test_forcing_a_backend_ends_with_the_context() -> None:
 @pytest.mark.parametrize("name", ["sdpa", "sdpa-math"])
 def test_the_mask_of_a_rectangle_is_made_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row, p = kernels.get(name), problem(seqlen_q=5)
-    q, k, v, _ = make_inputs(p, "cpu", seed=0)
-    call = row.prepare(p, q, k, v)
+    inputs = make_inputs(p, "cpu", seed=0)
+    call = row.prepare(p, inputs)
     assert row.describe(p, "fwd", CPU)["causal_mask"] == "dense"
     assert row.prepared_bytes(p, "fwd", CPU) == 5 * 16
     monkeypatch.setattr(torch, "ones", None)
@@ -101,7 +149,7 @@ def test_gpu_backends_answer_right_or_say_why_not(name: str, shape: str, causal:
         return
     inputs = make_inputs(p, "cuda:0", seed=2)
     o, *gradients = run(kernels.get(name), p, inputs)
-    accuracy = Reference(p, *inputs).compare(o, gradients)
+    accuracy = Reference(p, inputs).compare(o, gradients)
     assert accuracy.ok, accuracy
 
 
@@ -114,9 +162,9 @@ def test_the_kernel_that_runs_is_the_forced_backends(name: str, part: str) -> No
 
     p = problem(dtype="bf16", seqlen_q=256, seqlen_k=256, head_dim=64, head_dim_v=64)
     row = kernels.get(name)
-    q, k, v, _ = make_inputs(p, "cuda:0", seed=0)
+    inputs = make_inputs(p, "cuda:0", seed=0)
     with row.context(p):
-        call = row.prepare(p, q, k, v)
+        call = row.prepare(p, inputs)
         assert row.backend(call) == name.removeprefix("sdpa-")
         with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
             call()

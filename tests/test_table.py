@@ -187,6 +187,36 @@ def test_models_have_a_row_per_problem_pass_and_shown_model() -> None:
     assert row["extra_bytes"] == expected.extra_bytes
 
 
+def test_model_trace_and_counters_stand_in_one_row() -> None:
+    record = synthetic.record("flash", 4096, "bwd")
+    (row,) = table.rows(built(record))
+    model = iomodel.estimate("flash-v2", record.cell.problem, "bwd").requested
+    assert row["predicted_l2_read_bytes"] == row["traced_read_bytes"] == model.read_bytes
+    assert row["predicted_l2_write_bytes"] == row["traced_write_bytes"] == model.write_bytes
+    assert (row["traced_atomic_bytes"], row["traced_difference_bytes"], row["traced_share"]) == (0, 0, 1 / 64)
+    assert row["counted_l2_read_bytes"] == model.read_bytes * 1001 // 1000
+    assert row["l2_read_ratio"] == pytest.approx(1.001)
+    assert row["l2_write_ratio"] == 1
+    assert row["least_dram_read_bytes"] <= row["predicted_dram_read_bytes"] <= row["most_dram_read_bytes"]
+    assert (row["not_counted"], row["not_traced"], row["band_missed"]) == (None, None, None)
+
+
+def test_levels_outside_their_band_are_named_and_what_is_missing_says_why() -> None:
+    right = synthetic.record("flash", 4096)
+    total = right.counters["total"]
+    lost = {**total, "dram_read_bytes": 9 * total["dram_read_bytes"], "spill_write_bytes": 10**9,
+            "l2_write_bytes": total["l2_write_bytes"] + 10**9}  # fmt: skip
+    (row,) = table.rows(built(replace(right, counters={"total": lost, "kernels": []}, trace=None)))
+    assert (row["band_missed"], row["not_traced"], row["traced_read_bytes"]) == ("DRAM read", None, None)
+    assert (row["l2_write_ratio"], row["counted_spill_write_bytes"]) == (1, 10**9)
+    (row,) = table.rows(built(replace(right, counters={"reason": "no ncu"}, trace={"error": "E: no"})))
+    assert (row["not_counted"], row["not_traced"]) == ("no ncu", "its kernels raise E: no")
+    assert row["band_missed"] is row["predicted_l2_read_bytes"] is row["l2_read_ratio"] is None
+    (row,) = table.rows(built(replace(right, counters={})))
+    assert row["traced_read_bytes"] == row["predicted_l2_read_bytes"]
+    assert row["predicted_dram_read_bytes"] is row["l2_read_ratio"] is None
+
+
 def test_estimates_are_made_once_per_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     real = iomodel.estimate

@@ -57,9 +57,9 @@ def test_no_roof_is_passed_and_every_kernel_has_a_limit(cell: tuple[Estimate, De
     assert [part.name for part in found.parts] == [step.name for step in row.steps]
     for part in found.parts:
         assert part.time_s >= LAUNCH_S
-        assert part.limiting in (*RESOURCES, "prologue", "launch")
-        assert part.time_s >= max(part.products, part.exps, part.l2, part.smem, part.dram)
-    assert found.limiting in (*RESOURCES, "prologue", "launch")
+        assert part.limiting in (*RESOURCES, "prologue", "instructions", "launch")
+        assert part.time_s >= max(part.products, part.exps, part.l2, part.smem, part.dram, part.instructions)
+    assert found.limiting in (*RESOURCES, "prologue", "instructions", "launch")
 
 
 @settings(max_examples=300, deadline=None)
@@ -114,7 +114,9 @@ def test_a_faster_card_is_not_slower(cell: tuple[Estimate, Device], field: str) 
     [
         ("flash-v3", {"seqlen_q": 16384, "seqlen_k": 16384, "batch": 1}, "fwd", "tensor cores"),
         ("flash-v2-atomic", {}, "bwd", "tensor cores"),
-        ("standard", {}, "fwd", "DRAM"),
+        ("standard", {}, "fwd", "instructions"),  # torch 2.11's softmax of rows of 4k: 1.2 TB/s
+        ("standard", {}, "bwd", "DRAM"),
+        ("standard-added", {}, "fwd", "DRAM"),
         ("flash-v3", {"seqlen_q": 1, "seqlen_k": 16384, "num_kv_heads": 2, "batch": 132}, "fwd", "DRAM"),
         ("flash-v2", {"seqlen_q": 16, "seqlen_k": 16, "batch": 1}, "fwd", "launch"),
         ("standard", {"seqlen_q": 128, "seqlen_k": 128, "batch": 1}, "fwd", "launch"),

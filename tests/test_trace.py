@@ -19,7 +19,7 @@ from flashbench._profilers import trace as tracing
 from flashbench.errors import UnavailableError
 from flashbench.flash_configs import Config
 from flashbench.kernels import Target, _triton
-from flashbench.kernels._reference import make_inputs
+from flashbench.kernels._inputs import make_inputs
 from flashbench.problem import Problem
 
 if torch.cuda.is_available():
@@ -49,14 +49,13 @@ MORE_SHAPES = {
 
 def run(p: Problem, tiles: dict[str, tuple[int, int]]) -> tuple[tracing.Launch, ...]:
     """Forward and backward of the real kernels with those tiles, traced."""
-    q, k, v, dout = make_inputs(p, "cpu", 0)
-    leaves = tuple(x.detach().requires_grad_() for x in (q, k, v))
+    inputs = make_inputs(p, "cpu", 0).detached(grad=True)
     configs = tuple((name, Config(*rows, 4, 1)) for name, rows in tiles.items())
     call = flash.Call(causal=p.causal, scale=p.softmax_scale, tf32=p.dtype == "tf32", configs=configs)
 
     def both() -> None:
-        o, _ = flash._FlashAttention.apply(*leaves, call)
-        torch.autograd.grad(o, leaves, dout)
+        o, _ = flash._FlashAttention.apply(*inputs.leaves, None, None, call, flash.NOTHING)
+        torch.autograd.grad(o, inputs.leaves, inputs.dout)
 
     return tracing.trace(both)
 
@@ -114,14 +113,14 @@ def test_any_tile_shape(lengths: tuple[int, int], causal: bool) -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "fp32", "tf32"])
 def test_the_predicted_memory_is_that_of_the_backwards_own_tensors(dtype: str) -> None:
     p = problem(dtype=dtype, num_kv_heads=2, seqlen_k=40)
-    q, k, v, dout = make_inputs(p, "cpu", 0)
+    inputs = make_inputs(p, "cpu", 0)
+    (q, k, v), dout = inputs.leaves, inputs.dout
     call = flash.Call(causal=p.causal, scale=p.softmax_scale, tf32=dtype == "tf32")
     o, lse, _ = flash.forward_launch(q, k, v, call)
-    refine = q.element_size() == 4
-    grads, delta, launches = flash.backward_launches(q, k, v, o, lse, dout, call, refine)
-    args = [arg for launch in launches for arg in launch.args if isinstance(arg, torch.Tensor)]
+    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=dout), call)
+    args = [arg for launch in work.launches for arg in launch.args if isinstance(arg, torch.Tensor)]
     known = {x.data_ptr() for x in (q, k, v, o, lse, dout)}
-    new = {x.data_ptr(): x.nbytes for x in (*grads, delta, *args) if x.data_ptr() not in known}
+    new = {x.data_ptr(): x.nbytes for x in (*work.gradients, work.delta, *args) if x.data_ptr() not in known}
     assert sum(new.values()) == iomodel.estimate("flash", p, "bwd").extra_bytes
     assert o.nbytes + lse.nbytes == iomodel.estimate("flash", p, "fwd").extra_bytes
 

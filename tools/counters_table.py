@@ -9,7 +9,8 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,20 +35,33 @@ class Found(NamedTuple):
     level: Level
 
 
-def load(*names: str) -> Iterator[Found]:
-    """Every level of every counted cell of these folders (all without names), later files last."""
-    for path in sorted(FOLDER.glob("*/results.jsonl")):
-        if names and path.parent.name not in names:
-            continue
-        for record in runfile.load(path).records:
-            model = kernels.get(record.cell.implementation).io_model  # as it is today
-            levels = compared.compare(record.cell, record.counters, model, record.config, DEVICE)
-            yield from (Found(record, level) for level in levels)
+@cache
+def records() -> tuple[Record, ...]:
+    """Every counted cell once, by key: of one that was counted more than once, the latest run's."""
+    runs = [runfile.load(path) for path in FOLDER.glob("*/results.jsonl")]
+    latest = {
+        record.cell.key: record
+        for run in sorted(runs, key=lambda run: str(run.header["created_at"]))
+        for record in run.records
+        if "total" in record.counters
+    }
+    return tuple(sorted(latest.values(), key=_order))
 
 
-def spilling(found: Sequence[Found]) -> set[str]:
-    """Cells counted without their spills, whose plain L2 writes say nothing of the model."""
-    return {row.record.cell.key for row in found if "spill_write_bytes" not in row.record.counters["total"]}
+def _order(record: Record) -> tuple[object, ...]:
+    p = record.cell.problem
+    return record.cell.implementation, p.head_dim, p.causal, p.seqlen_k, record.cell.pass_ != "fwd"
+
+
+@cache
+def load() -> tuple[Found, ...]:
+    """Every level of every counted cell."""
+    found: list[Found] = []
+    for record in records():
+        model = kernels.get(record.cell.implementation).io_model  # as it is today
+        levels = compared.compare(record.cell, record.counters, model, record.config, DEVICE)
+        found += [Found(record, level) for level in levels]
+    return tuple(found)
 
 
 def table(found: Sequence[Found]) -> list[str]:
@@ -88,10 +102,38 @@ def operations(found: Sequence[Found]) -> list[str]:
     return lines
 
 
+def lengths(found: Sequence[Found], level: str) -> list[str]:
+    """The fused implementations cell by cell: GB counted / predicted, in bold outside the band."""
+    seqlens = [1024 * 2**step for step in range(7)]
+    heads = "".join(f" {n // 1024}k |" for n in seqlens)
+    lines = [f"| implementation | pass | d | mask |{heads}", "|---" * (4 + len(seqlens)) + "|"]
+    rows: dict[tuple[str, str, int, bool], dict[int, str]] = {}
+    for row in found:
+        cell = row.record.cell
+        p = cell.problem
+        if row.level.kernel or row.level.level != level or cell.implementation == "naive" or p.seqlen_q == 1:
+            continue
+        assert row.level.counted is not None
+        assert row.level.value is not None
+        shown = f"{row.level.counted / 1e9:.3g} / {row.level.value / 1e9:.3g}"
+        key = (cell.implementation, cell.pass_, p.head_dim, p.causal)
+        rows.setdefault(key, {})[p.seqlen_q] = shown if row.level.within else f"**{shown}**"
+    for (name, pass_, dim, causal), cells in rows.items():
+        numbers = " | ".join(cells.get(n, "-") for n in seqlens)
+        lines.append(f"| {name} | {pass_} | {dim} | {'causal' if causal else 'none'} | {numbers} |")
+    return lines
+
+
 def page() -> str:
-    """Both tables, as they stand in the docs."""
-    found = list(load())
-    return "\n".join([BEGIN, "", *table(found), "", "**`naive`, op by op**", "", *operations(found), "", END])
+    """All tables, as they stand in the docs."""
+    found = load()
+    parts = {
+        "**DRAM reads, GB counted / predicted** (bold: outside the band)": lengths(found, "DRAM read"),
+        "**DRAM writes, GB counted / predicted**": lengths(found, "DRAM write"),
+        "**`naive`, op by op**": operations(found),
+    }
+    lines = [line for title, rows in parts.items() for line in ("", title, "", *rows)]
+    return "\n".join([BEGIN, "", *table(found), *lines, "", END])
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashbench.flash_configs import Config, choose
 from flashbench.kernels import _compile, _triton
-from flashbench.kernels._reference import make_inputs
+from flashbench.kernels._inputs import make_inputs
 from flashbench.problem import Problem
 
 C = Config
@@ -127,7 +127,8 @@ class Attention:
     def __init__(self, p: Problem) -> None:
         self.flash = _triton.load("cuda")
         self.p = p
-        self.q, self.k, self.v, self.do = make_inputs(p, "cuda", 0)
+        inputs = make_inputs(p, "cuda", 0)
+        self.q, self.k, self.v, self.do = inputs.q, inputs.k, inputs.v, inputs.dout
         self.o, self.lse, forward = self.forward(())
         forward.run()
 
@@ -137,9 +138,9 @@ class Attention:
 
     def backward(self, configs):
         call = self.flash.Call(causal=self.p.causal, scale=self.p.softmax_scale, configs=configs)
-        tensors = self.q, self.k, self.v, self.o, self.lse, self.do
-        gradients, _, launches = self.flash.backward_launches(*tensors, call, False)
-        return gradients, {launch.name: launch for launch in launches}
+        saved = self.flash.Saved(q=self.q, k=self.k, v=self.v, o=self.o, lse=self.lse, do=self.do)
+        work = self.flash.backward_launches(saved, call)
+        return work.gradients, {launch.name: launch for launch in work.launches}
 
     def launch(self, kernel: str, config: Config):
         configs = ((kernel, config),)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashbench._cli import options
+from flashbench._cli.feature_options import with_features
 from flashbench._cli.run import RESULTS, TimeBudget, check_out
 from flashbench.errors import EXIT_INTERRUPTED, EXIT_UNDECIDED, GateError, UnavailableError
 
@@ -49,11 +50,12 @@ GRIDS: Mapping[str, Mapping[str, str]] = {
 }
 """The default grid of each kind of device, as it would be typed."""
 
-TENSORS = ("o", "dq", "dk", "dv")
+TENSORS = ("o", "dq", "dk", "dv", "dbias", "dsinks")
 CORRECT = ("ok", "checked")
 BAD = ("wrong", "failed")
 
 
+@with_features
 def check(
     seqlens: options.Seqlens = None,
     seqlens_k: options.SeqlensK = None,
@@ -66,6 +68,7 @@ def check(
     batch: options.Batch = None,
     heads: options.Heads = None,
     kv_heads: options.KvHeads = None,
+    features: options.Features = None,
     device: options.Device = None,
     seed: options.Seed = None,
     out: Annotated[

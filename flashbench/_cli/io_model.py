@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flashbench._cli import options
+from flashbench._cli.feature_options import with_features
 from flashbench.errors import UsageError
 
 _PROBLEM, _MODEL, _WHAT_IF, _OUTPUT = "Problem", "Model", "What if", "Output"
@@ -39,6 +40,7 @@ def _workloads(incomplete: str) -> list[str]:
     return [row.name for row in WORKLOADS if row.name.startswith(incomplete)]
 
 
+@with_features
 def io_model(
     seqlens: options.Seqlens = None,
     seqlens_k: options.SeqlensK = None,
@@ -69,30 +71,19 @@ def io_model(
             _PROBLEM,
         ),
     ] = None,
-    window: Annotated[
-        str | None,
-        _option(
-            "Keys beside the query's own that it sees: LEFT,RIGHT, or one number for both, -1 unlimited;"
-            " or tokens=N, N keys with its own (left N-1).",
-            "KEYS",
-            _PROBLEM,
-        ),
-    ] = None,
     alignment: Annotated[
         str | None,
         _option("Diagonal of a causal mask or window: bottom-right or top-left.", "CHOICE", _PROBLEM),
     ] = None,
-    dropout: Annotated[
-        str | None, _option("Share of the probabilities that are dropped.", "P", _PROBLEM)
-    ] = None,
     lengths: Annotated[
         str | None,
         _option(
-            "A packed batch: '512,1k,3k', queries x keys '1x512', repeated '8*1k'. Sets batch and lengths.",
+            "The same as --varlen.",
             "LENGTHS",
             _PROBLEM,
         ),
     ] = None,
+    features: options.Features = None,
     models: Annotated[
         str | None,
         _option(
@@ -187,12 +178,12 @@ def io_model(
     Defaults: --seqlens 1k-64k --head-dims 128 --dtypes bf16 --causal no --passes fwd --tokens 16k
     --hidden 2048 --models standard,flash-v1,flash-v2 --sram 192KB.
     """  # fmt: skip
-    line = {name: value for name, value in locals().items() if not isinstance(value, bool)}
+    line = {name: value for name, value in locals().items() if not isinstance(value, bool | dict)}
     _one_view({"--paper": paper, "--tensors": tensors, "--explain": explain}, json, csv)
     from flashbench._cli import io_effects, io_paper, io_request, io_sweep, io_table
 
     page = io_sweep.page_path(html) if html is not None else None
-    request = io_request.read(line)
+    request = io_request.read(line, features or {})
     io_effects.refuse(line, request, paper=paper and page is None)
     if page is not None:
         io_sweep.write_page(request, line, page, sys.argv[1:])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,24 +56,30 @@ class Request:
     remark: str = ""
 
 
-def read(line: Mapping[str, str | None]) -> Request:
-    """The request of a line of options. Raises SpecError, UnknownName and UsageError for bad ones."""
+def read(line: Mapping[str, str | None], given: Mapping[str, Any]) -> Request:
+    """The request of a line of options; given: those of features.ROWS.
+
+    Raises SpecError, UnknownName and UsageError for bad ones.
+    """
     from flashbench import presets, sweep, units
 
     mode = units.parse_choice(line.get("mode") or MODES[0], "--mode", MODES)
     workload = presets.workload(line["preset"] or "", "--preset") if line.get("preset") is not None else None
     typed = options.given({name: line.get(name) for name in (*AXES, "model")})
     typed = presets.expand(typed, options.on_line)
-    if line.get("lengths") is not None:
-        typed = _packed(typed, str(line["lengths"]))
+    parsed = _features(line, given)
+    if "varlen" in parsed:
+        typed = _packed(typed, "--lengths" if line.get("lengths") is not None else "--varlen", line, given)
     elif mode == "decode":
         typed = _decode(typed)
     preset = {name: text for name, text in workload.options.items() if name in AXES} if workload else {}
     layers: list[Mapping[str, str | bool]] = [typed, preset, DEFAULTS]
-    if mode == "decode" and line.get("lengths") is None:
+    if mode == "decode" and "varlen" not in parsed:
         layers.insert(2, DECODE)
     joined = sweep.combine(*(sweep.parse(layer, options.on_line, ()) for layer in layers))
-    problems = [_with_options(problem, line) for problem in sweep.Sweep(impls=(), **joined).problems()]
+    problems = [
+        _with_options(problem, line, parsed) for problem in sweep.Sweep(impls=(), **joined).problems()
+    ]
     asked = line.get("models")
     names, kernels = _models(WORKLOAD_MODELS if workload and asked is None else asked)
     cards = line.get("gpu")
@@ -95,12 +101,15 @@ def read(line: Mapping[str, str | None]) -> Request:
     )
 
 
-def _packed(typed: Mapping[str, str | bool], lengths: str) -> dict[str, str | bool]:
-    """With --lengths there is one batch, whose sequences have those lengths."""
+def _packed(
+    typed: Mapping[str, str | bool], label: str, line: Mapping[str, str | None], given: Mapping[str, Any]
+) -> dict[str, str | bool]:
+    """With a packed batch there is one batch, whose sequences have those lengths."""
+    lengths = line.get("lengths") or given.get("varlen")
     for name in ("seqlens", "seqlens_k", "batch", "tokens"):
         if name in typed:
             raise UsageError(
-                f"--lengths {lengths!r} and {options.on_line(name)} {str(typed[name])!r} exclude each other;"
+                f"{label} {lengths!r} and {options.on_line(name)} {str(typed[name])!r} exclude each other;"
                 " accepted: one of the two"
             )
     return {**typed, "seqlens": "1", "batch": "1"}
@@ -118,26 +127,35 @@ def _decode(typed: Mapping[str, str | bool]) -> dict[str, str | bool]:
     return {**typed, "seqlens": "1", "seqlens_k": typed["seqlens"]}
 
 
-def _with_options(problem: Problem, line: Mapping[str, str | None]) -> Problem:
-    """The problem with the line's mask options and, where given, lengths of its own."""
-    from flashbench import units
-    from flashbench.problem import ALIGNMENTS, packed
+def _with_options(problem: Problem, line: Mapping[str, str | None], parsed: Mapping[str, Any]) -> Problem:
+    """The problem with the line's options of features.ROWS, and its own --alignment."""
+    from flashbench import features, units
+    from flashbench.problem import ALIGNMENTS
 
-    changes: dict[str, Any] = {}
-    text = line.get("window")
-    if text is None:
-        text = _preset_window(line)
-    if text is not None:
-        changes["window"] = parse_window(text)
     if (text := line.get("alignment")) is not None:
-        changes["alignment"] = units.parse_choice(text, "--alignment", ALIGNMENTS)
-    if (text := line.get("dropout")) is not None:
-        changes["dropout_p"] = parse_share(text, "--dropout", "at least 0 and below 1", lambda p: 0 <= p < 1)
-    if changes:
-        problem = replace(problem, **changes)
-    if (text := line.get("lengths")) is None:
-        return problem
-    return packed(problem, parse_lengths(text, decode=line.get("mode") == "decode"))
+        problem = replace(problem, alignment=units.parse_choice(text, "--alignment", ALIGNMENTS))
+    return features.apply(problem, parsed, options.on_line)
+
+
+def _features(line: Mapping[str, str | None], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Parsed options of features.ROWS: --lengths is --varlen, and a model may bring its window."""
+    from flashbench import features
+
+    if given.get("varlen") is not None and line.get("lengths") is not None:
+        raise UsageError(
+            f"--lengths {line['lengths']!r} and --varlen {given['varlen']!r} exclude each other;"
+            " accepted: one of the two"
+        )
+    texts = {name: value for name, value in given.items() if name != "varlen"}
+    if texts.get("window") is None:
+        texts["window"] = _preset_window(line)
+    parsed = features.parse_all(texts, options.on_line)
+    for label, text in (("--lengths", line.get("lengths")), ("--varlen", given.get("varlen"))):
+        if text is not None:
+            parsed["varlen"] = features.parse_lengths(
+                text, label, decode=line.get("mode") == "decode", minimum=1
+            )
+    return parsed
 
 
 def _preset_window(line: Mapping[str, str | None]) -> str | None:
@@ -150,56 +168,8 @@ def _preset_window(line: Mapping[str, str | None]) -> str | None:
     return f"tokens={preset.window}" if preset.window and preset.windowed_layers == preset.layers else None
 
 
-def parse_window(text: str) -> tuple[int, int]:
-    """(left, right) of a window: "128,0", "128" (both sides), "tokens=128" (left 127, right 0), -1 none."""
-    from flashbench import units
-
-    accepted = "keys beside the query's own as LEFT,RIGHT or one number for both (-1: unlimited), or tokens=N"
-    head, equals, count = text.partition("=")
-    if equals and head.strip() == "tokens":
-        return units.parse_int(count, f"--window {units.quoted(text)}: tokens") - 1, 0
-    sides = [side.strip() for side in text.split(",")]
-    try:
-        if len(sides) > 2 or equals:
-            raise SpecError("")
-        values = [-1 if side == "-1" else units.parse_int(side, "", minimum=0) for side in sides]
-    except SpecError:
-        raise SpecError(f"--window {units.quoted(text)}: not a window; accepted: {accepted}") from None
-    return values[0], values[-1]
-
-
-def parse_lengths(text: str, *, decode: bool = False) -> list[tuple[int, int]]:
-    """Sequences of a packed batch: "512,1k,3k", queries x keys "1x512,1x3k", repeated "4*512"; k = 1024."""
-    from flashbench import units
-
-    lengths: list[tuple[int, int]] = []
-    for item in text.split(","):
-        label = f"--lengths {units.quoted(text)}:"
-        count, star, shape = item.rpartition("*")
-        queries, cross, keys = shape.partition("x")
-        repeat = units.parse_int(count, label, maximum=2**20) if star else 1
-        rows = units.parse_int(queries, label)
-        lengths += [(rows, units.parse_int(keys, label)) if cross else (1 if decode else rows, rows)] * repeat
-    return lengths
-
-
-def parse_share(text: str, option: str, accepted: str, allowed: Callable[[float], bool]) -> float:
-    """A decimal number within bounds. Raises SpecError."""
-    from flashbench import units
-
-    try:
-        value = float(text)
-    except ValueError:
-        raise SpecError(
-            f"{option} {units.quoted(text)}: not a number; accepted: a number {accepted}"
-        ) from None
-    if not allowed(value):
-        raise SpecError(f"{option} {units.quoted(text)}: out of range; accepted: a number {accepted}")
-    return value
-
-
 def _variant(line: Mapping[str, str | None], mode: str, problems: Sequence[Problem]) -> Variant:
-    from flashbench import units
+    from flashbench import features, units
     from flashbench._iomodel.variant import AUTO, DEFAULT, MAX_SPLITS
     from flashbench.iomodel import Variant
 
@@ -218,7 +188,9 @@ def _variant(line: Mapping[str, str | None], mode: str, problems: Sequence[Probl
     if (text := line.get("page_size")) is not None:
         values["page_size"] = units.parse_int(text, "--page-size", maximum=2**20)
     if (text := line.get("density")) is not None:
-        values["density"] = parse_share(text, "--density", "above 0 and at most 1", lambda s: 0 < s <= 1)
+        values["density"] = features.parse_share(
+            text, "--density", "above 0 and at most 1", lambda s: 0 < s <= 1
+        )
     return Variant(**values) if values else DEFAULT
 
 
@@ -267,8 +239,8 @@ def _models(text: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
     models = [row.name for row in MODELS if not row.bundled]
     # an unknown name may be an implementation's; asking for all of them takes a while
     foreign = any(name.strip() not in models for name in text.split(","))
-    bundled = {
-        row.name: row.io_model
+    bundled = {  # a model of the same name is meant first; the kernels' own then goes by its model's name
+        row.io_model if row.name in models and row.io_model not in models else row.name: row.io_model
         for row in (kernels.registry().values() if foreign else ())
         if row.io_model is not None and row.io_model != "standard"
     }

@@ -91,16 +91,18 @@ def _implementations() -> _Table:
         mode = "interpreted: checked, not timed" if interpreted else "timed"
         rows.append({
             "name": row.name, "available": why_not is None, "why_not": why_not,
-            "mode": None if why_not else mode, "io_model": row.io_model, "summary": row.summary,
+            "mode": None if why_not else mode, "io_model": row.io_model, "deterministic": row.deterministic,
+            "summary": row.summary,
         })  # fmt: skip
     columns = [
         Column(name="name", header="implementation"),
         *_availability(),
         Column(name="mode", header="mode"),
         Column(name="io_model", header="model"),
+        Column(name="deterministic", header="deterministic"),
         Column(name="summary", header="summary"),
     ]
-    return _Table(columns, rows)
+    return _Table(columns, rows, frozenset({"deterministic"}))
 
 
 def _devices() -> _Table:
@@ -227,11 +229,12 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
     from flashbench.record import Accuracy, Memory, Record, Samples
 
     problem = Problem(
-        batch=1, num_heads=1, num_kv_heads=1, seqlen_q=128, seqlen_k=128, head_dim=64, head_dim_v=64,
+        batch=8, num_heads=16, num_kv_heads=16, seqlen_q=4096, seqlen_k=4096, head_dim=64, head_dim_v=64,
         dtype="fp16", causal=False,
     )  # fmt: skip
+    moved = {f"{kind}_bytes": 1 for kind in ("read", "write", "atomic")}
     record = Record(
-        cell=Cell(implementation="naive", problem=problem, pass_="fwd"),
+        cell=Cell(implementation="naive", problem=problem, pass_="bwd"),
         status="ok",
         samples=Samples(samples_s=(1.0,) * 5, cache="cold", method="events"),
         memory=Memory(
@@ -243,8 +246,9 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
         accuracy=Accuracy(max_abs_error={"o": 0.0}, budget={"o": 1.0}, query_rows=1, key_rows=1),
         energy={"joules_per_call": 1.0} if gpu else {},
         counters={"total": dict.fromkeys(COUNTED, 1), "kernels": []} if gpu else {},
+        trace={"difference_bytes": 0, "traced_share": 1.0, "total": moved, "kernels": []},
     )
-    estimate = iomodel.estimate("flash-v2", problem, "fwd")
+    estimate = iomodel.estimate("flash-v2-atomic", problem, "bwd")
     return Row(
         record=record,
         estimate=estimate,

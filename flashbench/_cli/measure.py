@@ -31,6 +31,7 @@ def measure(request: Request) -> None:
     gate. Raises UnavailableError where nothing could run.
     """
     from flashbench import console, environment, runfile
+    from flashbench._cli import joined
     from flashbench._cli.interrupt import terminable
 
     console.listen(quiet=request.flag("quiet"))
@@ -46,6 +47,8 @@ def measure(request: Request) -> None:
             _run(request, missing, writer, about)
             if request.flag("counters"):
                 _count(request, results, writer)
+            if request.flag("trace"):
+                _trace(request, results, writer)
     except KeyboardInterrupt:
         done = len(runfile.load(results).records)
         console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
@@ -57,8 +60,11 @@ def measure(request: Request) -> None:
     asked = {cell.key for cell in request.cells}
     records = [record for record in found.records if record.cell.key in asked]
     if not quiet:
-        for text in (*outcome(records), f"results: {results}", f"report: {out / REPORT}"):
+        joins = joined.notes(records, request.target) if _joins(request) else []
+        for text in (*outcome(records), *joins, f"results: {results}", f"report: {out / REPORT}"):
             console.note(text)
+    if wrong := joined.wrong(records):
+        console.warn(f"{len(wrong)} traced cells are not as their model says, first: {wrong[0]}")
     verdict(records)
 
 
@@ -144,7 +150,7 @@ def _count(request: Request, results: Path, writer: Writer) -> None:
             nonlocal done
             done += 1
             tick(done, cell.key)
-            writer.attach(cell.key, counters)
+            writer.attach(cell.key, "counters", counters)
             if reason := counters.get("reason"):
                 refused[reason] = refused.get(reason, 0) + 1
 
@@ -153,6 +159,22 @@ def _count(request: Request, results: Path, writer: Writer) -> None:
         )
     for reason, count in refused.items():
         console.warn(f"{count} of {len(cells)} cells were not counted: {reason}")
+
+
+def _trace(request: Request, results: Path, writer: Writer) -> None:
+    """Trace the cells that ran and are not traced yet; a trace that fails leaves its row as it is."""
+    from flashbench import runfile, tracing
+    from flashbench._cli import joined
+
+    asked = {cell.key for cell in request.cells}
+    records = [record for record in runfile.load(results).records if record.cell.key in asked]
+    joined.trace(
+        records, writer, limit=tracing.LIMIT, seed=request.values["seed"], quiet=request.flag("quiet")
+    )
+
+
+def _joins(request: Request) -> bool:
+    return request.flag("counters") or request.flag("trace")
 
 
 def outcome(records: Sequence[Record], told: Sequence[str] = ()) -> list[str]:
@@ -206,6 +228,7 @@ def _show(request: Request, found: RunFile) -> None:
     if request.flag("quiet") and not (request.flag("json") or request.flag("csv")):
         return
     from flashbench import console, table
+    from flashbench._cli import joined
 
     if request.flag("json"):
         console.show_json(table.rows(table.build([found])))
@@ -214,6 +237,8 @@ def _show(request: Request, found: RunFile) -> None:
     else:
         columns, rows, title = summary(table.rows(table.build([found])))
         console.show_table(columns, rows, title=title)
+        if _joins(request):
+            joined.show(found.records, request.target)
 
 
 def summary(cells: Sequence[dict[str, Any]]) -> tuple[list[Column], list[dict[str, Any]], str]:
@@ -231,9 +256,12 @@ def summary(cells: Sequence[dict[str, Any]]) -> tuple[list[Column], list[dict[st
         rate = cell["flops_per_s"]
         row[cell["implementation"]] = cell["status"] if rate is None else units.format_rate(rate, "FLOP/s")
     varies = [name for name in _SHAPE if len({row[name] for row in rows.values()}) > 1] or ["seqlen"]
-    fixed = (
-        [f"{name} {next(iter(rows.values()))[name]}" for name in _SHAPE if name not in varies] if rows else []
-    )
+    first = next(iter(rows.values()), {})
+    fixed = [
+        f"{name} {first[name]}"
+        for name in first
+        if name in _SHAPE and name not in varies and first[name] != "none"
+    ]
     names = list(dict.fromkeys(cell["implementation"] for cell in cells))
     columns = [Column(name=name, header=name, justify="right") for name in (*varies, *names)]
     return columns, list(rows.values()), ", ".join(["nominal FLOP/s", *fixed])
@@ -253,6 +281,7 @@ _SHAPE: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "dtype": lambda c: c["dtype"],
     "head dim": lambda c: _pair(c["head_dim"], c["head_dim_v"]),
     "mask": lambda c: "causal" if c["causal"] else "full",
+    "options": lambda c: c["options"] or "none",
     "batch": lambda c: str(c["batch"]),
     "heads": lambda c: _pair(c["num_heads"], c["num_kv_heads"]),
     "seqlen": lambda c: _pair(c["seqlen_q"], c["seqlen_k"], _length),

@@ -57,7 +57,7 @@ def _passes(incomplete: str) -> list[str]:
 
 
 def _causal(incomplete: str) -> list[str]:
-    return complete_names(("yes", "no", "both"), incomplete)
+    return complete_names(("yes", "no", "both", "top-left"), incomplete)
 
 
 def _grid(help_: str, metavar: str, complete: Any = None) -> Any:
@@ -87,7 +87,7 @@ Impls = Annotated[
 Causal = Annotated[
     str | None,
     _grid(
-        "Causal mask: yes, no or both. Bottom-right aligned: the last query sees every key.",
+        "Causal mask: yes, no or both (bottom-right: the last query sees every key), or top-left.",
         "CHOICE",
         _causal,
     ),
@@ -105,6 +105,9 @@ Model = Annotated[
     str | None,
     _grid("Heads and head dims of a published model; 'flashbench list presets' shows all.", "NAME", models),
 ]
+Features = dict[str, Any] | None
+"""The options that ``feature_options.with_features`` puts in its place."""
+
 Device = Annotated[
     str | None,
     typer.Option(help="cuda:N, cuda or cpu. Default: the first GPU, else cpu.", metavar="DEVICE"),
@@ -129,8 +132,10 @@ def on_line(name: str) -> str:
 
 
 def given(values: Mapping[str, Any]) -> dict[str, str | bool]:
-    """The options that stand on the line."""
-    return {name: value for name, value in values.items() if value is not None}
+    """The options that stand on the line; those of ``features`` beside the command's own."""
+    flat = {**values, **values.get("features", {})}
+    flat.pop("features", None)
+    return {name: value for name, value in flat.items() if value is not None}
 
 
 def fraction(text: str, option: str) -> Fraction:

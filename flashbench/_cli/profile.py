@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flashbench import features as rows
 from flashbench._cli import options
+from flashbench._cli.feature_options import with_features
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ COUNTED: Mapping[str, str] = {
 
 _MODES = "What to look at (one of)"
 _GRID = ("seqlens", "seqlens_k", "head_dims", "head_dims_v", "dtypes", "impls", "causal", "passes", "batch",
-         "tokens", "heads", "hidden", "kv_heads", "device", "seed", "out")  # fmt: skip
+         "tokens", "heads", "hidden", "kv_heads", *rows.NAMES, "device", "seed", "out")  # fmt: skip
 _STATIC = ("impls", "head_dims", "dtypes", "causal", "passes")
 
 
@@ -33,6 +35,7 @@ def _mode(help_: str) -> Any:
     return typer.Option(help=help_, rich_help_panel=_MODES)
 
 
+@with_features
 def profile(
     trace: Annotated[
         bool,
@@ -65,6 +68,7 @@ def profile(
     heads: options.Heads = None,
     hidden: options.Hidden = None,
     kv_heads: options.KvHeads = None,
+    features: options.Features = None,
     device: options.Device = None,
     seed: options.Seed = None,
     arch: Annotated[
@@ -95,17 +99,18 @@ def profile(
 ) -> None:
     """Look inside: what kernels really move, where their time goes, what they were compiled to.
 
-    Without a mode: --trace on a machine without GPU, --counters on one with.
+    Without a mode: --trace on a machine without GPU, --counters on one with. --counters --trace does
+    both to the same cells, with one K/V head of one batch traced for all, and sets them side by side.
 
-    Exits 0 when all is as modelled (--trace) or counted, 5 where a trace differs from its model, 3 where
-    nothing can be looked at here.
+    Exits 0 when all is as modelled (--trace), compiled (--static) or counted, 5 where a trace differs from
+    its model or a kernel does not compile, 3 where nothing can be looked at here.
     """
-    line = options.given(dict(locals()))
+    line = options.given(locals())
     options.one_format(json, csv)
     shown = {"json": json, "csv": csv, "quiet": quiet}
     mode = _chosen(line)
     _only(mode, line)
-    grid = {name: str(line[name]) for name in _GRID if name in line}
+    grid = {name: line[name] for name in _GRID if name in line}
     if mode == "import_":
         from flashbench._cli import profile_import
 
@@ -113,8 +118,7 @@ def profile(
     elif mode == "static":
         from flashbench._cli import profile_static
 
-        typed = [grid.get(name) for name in _STATIC]
-        asked = dict(zip(_STATIC, typed, strict=True))
+        asked: dict[str, Any] = {name: grid.get(name) for name in _STATIC}
         profile_static.show(**asked, arches=arch, gpu=gpu, json=json, csv=csv, quiet=quiet)
     elif mode == "trace":
         _trace(grid, gpu, trace_limit, shown)
@@ -123,31 +127,33 @@ def profile(
 
         cells, target, number = _cells(grid, COUNTED, None)
         profile_timeline.show(cells, target, seed=number, **shown)
+    elif mode == "known":
+        from flashbench._cli import profile_known
+
+        folder = _out(grid)
+        _, target, _ = _cells(grid, COUNTED, None)
+        profile_known.show(target, folder or _new_folder(), **shown)
     else:
-        _count(mode, grid, detail=detail, by_kernel=by_kernel, shown=shown)
+        limit = _limit(trace_limit) if trace else None
+        _count(grid, {"detail": detail, "kernels": by_kernel, "trace_limit": limit, **shown})
 
 
-def _count(
-    mode: str, grid: dict[str, str], *, detail: bool, by_kernel: bool, shown: Mapping[str, bool]
-) -> None:
-    from flashbench._cli import profile_counters, profile_known
+def _count(grid: dict[str, str | bool], asked: Mapping[str, Any]) -> None:
+    from flashbench._cli import profile_counters
 
     folder = _out(grid)
     cells, target, number = _cells(grid, COUNTED, None)
-    if mode == "known":
-        profile_known.show(target, folder or _new_folder(), **shown)
-        return
-    asked = profile_counters.Options(
-        detail=detail, kernels=by_kernel, seed=number, argv=("flashbench", *sys.argv[1:]), **shown
-    )
-    profile_counters.show(cells, target, folder or _new_folder(), asked)
+    options_ = profile_counters.Options(seed=number, argv=("flashbench", *sys.argv[1:]), **asked)
+    profile_counters.show(cells, target, folder or _new_folder(), options_)
 
 
-def _trace(grid: dict[str, str], gpu: str | None, limit: str | None, shown: Mapping[str, bool]) -> None:
-    from flashbench import kernels, tracing
+def _trace(
+    grid: dict[str, str | bool], gpu: str | None, limit: str | None, shown: Mapping[str, bool]
+) -> None:
+    from flashbench import kernels
     from flashbench._cli import profile_trace
 
-    wanted = tracing.LIMIT if limit is None else _whole(limit, "--trace-limit")
+    wanted = _limit(limit)
     cells, _, number = _cells(grid, profile_trace.DEFAULTS, "cpu")
     config: dict[str, Mapping[str, Any]] = {}
     if gpu is not None:
@@ -160,10 +166,13 @@ def _trace(grid: dict[str, str], gpu: str | None, limit: str | None, shown: Mapp
 
 
 MODES = ("trace", "static", "counters", "timeline", "known", "import_")
+BOTH = "counters --trace"
+"""What --counters and --trace are together; any other two modes exclude each other."""
 TAKES: Mapping[str, tuple[str, ...]] = {
     "trace": (*(name for name in _GRID if name not in ("device", "out")), "gpu", "trace_limit"),
     "static": (*_STATIC, "arch", "gpu"),
     "counters": (*_GRID, "detail", "by_kernel"),
+    BOTH: (*_GRID, "detail", "by_kernel", "trace_limit"),
     "timeline": tuple(name for name in _GRID if name != "out"),
     "known": ("device", "out"),
     "import_": (),
@@ -174,6 +183,8 @@ TAKES: Mapping[str, tuple[str, ...]] = {
 def _chosen(line: Mapping[str, Any]) -> str:
     """The mode that was asked for, or what this machine can do."""
     found = [name for name in MODES if line.get(name)]
+    if found == ["trace", "counters"]:
+        return BOTH
     if len(found) > 1:
         names = " and ".join(map(_typed, found[:2]))
         raise UsageError(f"{names} exclude each other; accepted: one of {', '.join(map(_typed, MODES))}")
@@ -201,7 +212,7 @@ def _typed(mode: str) -> str:
 
 
 def _cells(
-    grid: dict[str, str], defaults: Mapping[str, str], device: str | None
+    grid: dict[str, str | bool], defaults: Mapping[str, str], device: str | None
 ) -> tuple[tuple[Cell, ...], Target, int]:
     """The cells, where they run, and the seed. Bad input is found before torch is imported."""
     from flashbench import kernels, sweep
@@ -231,17 +242,21 @@ def _card(name: str) -> Target:
     )  # fmt: skip
 
 
-def _whole(text: str, option: str) -> int:
+def _limit(text: str | None) -> int:
+    from flashbench import tracing
+
+    if text is None:
+        return tracing.LIMIT
     if not text.strip().isdigit() or not int(text):
-        raise UsageError(f"{option} {text!r}: not a number of visits; accepted: a whole number above 0")
+        raise UsageError(f"--trace-limit {text!r}: not a number of visits; accepted: a whole number above 0")
     return int(text)
 
 
-def _out(grid: dict[str, str]) -> Path | None:
+def _out(grid: dict[str, str | bool]) -> Path | None:
     from flashbench._cli.run import check_out
 
     text = grid.pop("out", None)
-    return check_out(None if text is None else Path(text), resume=False, hint="name another folder")
+    return check_out(None if text is None else Path(str(text)), resume=False, hint="name another folder")
 
 
 def _new_folder() -> Path:

@@ -1,23 +1,23 @@
-"""``flashbench profile --counters``: cells under Nsight Compute, predicted beside counted."""
+"""``flashbench profile --counters``: cells under Nsight Compute, predicted beside counted and traced."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from flashbench._cli.run import RESULTS
-from flashbench.errors import EXIT_INTERRUPTED, UnavailableError
+from flashbench.errors import EXIT_INTERRUPTED, GateError, UnavailableError
 
 if TYPE_CHECKING:
-    from flashbench.console import Column
-    from flashbench.devices import Device
     from flashbench.kernels import Target
     from flashbench.problem import Cell
     from flashbench.record import Record
+    from flashbench.runfile import Writer
 
 RAW = "counters"
 """Folder, below --out, of the profiler's own CSV files."""
@@ -26,9 +26,13 @@ COUNTED = "counted, not timed"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to count and show. detail: more counters. kernels: a row per kernel too. argv: as typed."""
+    """How to count and show. detail: more counters. kernels: a row per kernel too. argv: as typed.
+
+    trace_limit: tile visits of a cell that is traced too; None traces none.
+    """
 
     detail: bool = False
+    trace_limit: int | None = None
     kernels: bool = False
     seed: int = 0
     json: bool = False
@@ -38,33 +42,52 @@ class Options:
 
 
 def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> None:
-    """Count the cells, keep each as it is known, print predicted beside counted.
+    """Count the cells, keep each as it is known, trace them if asked to, print predicted beside counted.
 
-    Raises UnavailableError where nothing can be counted here.
+    Raises UnavailableError where nothing can be counted here, GateError where a kernel moves or computes
+    other than its model says, or raises, as traced.
     """
     from flashbench import console, counting, environment, runfile
+    from flashbench._cli import joined
     from flashbench._cli.interrupt import terminable
 
     if reason := counting.why_unavailable(target):
         raise UnavailableError(f"no counters: {reason}")
     about = environment.collect(target)
     head = runfile.header(argv=options.argv, options={}, environment=about, cells=cells)
-    records: list[Record] = []
+    limit, stopped = options.trace_limit, False
     try:
         with terminable(), runfile.create(out / RESULTS, head) as writer:
-            _count(cells, target, out, options, (writer.append, records.append, about))
+            _count(cells, target, out, options, (writer, about))
+            if limit is not None:
+                counted = runfile.load(out / RESULTS).records
+                joined.trace(counted, writer, limit=limit, seed=options.seed, quiet=options.quiet)
     except KeyboardInterrupt:
-        records = list(runfile.load(out / RESULTS).records)  # the stop may have come before the list
-        _show(records, target, options)
+        stopped = True
+    records = runfile.load(out / RESULTS).records
+    if options.json or options.csv or not options.quiet:
+        joined.show(records, target, kernels=options.kernels, json=options.json, csv=options.csv)
+    if stopped:
         console.warn(f"interrupted; {out / RESULTS} holds {len(records)} of {len(cells)} cells")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    _show(records, target, options)
+        raise typer.Exit(EXIT_INTERRUPTED)
     if not options.quiet:
-        for text in _reasons(records):
+        refused = joined.reasons((record.counters.get("reason") for record in records), "counted")
+        for text in (*joined.notes(records, target), *refused):
             console.note(text)
         console.note(f"results: {out / RESULTS}; the profiler's own files: {out / RAW}")
+    _verdict(records, out / RESULTS)
+
+
+def _verdict(records: Sequence[Record], results: Path) -> None:
+    from flashbench._cli import joined
+
     if records and all("reason" in record.counters for record in records):
         raise UnavailableError(f"no cell was counted: {records[0].counters['reason']}")
+    if wrong := joined.wrong(records):
+        raise GateError(
+            f"{len(wrong)} traced cells are not as their model says, first: {wrong[0]}",
+            hint=f"{results} has it tensor by tensor",
+        )
 
 
 def _count(
@@ -72,11 +95,11 @@ def _count(
     target: Target,
     out: Path,
     options: Options,
-    kept: tuple[Any, Any, Mapping[str, Any]],
+    kept: tuple[Writer, Mapping[str, Any]],
 ) -> None:
     from flashbench import console, counting
 
-    append, collect, about = kept
+    writer, about = kept
     with console.progress(len(cells), quiet=options.quiet) as tick:
         done = 0
 
@@ -84,9 +107,7 @@ def _count(
             nonlocal done
             done += 1
             tick(done, cell.key)
-            record = _record(cell, counters, target, about)
-            append(record)
-            collect(record)
+            writer.append(_record(cell, counters, target, about))
 
         tick(0, cells[0].key if cells else "")
         counting.count_cells(
@@ -106,59 +127,9 @@ def _record(cell: Cell, counters: Mapping[str, Any], target: Target, about: Mapp
         status=failed.split(": ")[0] if refused else "failed" if failed else "profiled",
         reason=failed or COUNTED,
         counters=counters,
+        started_at=str(counters.get("started_at") or datetime.now(UTC).isoformat(timespec="seconds")),
         io_model=implementation.io_model,
         config={} if failed else implementation.describe(cell.problem, cell.pass_, target),
         environment=environment.row_fields(about),
         device_type=target.type,
     )
-
-
-def rows(records: Sequence[Record], device: Device | None, *, kernels: bool) -> list[dict[str, Any]]:
-    """Predicted beside counted, a row per cell and level; kernels: also one per kernel and level."""
-    from flashbench import compared
-
-    found: list[dict[str, Any]] = []
-    for record in records:
-        identity = {"cell": record.cell.key, "model": record.io_model}
-        levels = compared.compare(record.cell, record.counters, record.io_model, record.config, device)
-        found += [{**identity, **level.row()} for level in levels if kernels or not level.kernel]
-    return found
-
-
-def _show(records: Sequence[Record], target: Target, options: Options) -> None:
-    from flashbench import console, devices
-
-    if options.quiet and not (options.json or options.csv):
-        return
-    device = devices.match(target.name, sms=None, memory_bytes=target.total_bytes)
-    table = rows(records, device, kernels=options.kernels or options.json or options.csv)
-    console.show_table(
-        _columns(kernels=options.kernels), table, json=options.json, csv=options.csv,
-        title="Bytes predicted and counted (each kernel from a cold L2)",
-    )  # fmt: skip
-
-
-def _columns(*, kernels: bool) -> list[Column]:
-    from flashbench import units
-    from flashbench.console import Column
-
-    def size(name: str, header: str) -> Column:
-        return Column(name=name, header=header, format=units.format_bytes, justify="right")
-
-    shown = [Column(name="cell", header="cell"), Column(name="model", header="model")]
-    if kernels:
-        shown.append(Column(name="kernel", header="kernel", format=lambda name: str(name)[:48] or "all"))
-    return [
-        *shown, Column(name="level", header="level"),
-        size("low", "least"), size("value", "predicted"), size("high", "most"), size("counted", "counted"),
-        Column(name="ratio", header="counted/predicted", format=lambda x: f"{x:.3f}", justify="right"),
-        Column(name="within", header="in band", format=lambda x: "yes" if x else "NO"),
-    ]  # fmt: skip
-
-
-def _reasons(records: Sequence[Record]) -> list[str]:
-    """Why cells were not counted, each reason once with how often."""
-    from collections import Counter
-
-    found = Counter(record.counters["reason"] for record in records if "reason" in record.counters)
-    return [f"{count} cells were not counted: {reason}" for reason, count in found.items()]

@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashbench._cli import options
-from flashbench.errors import SpecError, UnavailableError
+from flashbench.errors import GateError, SpecError, UnavailableError
 
 if TYPE_CHECKING:
     from flashbench._profilers.occupancy import Limits
     from flashbench._profilers.static import Grid
     from flashbench.console import Column
 
-DEFAULTS = {"head_dims": "64,128", "dtypes": "bf16", "causal": "both", "passes": "fwd,bwd"}
+DEFAULTS = {
+    "impls": "flash", "head_dims": "64,128", "dtypes": "bf16", "causal": "both", "passes": "fwd,bwd",
+}  # fmt: skip
 ARCHES = ((8, 0), (9, 0), (10, 0))
 """Compiled for where neither --arch nor --gpu is given."""
 
@@ -34,7 +36,8 @@ def show(
 ) -> None:
     """Compile the kernels of the grid and print a row for each; options are as typed, None the default.
 
-    Raises SpecError or UnknownName for a bad value, UnavailableError without Triton.
+    Raises SpecError or UnknownName for a bad value, UnavailableError without Triton, GateError where a
+    kernel does not compile.
     """
     options.one_format(json, csv)
     line = {"impls": impls, "head_dims": head_dims, "dtypes": dtypes, "causal": causal, "passes": passes}
@@ -57,6 +60,19 @@ def show(
     if not quiet:
         for text in [*notes, *static.summary(rows)]:
             console.note(text)
+    _verdict([row for row in rows if row["status"] == static.FAILED], len(rows))
+
+
+def _verdict(failed: Sequence[Mapping[str, Any]], count: int) -> None:
+    """Raise GateError where kernels did not compile, naming the first."""
+    if failed:
+        row = failed[0]
+        mask = "causal" if row["causal"] else "full"
+        name = (
+            f"{row['implementation']} {row['kernel']} {row['arch']} {row['dtype']} d{row['head_dim']} {mask}"
+        )
+        reason = " ".join(str(row["reason"]).split())
+        raise GateError(f"{len(failed)} of {count} kernels did not compile, first: {name}: {reason}")
 
 
 def _grid(line: Mapping[str, Any], arches: str | None, gpu: str | None) -> tuple[Grid, list[str]]:
@@ -67,11 +83,15 @@ def _grid(line: Mapping[str, Any], arches: str | None, gpu: str | None) -> tuple
     from flashbench.problem import DTYPES
 
     typed = sweep.parse(DEFAULTS | dict(line), options.on_line, BUNDLED)
+    if "top-left" in typed["causal"]:
+        raise SpecError(
+            "--causal 'top-left': compiled is one mask of either alignment; accepted: yes, no, both"
+        )
     runnable = [name for name, dtype in DTYPES.items() if dtype.runs]
     units.parse_names(",".join(typed["dtypes"]), "--dtypes", runnable)
     limits, notes = _limits(arches, gpu)
     return Grid(
-        implementations=typed.get("impls", tuple(BUNDLED)),
+        implementations=typed["impls"],
         head_dims=typed["head_dims"],
         dtypes=typed["dtypes"],
         causal=typed["causal"],

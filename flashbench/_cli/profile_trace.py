@@ -54,7 +54,7 @@ def _verdict(found: Sequence[tuple[Cell, Mapping[str, Any]]], *, quiet: bool) ->
     traced = [(cell, row) for cell, row in found if "reason" not in row]
     if not traced:
         raise UnavailableError(f"--trace: nothing was traced: {'; '.join(sorted(left_out))}")
-    wrong = [(cell, _wrong(row)) for cell, row in traced if _wrong(row)]
+    wrong = [(cell, why_wrong(row)) for cell, row in traced if why_wrong(row)]
     if not quiet:
         for reason in sorted(left_out):
             count = sum(row.get("reason") == reason for _, row in found)
@@ -68,8 +68,8 @@ def _verdict(found: Sequence[tuple[Cell, Mapping[str, Any]]], *, quiet: bool) ->
         )
 
 
-def _wrong(row: Mapping[str, Any]) -> str | None:
-    """What is not as modelled in a traced cell, or None."""
+def why_wrong(row: Mapping[str, Any]) -> str | None:
+    """What is not as modelled in a traced cell (one without a reason), or None."""
     if "error" in row:
         return f"its kernels raise {row['error']}"
     if row["difference_bytes"]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashbench._cli import options
+from flashbench._cli.feature_options import with_features
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ TimeBudget = Annotated[
 ]
 
 
+@with_features
 def run(
     seqlens: options.Seqlens = None,
     seqlens_k: options.SeqlensK = None,
@@ -48,6 +50,7 @@ def run(
     hidden: options.Hidden = None,
     kv_heads: options.KvHeads = None,
     model: options.Model = None,
+    features: options.Features = None,
     device: options.Device = None,
     cache: Annotated[
         str | None,
@@ -71,6 +74,14 @@ def run(
         options.flag(
             "Afterwards count each cell's memory traffic with Nsight Compute.",
             "--counters/--no-counters",
+            panel=_PANEL,
+        ),
+    ] = None,
+    trace: Annotated[
+        bool | None,
+        options.flag(
+            "Afterwards trace each Triton cell in the interpreter, one K/V head, beside the model.",
+            "--trace/--no-trace",
             panel=_PANEL,
         ),
     ] = None,
@@ -159,7 +170,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     Bad input is found before torch is imported wherever it does not depend on the device.
     Raises UsageError, SpecError, UnknownName; UnavailableError for a device that is not here.
     """
-    from flashbench import kernels, presets, sweep
+    from flashbench import kernels, presets, runfile, sweep
 
     def in_file(name: str) -> str:
         return f"--config {config!r}: {name}"
@@ -191,7 +202,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     values, cells = complete(target.type)
     options.settle(values["impls"], target)
     texts = sweep.combine(line, file, before, sweep.DEFAULTS[target.type])
-    kept = (*sweep.AXES, *CONDITIONS, "time_budget", "energy")
+    kept = (*sweep.ASKED, *runfile.CONDITIONS, "time_budget", *KEPT)
     return Request(
         values=values,
         texts={name: texts[name] for name in kept if name in texts},
@@ -201,8 +212,8 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     )
 
 
-CONDITIONS = ("cache", "seed")
-"""Options that all rows of a file share."""
+KEPT = ("energy", "counters", "trace")
+"""Flags that a resumed run takes over."""
 
 
 def _earlier(path: Path) -> dict[str, str | bool]:
@@ -210,8 +221,8 @@ def _earlier(path: Path) -> dict[str, str | bool]:
     from flashbench import runfile, sweep
 
     found = runfile.load(path).header["options"]
-    texts = {name: found[name] for name in (*sweep.AXES, *CONDITIONS) if isinstance(found.get(name), str)}
-    return {**texts, "energy": found["energy"]} if isinstance(found.get("energy"), bool) else texts
+    names = (*sweep.ASKED, *runfile.CONDITIONS, *KEPT)
+    return {name: found[name] for name in names if isinstance(found.get(name), str | bool)}
 
 
 def check_out(

@@ -17,6 +17,7 @@ from flashbench._iomodel.engine import (
     choose,
     extra_bytes,
     find,
+    joined,
     kinds,
     known,
     name_tiles,
@@ -140,7 +141,7 @@ def _least(problem: Problem, pass_: str, variant: Variant) -> _Least:
 def _sums(steps: Sequence[Step]) -> tuple[int, int, int, int, int]:
     """FLOPs, exponentials, and bytes read, written and added atomically."""
     flops = exps = read = write = atomic = 0
-    for _, reads, writes, atomics, products, powers, _ in steps:
+    for _, reads, writes, atomics, products, powers, *_ in steps:
         flops += products
         exps += powers
         read += sum(reads.values())
@@ -152,6 +153,8 @@ def _sums(steps: Sequence[Step]) -> tuple[int, int, int, int, int]:
 
 def _both(forward: _Pass, backward: _Pass) -> Totals:
     (one, first), (two, second) = forward, backward
+    kept = sum(first.kept.values())
+    steps = joined([first, second])[0].steps
     return Totals(
         one.model,
         "fwd+bwd",
@@ -163,13 +166,13 @@ def _both(forward: _Pass, backward: _Pass) -> Totals:
         one.done_flops + two.done_flops,
         one.exps + two.exps,
         one.read_bytes + two.read_bytes,
-        one.write_bytes + two.write_bytes,
+        one.write_bytes + two.write_bytes + kept,
         one.atomic_bytes + two.atomic_bytes,
         one.compulsory_read_bytes + two.compulsory_read_bytes,
         one.compulsory_write_bytes + two.compulsory_write_bytes,
         one.saved_bytes,
         extra_bytes([first, second]),
-        one.steps + two.steps,
+        steps + two.steps,
         one.compulsory + two.compulsory,
     )
 

@@ -42,13 +42,18 @@ class Rates(NamedTuple):
     mufu: float = 1.0
 
 
+Pace = tuple[tuple[float, float], ...]
+"""(longest row, share of the memory bandwidth), ascending, of the kernels that a library has for one op."""
+
+
 class Family(NamedTuple):
     """One implementation family. rates: by (kernel "fwd" or "bwd", generation).
 
     stream: share of the memory bandwidth that kernels without products reach, by (kernel, generation).
     gemm: share of the peak that library products reach. calibrated: whether a published table was fitted.
     fills: thread blocks are split until they fill the card, so that none waits. mask: of the bandwidth of
-    other ops, what an op that applies a mask reaches.
+    other ops, what an op that applies a mask reaches. paces: by (op, generation), of kernels that
+    instructions hold below the bandwidth: requested bytes per second over the bandwidth, by row length.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Family(NamedTuple):
     calibrated: bool = True
     fills: bool = False
     mask: float = 1.0
+    paces: Mapping[tuple[str, str], Pace] = {}
 
 
 def _smem(rows: int, operands: float) -> float:
@@ -82,6 +88,13 @@ _FLASH_STREAM = {("fwd", "sm80"): 0.9, ("bwd", "sm80"): 0.9}
 _EAGER_STREAM = {("fwd", "sm90"): 0.67, ("bwd", "sm90"): 0.89, ("fwd", "sm80"): 0.7, ("bwd", "sm80"): 0.77}
 _FA2_FIGURE = "benchmark figures of flash-attention 2 (A100-80, H100) and of arXiv:2407.08608 (H100)"
 
+_ELEMENTWISE: Pace = ((float("inf"), 0.415),)
+"""torch's elementwise kernel without vector loads: 350 G elements of two bytes a second."""
+
+_SOFTMAX: Pace = ((1024, 0.64), (2048, 0.47), (4096, 0.355), (8192, 0.29), (float("inf"), 0.58))
+"""torch 2.11's softmax on an H100: a warp per row up to 2048, a row in registers of a thread block up to
+8192, then in shared memory. Means of masked and unmasked scores, of which the masked take a fifth longer."""
+
 FAMILIES: dict[str, Family] = {
     row.name: row
     for row in (
@@ -98,6 +111,7 @@ FAMILIES: dict[str, Family] = {
                 ("bwd", "geforce"): Rates(0.85, 1.8, 6800, 1, _smem(_MMA_SYNC, _BWD)),
             },
             _FLASH_STREAM,
+            paces={("copy do", "sm90"): _ELEMENTWISE, ("copy o", "sm90"): _ELEMENTWISE},
         ),
         Family(
             "fa3",
@@ -171,22 +185,25 @@ FAMILIES: dict[str, Family] = {
             " flash-attention 2 (A100-80); FlashAttention, arXiv:2205.14135, tables 18 to 20 (A100-40)",
             {},
             _EAGER_STREAM,
+            mask=0.46,
         ),
         Family(
             "naive",
-            "as eager; masked_fill on an H100 SXM, reports/h100-sxm/results.jsonl: a broadcast mask keeps"
-            " it from loading vectors",
+            "H100 SXM: reports/h100-sxm, softmax kernel by kernel, masked_fill, whose broadcast mask keeps it"
+            " from loading vectors, and the forward's share by the sweep; else as eager",
             {},
-            _EAGER_STREAM,
-            mask=0.5,
+            {**_EAGER_STREAM, ("fwd", "sm90"): 0.82},
+            mask=0.525,
+            paces={("softmax", "sm90"): _SOFTMAX},
         ),
     )
 }
 """Every family by name."""
 
 OF_MODEL = {
-    "standard": "naive", "flash-v1": "fa1", "flash-v1-cuda": "fa1", "flash-v2": "triton", "flash": "bundled",
-    "sdpa-flash": "fa2", "sdpa-cudnn": "cudnn", "flash-v2-atomic": "fa2", "flash-v3": "fa3",
-    "flash-v4": "fa4", "flash-decode": "bundled",
+    "standard": "naive", "standard-added": "eager", "flash-v1": "fa1", "flash-v1-cuda": "fa1",
+    "flash-v1-triton": "fa1", "flash-v2": "triton", "flash": "bundled", "sdpa-flash": "fa2",
+    "sdpa-cudnn": "cudnn", "flash-v2-atomic": "fa2", "flash-v3": "fa3", "flash-v4": "fa4",
+    "flash-decode": "bundled",
 }  # fmt: skip
 """Whose constants a model takes unless told otherwise; else triton's, as the bundled kernels."""

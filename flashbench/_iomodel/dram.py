@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from flashbench._iomodel.l2 import Cache
+from flashbench._iomodel.l2 import Cache, Hits
 from flashbench._iomodel.tensors import FP32, sizes
 from flashbench._iomodel.types import Estimate, Step
 from flashbench.problem import Problem
@@ -65,6 +65,9 @@ class Grid(NamedTuple):
     interleaved, tile by tile; 1 where one follows the other. lost: of what L2 should have kept from one
     wave to the next, the share that is fetched again all the same, expected and at worst. skew: at worst,
     the share of what is streamed that is fetched again within a wave, as thread blocks lose step.
+    staggered: thread blocks of one head start at rows of their own, so that all that a wave moves goes by
+    before a row is asked for again. crowd: how many times over what a wave moves counts against the L2 until
+    the next wave, or pass, comes back to its rows.
     """
 
     ctas: int
@@ -75,6 +78,8 @@ class Grid(NamedTuple):
     section: int = 1
     lost: tuple[float, float] = (0.0, 0.0)
     skew: float = 0.0
+    staggered: bool = False
+    crowd: float = 1.0
 
 
 def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dram:
@@ -85,9 +90,9 @@ def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dr
     most = estimate.requested.read_bytes + atomic
     least = min(estimate.compulsory.read_bytes, most)
     read = Band(*(min(max(round(part), least), most) for part in tracker.read))
-    most = estimate.requested.write_bytes + atomic
+    most = estimate.requested.write_bytes + atomic + sum(step.spills.written for step in estimate.steps)
     low, value, high = (min(round(part), most) for part in tracker.write)
-    left = min(value, tracker.dirty_share * cache.capacity)
+    left = min(value, _DIRTY * tracker.dirty_share * cache.capacity)
     low = max(0, low - round(cache.capacity))
     return Dram(read=read, write=Band(low, max(low, value - round(left)), max(high, value)), steps=steps)
 
@@ -115,9 +120,9 @@ def _alone(step: Step, grid: Grid | None, cache: Cache, sizes: Mapping[str, int]
         min(count, sizes.get(name, count)) for name, count in (*step.read.items(), *step.atomic.items())
     )
     low, value, high = (min(max(round(part), least), most) for part in tracker.read)
-    most = sum(step.write.values()) + added
+    most = sum(step.write.values()) + added + step.spills.written
     written = [min(round(part), most) for part in tracker.write]
-    left = min(written[1], tracker.dirty_share * cache.capacity)
+    left = min(written[1], _DIRTY * tracker.dirty_share * cache.capacity)
     least = max(0, written[0] - round(cache.capacity))
     value_left = max(least, written[1] - round(left))
     return Alone(step.name, Band(low, value, high), Band(least, value_left, max(written[2], value_left)))
@@ -132,10 +137,11 @@ def tensor_bytes(problem: Problem) -> dict[str, int]:
         scale = FP32 // part.dtype_bytes if part.dtype_bytes <= FP32 else 1
         rows = {
             "q": s.q, "k": s.k, "v": s.v, "o": s.o, "do": s.o, "lse": s.lse, "delta": s.lse, "norm": s.lse,
-            "lse_log2": s.lse, "l, m": 2 * s.lse, "dq": s.q, "dk": s.k, "dv": s.v,
+            "mask": part.seqlen_q * part.seqlen_k,
+            "lse_log2": s.lse, "l, m": 2 * s.lse, "l": s.lse, "m": s.lse, "dq": s.q, "dk": s.k, "dv": s.v,
             "dq_acc": s.q * scale, "dq_tmp": s.q * scale, "o_tmp": s.o * scale, "dk_acc": s.k * scale,
-            "dv_acc": s.v * scale, "k_heads": s.k_heads, "v_heads": s.v_heads, "dk_heads": s.k_heads,
-            "dv_heads": s.v_heads,
+            "dv_acc": s.v * scale, "do_rows": s.o, "o_rows": s.o, "k_heads": s.k_heads,
+            "v_heads": s.v_heads, "dk_heads": s.k_heads, "dv_heads": s.v_heads,
         }  # fmt: skip
         for name, size in rows.items():
             total[name] = total.get(name, 0) + size
@@ -172,7 +178,9 @@ class _Tracker:
             if name not in step.read:
                 written += size
         touched += written
-        again = _ONCE if grid is None else _Again.of(self.cache, grid, inputs + adds, touched)
+        again = (
+            _ONCE if grid is None else _Again.of(self.cache, grid, inputs + adds, touched + step.spills.held)
+        )
         middle = self.clock + touched / 2
         before = self.read[1] + self.write[1]
         how = (middle, again, grid.skew if grid else 0.0)
@@ -181,6 +189,8 @@ class _Tracker:
             self._move(self.read, adds, how, None)
             self._move(self.write, adds, how, self.dirty)
         self._move(self.write, outputs, how, self.dirty)
+        self.write[1] += _SAVED * step.spills.held
+        self.write[2] += step.spills.held
         for rows in (inputs, adds, outputs):
             for name, _, _ in rows:
                 self.last[name] = middle
@@ -238,17 +248,19 @@ class _Again(NamedTuple):
     """How often a kernel fetches again what it streams.
 
     loops: a thread block makes its passes itself; missing: what is not found in L2 per pass. Else
-    waves: further waves over which a unit's passes spread, per pass; missing: what is then not found.
+    waves: further waves over which a unit's passes spread, per pass; missing: what is then not found;
+    within: what is not found of the passes of one wave.
     """
 
     loops: bool
     waves: _Three
     missing: _Three
+    within: _Three = (0.0, 0.0, 0.0)
 
     @classmethod
     def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> _Again:
         """From the kernel's grid and its (tensor, requested, size) rows."""
-        ctas, units, slots, loops, _, section, lost, _ = grid
+        ctas, units, slots, loops, _, section, lost, _, staggered, crowd = grid
         per_unit = ctas / units
         streamed = asked_for = 0
         for _, requested, size in asked:
@@ -258,39 +270,67 @@ class _Again(NamedTuple):
         own = (touched - streamed) * min(slots, ctas) / ctas
         unit_bytes = streamed / units
         if loops:
-            one = cache.hits(min(float(units), float(slots)) * unit_bytes + own)
-            return cls(True, _ZERO, (1 - one.best, 1 - one.value, 1 - one.worst))
-        if ctas <= slots or not streamed:
-            return _ONCE
+            moved = min(float(units), float(slots)) * unit_bytes + own
+            _, value, worst = cache.hits(crowd * moved)
+            return cls(True, _ZERO, (1 - cache.hits(moved).best, 1 - value, 1 - worst))
         active = min(float(units), max(1.0, slots / per_unit, section))
+        within = _staggered(cache.hits(active * unit_bytes + own)) if staggered else _ZERO
+        if ctas <= slots or not streamed:
+            return cls(False, _ZERO, _ZERO, within) if staggered else _ONCE
         # under a mask a pass ends early and comes back to its rows sooner, after seen of them on average
         seen = min(1.0, asked_for / (streamed * per_unit))
         best = cache.hits(active * unit_bytes * seen + own).best
         typical = unit_bytes * seen**_MASKED
-        value = cache.hits(active * typical + own).value
+        value = cache.hits(crowd * (active * typical + own)).value
         if per_unit > slots:
             # in its first and last wave a unit shares the cache with a neighbour, for half the time
             edges = min(1.0, 2 * slots / per_unit)
-            value += edges * (cache.hits(min(float(units), 1.5) * typical + own).value - value)
-        worst = cache.hits(min(float(units), active + 1) * unit_bytes + own).worst
+            shared = crowd * (min(float(units), 1.5) * typical + own)
+            value += edges * (cache.hits(shared).value - value)
+        widest = min(float(units), active + 1) * unit_bytes + own
+        worst = min(cache.hits(widest).worst * (1 - lost[1]), cache.hits(crowd * widest).worst)
         # how units and waves line up is not known: at best every unit starts with a wave
         waves = (max(0.0, 1 / slots - 1 / per_unit), 1 / slots - 0.5 / ctas, 1 / slots)
         if section * per_unit > slots:  # a section is one long unit: its first wave is the first pass
             waves = (0.0, max(0.0, section / slots - 1 / per_unit), section / slots)
-        found = (best, value * (1 - lost[0]), worst * (1 - lost[1]))
+        found = (best, value * (1 - lost[0]), worst)
         if unit_bytes > cache.capacity / 2:  # who falls behind finds its rows gone
             waves, found = (waves[0], waves[1], waves[2] + _DRIFT), (best, found[1], 0.0)
-        return cls(False, waves, (1 - found[0], 1 - found[1], 1 - found[2]))
+        return cls(False, waves, (1 - found[0], 1 - found[1], 1 - found[2]), within)
 
     def times(self, requested: int, size: int) -> _Three:
         """How many times over a tensor that is requested more than once is fetched again."""
         passes = requested / size
-        best, value, worst = self.missing
         if self.loops:
+            best, value, worst = self.missing
             return (passes - 1) * best, (passes - 1) * value, (passes - 1) * worst
-        low, mean, high = (min(passes * wave, passes - 1) for wave in self.waves)
-        return low * best, mean * value, high * worst
+        times = []
+        for wave, missing, within in zip(self.waves, self.missing, self.within, strict=True):
+            apart = min(passes * wave, passes - 1)
+            times.append(apart * missing + (passes - 1 - apart) * within)
+        low, mean, high = times
+        return low, mean, high
 
+
+def _staggered(hits: Hits) -> _Three:
+    """Of the passes of one wave, what is not found: none at best, at worst all that the curve says."""
+    return (0.0, _STAGGER * (1 - hits.value), 1 - hits.worst)
+
+
+_STAGGER = 0.5
+"""Of what goes by between two uses of a row by staggered thread blocks, over all that a wave moves.
+
+As a share of the misses that the whole would give. Set by counts of torch's FlashAttention-2 under a mask.
+"""
+
+_DIRTY = 0.75
+"""What the last kernel leaves unsaved, over what it would if as much of L2 were dirty as of what it moved.
+
+Counted on an H100 SXM: 0.79 of a copy, 0.76 of a scaling, 0.64 of a softmax (docs/counters.md).
+"""
+
+_SAVED = 0.5
+"""How often a thread block's spilled registers reach memory: between never and once, as they stay in use."""
 
 _DRIFT = 0.02
 """Of all passes over a unit of more than half the L2, those that are fetched again at worst.

@@ -52,8 +52,19 @@ def kinds(pass_: str) -> tuple[str, ...]:
     return _KINDS[pass_]
 
 
+MODELLED = frozenset({"window", "top-left", "dropout", "varlen", "fp8", "bshd", "deterministic"})
+"""Features of a problem that every model counts, or refuses by itself; a row names others in ``covers``."""
+
+
 def check(row: Model, problem: Problem, variant: Variant) -> None:
     """Raise SpecError for what the model does not cover."""
+    if missing := problem.features() - MODELLED - row.covers:
+        named = ", ".join(sorted(missing))
+        raise SpecError(f"model {row.name!r} does not cover {problem.key}: it does not count {named}")
+    if 0 in (problem.seqlen_q, problem.seqlen_k) or any(0 in lengths for lengths in problem.lengths):
+        raise SpecError(
+            f"model {row.name!r} does not cover {problem.key}: a sequence without queries or keys"
+        )
     if (reason := row.refuses(problem)) is not None:
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: {reason}")
     if variant is not DEFAULT:
@@ -71,6 +82,16 @@ def work(row: Model, problem: Problem, pass_: str, tiles: Mapping[str, Tiles], v
     if row.pads or not problem.lengths:
         return function(problem, tiles, variant)
     return varlen.work(function, problem, tiles, variant)
+
+
+def joined(parts: list[Work]) -> list[Work]:
+    """The passes of one call: a forward that a backward follows writes what it keeps for it."""
+    if len(parts) == 1 or not parts[0].kept:
+        return parts
+    forward, backward = parts
+    *rest, last = forward.steps
+    steps = (*rest, last._replace(write={**last.write, **forward.kept}))
+    return [forward._replace(steps=steps, kept={}), backward]
 
 
 def name_tiles(chosen: Mapping[str, Tiles]) -> dict[str, int]:

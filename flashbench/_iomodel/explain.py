@@ -28,7 +28,7 @@ _SIZES: dict[str, tuple[str, str]] = {
     "q": (_QUERY, "d·e"), "dq": (_QUERY, "d·e"), "dq_acc": (_QUERY, "d·4"), "dq_tmp": (_QUERY, "d·4"),
     "o": (_QUERY, "dv·e"), "do": (_QUERY, "dv·e"), "o_tmp": (_QUERY, "dv·4"),
     "lse": (_QUERY, "4"), "delta": (_QUERY, "4"), "norm": (_QUERY, "4"), "lse_log2": (_QUERY, "4"),
-    "l, m": (_QUERY, "8"),
+    "l, m": (_QUERY, "8"), "l": (_QUERY, "4"), "m": (_QUERY, "4"),
     "k": (_KEY, "d·e"), "dk": (_KEY, "d·e"), "v": (_KEY, "dv·e"), "dv": (_KEY, "dv·e"),
     "dk_acc": (_KEY, "d·4"), "dv_acc": (_KEY, "dv·4"),
     "k_heads": ("B·H·Nk", "d·e"), "dk_heads": ("B·H·Nk", "d·e"),
@@ -57,6 +57,19 @@ _FORMULAS: dict[str, dict[str, str]] = {
         "merge": "read S·Nq(4dv + 4); write Nq·dv·e + 4Nq, per query head",
     },
 }  # fmt: skip
+_FORMULAS["flash-v1-triton"] = {
+    "forward": "read Nk(d+dv)e + ΣQ(d·e + 4dv + 8); write (ΣQ + Nq)(4dv + 8), per query head; in 16 bits read"
+               " 4Nq·dv and write Nq·dv·e more",
+    "backward": "read, per K/V head, Nk(d+dv)e and g·ΣQ(d·e + 2dv·e + 4d + 8); write g(ΣQ + Nq)4d and"
+                " Nk(d+dv)e; in 16 bits read g·4Nq·d and write g·Nq·d·e more",
+}  # fmt: skip
+_FORMULAS["flash-v2-atomic-triton"] = {
+    **_FORMULAS[""],
+    "delta": "delta = rowsum(o·do): read 2Nq·dv·e; write 4Nq",
+    "clear": "zeroes dq in fp32: write 4Nq·d, per query head",
+    "backward": "read, per K/V head, Nk(d+dv)e and g·ΣQ(d·e + dv·e + 8), add g·4ΣQ·d, write Nk(d+dv)e",
+    "convert": "read 4Nq·d; write Nq·d·e, per query head",
+}
 _FORMULAS["flash"] = {
     **_FORMULAS[""],
     "dkdv": f"{_FORMULAS['']['dkdv']}; fp32 and tf32 read g·ΣQ·4 more (norm)",
@@ -252,6 +265,10 @@ def _memory(step: Step, part: Part, prediction: Prediction) -> str:
     ]
     if part.smem:
         words.insert(1, f"shared memory {units.format_seconds(part.smem)}")
+    if part.instructions:
+        words.insert(0, f"instructions {units.format_seconds(part.instructions)}")
+    if step.spills.written:
+        words.append(f"spilled registers {units.format_bytes(step.spills.written)}, in L2's time")
     if not part.fixed and step.flops:
         words.insert(0, f"products {units.format_seconds(part.products)}")
     return ", ".join(words)

@@ -2,8 +2,7 @@
 
 Beside ``flash-v2``: in fp32 and tf32 the dQ kernel runs first, renews delta and hands a factor per row
 to the dK, dV kernel, so that a row's p sums to 1 and its dS to 0; head dims are multiplied in pieces
-of powers of two; a row that sees one key has its delta from a matrix product. Held to the kernels
-themselves, traced in Triton's interpreter, by tests/test_trace.py.
+of powers of two. Held to the kernels themselves, traced in Triton's interpreter, by tests/test_trace.py.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
     norm = s.lse if refines(p) else 0
     per_pair = 2 * (2 * d + dv) + (2 * d if norm else 0)
     steps = (
-        delta._replace(flops=_alone(p, tiles["delta"].block_q, dv)),
+        delta,
         dq._replace(
             flops=dq.exps * per_pair,
             write={**dq.write, **({"norm": s.lse, "delta": s.lse} if norm else {})},
@@ -74,18 +73,6 @@ def padded(problem: Problem) -> tuple[int, int]:
         for dim in (problem.head_dim, problem.head_dim_v)
     )
     return d, dv
-
-
-def _alone(p: Problem, block: int, dv: int) -> int:
-    """FLOPs of delta's products: dO·Oᵀ of every tile with a row that sees exactly one key.
-
-    Causal: the row that sees the first key alone, in one tile per head; else every row of a single key.
-    """
-    if p.causal:
-        tiles = 1 if p.seqlen_q >= p.seqlen_k else 0
-    else:
-        tiles = -(-p.seqlen_q // block) if p.seqlen_k == 1 else 0
-    return p.batch * p.num_heads * tiles * 2 * block * block * dv
 
 
 def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles:

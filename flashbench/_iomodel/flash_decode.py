@@ -17,7 +17,7 @@ from flashbench._iomodel.tensors import FP32, INT32, sizes
 from flashbench._iomodel.types import Step, Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench.errors import SpecError
-from flashbench.problem import ALIGNMENTS, DTYPES, UNLIMITED, Problem
+from flashbench.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
     from flashbench.devices import Device
@@ -134,8 +134,6 @@ def refuses(problem: Problem) -> str | None:
         return f"the bundled kernels take head dims up to {flash_configs.MAX_HEAD_DIM}"
     if not DTYPES[problem.dtype].runs:
         return f"the bundled decode kernels do not take {problem.dtype}"
-    if problem.window != (UNLIMITED, UNLIMITED) or problem.dropout_p or problem.lengths:
-        return "the bundled decode kernels have no window, no dropout and no packed batches"
-    if problem.causal and problem.alignment != ALIGNMENTS[0] and problem.seqlen_q != problem.seqlen_k:
-        return f"the bundled decode kernels align a causal mask {ALIGNMENTS[0]}"
+    if missing := problem.features() - {"deterministic"}:
+        return f"the bundled decode kernels do not take {', '.join(sorted(missing))}"
     return None

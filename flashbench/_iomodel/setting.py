@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashbench._iomodel.constants import (
@@ -11,6 +13,7 @@ from flashbench._iomodel.constants import (
     REFERENCE_MATMUL,
     REFERENCE_MEMORY,
     Family,
+    Pace,
     Rates,
 )
 from flashbench._iomodel.l2 import Cache
@@ -26,7 +29,8 @@ class Setting(NamedTuple):
 
     flops, dram: its ceilings as data sheets count them, which the constants refer to. fwd, bwd: rates
     of tiled kernels, None for a family without. stream_fwd, stream_bwd: shares of the memory bandwidth.
-    calibrated: whether a published table of the card's generation stands behind the constants.
+    calibrated: whether a published table of the card's generation stands behind the constants. paces: of
+    the family, for that generation.
     """
 
     family: Family
@@ -43,6 +47,12 @@ class Setting(NamedTuple):
     stream_bwd: float
     calibrated: bool
     note: str
+    paces: Mapping[str, Pace]
+
+    def pace(self, op: str, row: int) -> float:
+        """Requested bytes per second of an op over rows of that length; infinite where its bytes decide."""
+        share = next((share for longest, share in self.paces.get(op, ()) if row <= longest), math.inf)
+        return share * self.dram
 
 
 _made: dict[tuple[int, int, str], Setting] = {}
@@ -87,6 +97,7 @@ def _make(device: Device, row: Family, dtype: str) -> Setting:
         stream_bwd=streams[1],
         calibrated=row.calibrated and own,
         note=_note(row, device, generation, own),
+        paces={op: pace for (op, of), pace in row.paces.items() if of == generation},
     )
 
 

@@ -2,7 +2,9 @@
 
 Every op reads each operand once and writes each result once. That is what DRAM sees while P is far
 larger than L2; the tiles of a matrix product ask L2 for more, by the library's choice, which is not
-counted. A mask saves nothing. NAIVE is the implementation ``naive``, op by op and with what is
+counted. masked_fill asks for its boolean mask once per head; of the four scores that a thread takes, it
+reads the last one only where the mask leaves it (counted on an H100, torch 2.11: docs/counters.md). A mask
+saves nothing else. NAIVE is the implementation ``naive``, op by op and with what is
 alive beside what; query rows without keys take no part and are filled with zeros. A batch of
 different lengths is padded to the longest and masked per sequence.
 """
@@ -32,6 +34,9 @@ MINIMAL_ASSUMPTIONS = (
 FLAG = 1
 """Bytes of an element of a boolean mask, also of dropout's."""
 
+_TAKEN = 4
+"""Elements that a thread of torch's elementwise kernels takes where an operand is broadcast."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Style:
@@ -50,6 +55,7 @@ class Style:
 
 
 NAIVE = Style()
+ADDED = Style(mask="add")
 HUGGING_FACE = Style(scale="scores", mask="add", wide_softmax=True)
 MINIMAL = Style(scale="", mask="", one_kernel_softmax=True)
 
@@ -58,7 +64,8 @@ class _Operands(NamedTuple):
     """Bytes of the ops' operands; q, o, scores over the query rows that see a key.
 
     full_q, full_o: with all rows. k, v: as the products read them, once per query head. wide: scores
-    in fp32. flags: a boolean per score. mask: one per score of the queries, or 0.
+    in fp32. flags: a boolean per score. mask: as an op reads it, or 0; open: what masked_fill reads of the
+    scores.
     """
 
     q: int
@@ -67,6 +74,7 @@ class _Operands(NamedTuple):
     wide: int
     flags: int
     mask: int
+    open: int
     full_q: int
     full_o: int
     k: int
@@ -91,8 +99,7 @@ def _operands(p: Problem, style: Style) -> _Operands:
     pairs = p.batch * p.num_heads * rows * p.seqlen_k
     mask = 0
     if style.mask and (p.masked or p.lengths):
-        masks = p.batch if p.lengths or style.mask == "add" else 1
-        mask = masks * rows * p.seqlen_k * (p.dtype_bytes if style.mask == "add" else FLAG)
+        mask = p.batch * rows * p.seqlen_k * p.dtype_bytes if style.mask == "add" else pairs * FLAG
     return _Operands(
         q=s.q // p.seqlen_q * rows,
         o=s.o // p.seqlen_q * rows,
@@ -100,6 +107,7 @@ def _operands(p: Problem, style: Style) -> _Operands:
         wide=pairs * FP32 if style.wide_softmax and p.dtype_bytes < FP32 else 0,
         flags=pairs * FLAG if p.dropout_p else 0,
         mask=mask,
+        open=(pairs - (pairs - p.visible_pairs) // _TAKEN) * p.dtype_bytes,
         full_q=s.q,
         full_o=s.o,
         k=s.k_heads,
@@ -152,13 +160,13 @@ def _mask(ledger: Ledger, t: _Operands, style: Style) -> str:
     if not t.mask:
         return last
     if style.mask == "fill_":
-        ledger.op("mask", {last: t.scores, "mask": t.mask}, {last: t.scores})
+        ledger.op("mask", {last: t.open, "mask": t.mask}, {last: t.scores})
         return last
     if style.mask == "add":
         ledger.op("mask", {last: t.scores, "mask": t.mask}, {"s_masked": t.scores})
     else:
         ledger.op("mask: copy", {last: t.scores}, {"s_masked": t.scores})
-        ledger.op("mask: fill", {"s_masked": t.scores, "mask": t.mask}, {"s_masked": t.scores})
+        ledger.op("mask: fill", {"s_masked": t.open, "mask": t.mask}, {"s_masked": t.scores})
     ledger.free(last)
     return "s_masked"
 
@@ -242,7 +250,7 @@ def _mask_backward(ledger: Ledger, t: _Operands, style: Style) -> str:
     ds, one = "ds", t.scores
     if t.mask and style.mask != "add":
         ledger.op("mask backward: copy", {ds: one}, {"ds_masked": one})
-        ledger.op("mask backward: fill", {"ds_masked": one, "mask": t.mask}, {"ds_masked": one})
+        ledger.op("mask backward: fill", {"ds_masked": t.open, "mask": t.mask}, {"ds_masked": one})
         ledger.free(ds)
         ds = "ds_masked"
     if style.scale == "scores":

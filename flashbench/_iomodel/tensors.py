@@ -13,6 +13,9 @@ from flashbench.problem import PASSES, UNLIMITED, Problem
 FP32 = 4
 """Bytes of lse, delta and fp32 accumulators."""
 
+FP16 = 2
+"""Bytes of an element of fp16 or bf16."""
+
 INT32 = 4
 """Bytes of an entry of a block table, a list of blocks or cumulative lengths."""
 

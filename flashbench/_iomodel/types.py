@@ -73,10 +73,24 @@ NO_BYTES: Mapping[str, int] = {}
 """Traffic of no tensor."""
 
 
+class Spills(NamedTuple):
+    """Registers that a published kernel keeps in memory, no tensor's traffic and not in its bytes.
+
+    written: bytes from SM to L2 in all. held: bytes of every thread block's own copy, once.
+    """
+
+    written: int
+    held: int
+
+
+NO_SPILLS = Spills(0, 0)
+
+
 class Step(NamedTuple):
     """One kernel or op: the bytes that it requests per tensor, its matrix FLOPs and its exponentials.
 
     ctas: thread blocks that a tiled kernel launches, one per outer tile; 0 where that is not known.
+    spills: what it writes of its registers, where that is known.
     """
 
     name: str
@@ -86,6 +100,7 @@ class Step(NamedTuple):
     flops: int = 0
     exps: int = 0
     ctas: int = 0
+    spills: Spills = NO_SPILLS
 
 
 class Work(NamedTuple):
@@ -95,7 +110,8 @@ class Work(NamedTuple):
     alive after a forward under autograd (saved and outputs). extra_bytes: most alive during the
     pass beyond what was alive before it, outputs included (a forward: without autograd).
     joined_extra_bytes: of a backward, the same where the forward's memory is freed on the way, as
-    in ``fwd+bwd``; None if nothing of it is.
+    in ``fwd+bwd``; None if nothing of it is. kept: tensors that the last kernel of a forward writes
+    where a backward follows, and else leaves out.
     """
 
     steps: tuple[Step, ...]
@@ -103,6 +119,7 @@ class Work(NamedTuple):
     saved_bytes: int = 0
     held_bytes: int = 0
     joined_extra_bytes: int | None = None
+    kept: Mapping[str, int] = NO_BYTES
 
 
 class Tiles(NamedTuple):
@@ -127,7 +144,8 @@ class Model:
     kernel, tiles): elements that must be in fast memory at once. refuses(problem): why the model
     does not cover it, or None. takes: the options of a Variant that it knows. settle(problem,
     tiles, variant, device): the variant with what is left open (pack_gqa None, num_splits 0) decided. pads: a
-    packed batch is padded to its longest sequence. shown: in the default table. passes: those that it
+    packed batch is padded to its longest sequence. covers: features of a problem (problem.FEATURES) that it
+    counts beyond those that every model does. shown: in the default table. passes: those that it
     covers. bundled: describes an implementation of this package, launch by launch, with the tiles that it
     ships with.
     """
@@ -145,6 +163,7 @@ class Model:
     footprint: Callable[[Problem, str, Tiles], int] | None = None
     refuses: Callable[[Problem], str | None] = lambda _: None
     takes: tuple[str, ...] = ()
+    covers: frozenset[str] = frozenset()
     settle: Callable[[Problem, Mapping[str, Tiles], Variant, Device | None], Variant] = _as_it_is
     pads: bool = False
     shown: bool = True

@@ -35,6 +35,7 @@ def work(
         extra_bytes=sum(part.extra_bytes for part in parts),
         saved_bytes=sum(part.saved_bytes for part in parts),
         held_bytes=sum(part.held_bytes for part in parts),
+        kept=merge(*(part.kept for part in parts)),
     )
 
 

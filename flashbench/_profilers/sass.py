@@ -108,13 +108,14 @@ def usage(text: str, sass: str) -> Usage:
     """Read what ``cuobjdump -res-usage`` writes of one kernel. Raises ValueError for other text.
 
     Its SHARED includes the bytes that the system reserves where the code, sass, names them
-    (from sm_90 on); they are taken out here, as occupancy adds them for every card alike.
+    (from sm_90 on); they are taken out here, as occupancy adds them for every card alike. Of a kernel
+    without shared memory the code names them, but SHARED is 0.
     """
     found = {name: int(number) for name, number in _USAGE.findall(text)}
     if found.keys() != {"REG", "STACK", "SHARED"}:
         raise ValueError("no registers in the resource usage")
     reserved = RESERVED_SHARED_BYTES if ".nv.reservedSmem" in sass else 0
-    return Usage(found["REG"], found["STACK"], found["SHARED"] - reserved)
+    return Usage(found["REG"], found["STACK"], max(0, found["SHARED"] - reserved))
 
 
 def _class_of(opcode: str) -> str | None:

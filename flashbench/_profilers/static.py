@@ -165,11 +165,9 @@ def architecture(capability: tuple[int, int]) -> str:
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What is worth saying of the rows, a sentence each."""
-    failed = [row for row in rows if row["status"] == FAILED]
     unread = {row["reason"] for row in rows if row["status"] == OK and row["reason"]}
     spilling = sum(bool(row["spill_store_instructions"] or row["spill_load_instructions"]) for row in rows)
-    texts = [f"{len(failed)} of {len(rows)} kernels did not compile: {failed[0]['reason']}"] if failed else []
-    texts += [f"no counts: {reason}" for reason in sorted(unread)]
+    texts = [f"no counts: {reason}" for reason in sorted(unread)]
     if spilling:
         texts.append(f"{spilling} of {len(rows)} kernels spill registers to local memory")
     return texts

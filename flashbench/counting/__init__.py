@@ -6,10 +6,11 @@ The cells run in processes of their own under the profiler (child.py), some doze
 crash or a hang costs that batch only. A cell's counters are a mapping, as they stand in a record::
 
     {"tool": "ncu 2025.3.1.0", "cache_control": "all", "clock_control": "none", "replay": "kernel",
-     "total": {counter: value, …}, "kernels": [{"kernel", "grid", "block", counter: value, …}, …]}
+     "started_at": "2026-…", "total": {counter: value, …},
+     "kernels": [{"kernel", "grid", "block", counter: value, …}, …]}
 
-or ``{"reason": "…"}`` where there are none. Counter names and units: _profilers/counters.py. Times in
-them are the profiler's and only good for shares.
+or ``{"reason": "…"}`` where there are none. started_at (UTC) is of the cell's process. Counter names and
+units: _profilers/counters.py. Times in them are the profiler's and only good for shares.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flashbench import environment
 from flashbench._profilers import counters, ncu, ncu_csv
 from flashbench.errors import RunFileError
 from flashbench.kernels import Target
@@ -46,12 +49,7 @@ class Job:
 
 def cell_job(cell: Cell) -> Job:
     """The job that runs one cell."""
-    what = {
-        "implementation": cell.implementation,
-        "pass": cell.pass_,
-        "problem": asdict(cell.problem),
-    }
-    return Job(kind="cell", what=what)
+    return Job(kind="cell", what=cell.to_json())
 
 
 def why_unavailable(target: Target) -> str | None:
@@ -128,13 +126,17 @@ class _Batch:
         self.said.unlink(missing_ok=True)
         target = [sys.executable, "-m", "flashbench.counting.child", str(self.spec)]
         limit = START_S + JOB_S * len(self.jobs)
-        profile = ncu.profile(counters.metrics(detail=detail), self.log, target, limit, _child_environment())
+        started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        profile = ncu.profile(counters.metrics(detail=detail), self.log, target, limit, _surroundings())
         said = self._said()
         try:
             kernels = ncu_csv.parse(profile.csv, source=str(self.log))
         except RunFileError as error:
             kernels, profile = (), ncu.Profile(csv="", reason=profile.reason or str(error))
-        found = self._join(kernels, said, profile)
+        found = [
+            counted if "reason" in counted else {**counted, "started_at": started_at}
+            for counted in self._join(kernels, said, profile)
+        ]
         self.spec.unlink(missing_ok=True)
         self.said.unlink(missing_ok=True)
         refused = bool(profile.reason) and not said
@@ -187,14 +189,7 @@ def _version() -> str | None:
     return ncu.version(path) if path else None
 
 
-def _child_environment() -> dict[str, str]:
-    """The child finds this package however it was found here, and keeps memory in plain segments.
-
-    The profiler saves and restores all of them between its passes.
-    """
-    package = str(Path(__file__).resolve().parents[2])
-    path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    return {
-        **os.environ, "PYTHONPATH": path,
-        "PYTORCH_CUDA_ALLOC_CONF": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False"),
-    }  # fmt: skip
+def _surroundings() -> dict[str, str]:
+    """Of the child: memory in plain segments, as the profiler saves and restores all between its passes."""
+    given = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    return environment.for_child(PYTORCH_CUDA_ALLOC_CONF=given)

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashbench import environment, kernels, plan, runfile
+from flashbench import environment, kernels, plan
 from flashbench._profilers.ncu import RANGE
 from flashbench.counting import known
 from flashbench.kernels import Target
-from flashbench.problem import Cell, Problem
+from flashbench.problem import Cell
 
 
 def main(path: str) -> None:
@@ -43,11 +43,7 @@ def _run(index: int, job: Mapping[str, Any], target: Target, seed: int) -> str:
         row = known.find(what["name"])
         _count(index, row.make(target, what["bytes"]), target)
         return ""
-    cell = Cell(
-        implementation=what["implementation"],
-        problem=runfile.problem_from_json(what["problem"]),
-        pass_=what["pass"],
-    )
+    cell = Cell.from_json(what)
     implementation = kernels.get(cell.implementation)
     if refusal := plan.refuses(implementation, cell, target):
         return f"{refusal[0]}: {refusal[1]}"
@@ -65,24 +61,18 @@ def call_of(cell: Cell, target: Target, seed: int) -> Iterator[Callable[[], obje
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._inputs import make_inputs
 
-    inputs, dout = _inputs(cell.problem, target, seed, grad=cell.pass_ != "fwd")
+    inputs = make_inputs(cell.problem, target.device, seed).detached(grad=cell.pass_ != "fwd")
     implementation = kernels.get(cell.implementation)
     with implementation.context(cell.problem), torch.set_grad_enabled(cell.pass_ != "fwd"):
-        call = implementation.prepare(cell.problem, *inputs)
+        call = implementation.prepare(cell.problem, inputs)
         if cell.pass_ == "bwd":
-            yield backward_call(call, inputs, dout)[0]
+            yield backward_call(call, inputs)[0]
         elif cell.pass_ == "fwd+bwd":
-            yield forward_backward_call(call, inputs, dout)
+            yield forward_backward_call(call, inputs)
         else:
             yield call
-
-
-def _inputs(problem: Problem, target: Target, seed: int, *, grad: bool) -> tuple[Any, Any]:
-    from flashbench.kernels._reference import make_inputs
-
-    *inputs, dout = make_inputs(problem, target.device, seed)
-    return tuple(tensor.requires_grad_(grad) for tensor in inputs), dout
 
 
 def _count(index: int, call: Callable[[], object], target: Target) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +20,8 @@ from flashbench.problem import Cell, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from flashbench.kernels._inputs import Inputs
 
 Call = Callable[[], "Tensor"]
 """What is timed: no argument, returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype."""
@@ -63,9 +65,9 @@ def _no_context(*_: object) -> AbstractContextManager[object]:
 class Implementation:
     """One way to compute attention.
 
-    prepare(problem, q, k, v) returns the call that is timed; whatever a caller does once
+    prepare(problem, inputs) returns the call that is timed; whatever a caller does once
     (layouts, masks, descriptors) happens in prepare. Its output must be differentiable with
-    torch.autograd when q, k, v require grad; the runner times the backward through that.
+    torch.autograd when ``inputs.leaves`` require grad; the runner times the backward through that.
 
     why_unavailable(target): why it cannot run on this machine, one sentence, or None.
     why_unsupported(problem, pass_, target): why it refuses this problem, or None.
@@ -76,15 +78,16 @@ class Implementation:
     precompile(cells, target): compiles what the cells need, in parallel, before the sweep.
     context(problem): global switches of torch that the call needs (a forced backend, TF32 products);
     whoever prepares and calls does so inside it, so that entering it is never timed.
-    prepared_bytes(problem, pass_, target): device memory that prepare keeps beside q, k, v (a mask).
-    prepare_tiles(problem, q, k, v, config): of a Triton kernel, as prepare, with the tiles of config (as
+    prepared_bytes(problem, pass_, target): device memory that prepare keeps beside the inputs (a mask).
+    prepare_tiles(problem, inputs, config): of a Triton kernel, as prepare, with the tiles of config (as
     describe gives them) in place of those that it would choose; what can be traced has it.
     on_card(problem, pass_, target): as describe, for a card that need not be here.
+    deterministic: False where two runs of the same call may differ in the last bits.
     """
 
     name: str
     summary: str
-    prepare: Callable[[Problem, Tensor, Tensor, Tensor], Call]
+    prepare: Callable[[Problem, Inputs], Call]
     io_model: str | None
     why_unavailable: Callable[[Target], str | None] = _never
     why_unsupported: Callable[[Problem, str, Target], str | None] = _never
@@ -94,8 +97,15 @@ class Implementation:
     precompile: Callable[[Sequence[Cell], Target], None] = _never
     context: Callable[[Problem], AbstractContextManager[object]] = _no_context
     prepared_bytes: Callable[[Problem, str, Target], int] = _no_bytes
-    prepare_tiles: Callable[[Problem, Tensor, Tensor, Tensor, Mapping[str, Any]], Call] | None = None
+    prepare_tiles: Callable[[Problem, Inputs, Mapping[str, Any]], Call] | None = None
     on_card: Callable[[Problem, str, Target], Mapping[str, Any]] = _nothing
+    deterministic: bool = True
+
+
+def unsupported_features(problem: Problem, taken: Collection[str]) -> str | None:
+    """One sentence naming what the problem asks beyond ``taken`` (problem.FEATURES and fp8), or None."""
+    missing = sorted(problem.features() - set(taken))
+    return f"it does not take {', '.join(missing)}" if missing else None
 
 
 def stems() -> list[str]:

@@ -14,32 +14,30 @@ import torch
 from torch import Tensor
 
 from flashbench.kernels import Call
+from flashbench.kernels._inputs import Inputs
 
 Gradients = tuple[Tensor, ...]
-"""dq, dk, dv in the shapes and dtype of q, k, v."""
+"""Of ``Inputs.leaves``, in their order, shapes and dtypes: dq, dk, dv, then dbias and dsinks."""
 
 
-def backward_call(
-    call: Call, inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor
-) -> tuple[Callable[[], Gradients], Tensor]:
+def backward_call(call: Call, inputs: Inputs) -> tuple[Callable[[], Gradients], Tensor]:
     """The backward alone, and o: runs the forward once and keeps its graph for every repetition.
 
-    inputs: q, k, v that require grad; dout: gradient of the loss by o, in o's shape and dtype.
+    inputs: those that the call was prepared with; their leaves require grad.
     """
-    o = call()
+    o, leaves = call(), inputs.leaves
 
     def backward() -> Gradients:
-        return tuple(torch.autograd.grad(o, inputs, dout, retain_graph=True))
+        return tuple(torch.autograd.grad(o, leaves, inputs.dout, retain_graph=True))
 
     return backward, o
 
 
-def forward_backward_call(
-    call: Call, inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor
-) -> Callable[[], Gradients]:
-    """Forward with grad, then backward, which frees the graph."""
+def forward_backward_call(call: Call, inputs: Inputs) -> Callable[[], Gradients]:
+    """Forward with grad, then backward, which frees the graph; inputs as ``backward_call`` has them."""
+    leaves = inputs.leaves
 
     def forward_backward() -> Gradients:
-        return tuple(torch.autograd.grad(call(), inputs, dout))
+        return tuple(torch.autograd.grad(call(), leaves, inputs.dout))
 
     return forward_backward

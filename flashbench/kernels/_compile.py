@@ -19,12 +19,14 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from flashbench.flash_configs import KERNELS, Config
+from flashbench.flash_configs import Config
 from flashbench.kernels import Target
 from flashbench.problem import DTYPES, Cell, Problem
 
 if TYPE_CHECKING:
-    from flashbench.kernels._flash_v2 import Launch
+    from torch import Tensor
+
+    from flashbench.kernels._call import Call, Launch
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,10 @@ def precompile(cells: Sequence[Cell], target: Target) -> None:
         return
     tasks: dict[tuple[object, ...], Task] = {}
     for cell in cells:
-        for kernel in ("fwd",) if cell.pass_ == "fwd" else KERNELS:
-            task = Task(kernel, cell.problem, target.capability, target.smem_per_block_bytes)
+        of_pass = BUNDLED[cell.implementation].kernels
+        for kernel in (*of_pass["fwd"], *(() if cell.pass_ == "fwd" else of_pass["bwd"])):
+            limits = target.capability, target.smem_per_block_bytes
+            task = Task(kernel, cell.problem, *limits, implementation=cell.implementation)
             tasks.setdefault(launch(task).key, task)
     import torch
 
@@ -162,7 +166,8 @@ def launch(task: Task) -> Launch:
     return BUNDLED[task.implementation].launch(task)
 
 
-def _flash(task: Task) -> Launch:
+def _asked(task: Task) -> tuple[tuple[Tensor, ...], Tensor, Call]:
+    """((q, k, v, o) and a row vector of fp32, on the device meta, the call that the task is a part of)."""
     import torch
 
     from flashbench.kernels import _flash_v2 as flash
@@ -185,10 +190,37 @@ def _flash(task: Task) -> Launch:
         card=(task.capability, task.limit),
         configs=() if task.config is None else ((task.kernel, task.config),),
     )
+    return (q, k, v, o), torch.empty(o.shape[:3], dtype=torch.float32, device="meta"), call
+
+
+def _flash(task: Task) -> Launch:
+    from flashbench.kernels import _flash_v2 as flash
+
+    (q, k, v, o), lse, call = _asked(task)
     if task.kernel == "fwd":
         return flash.forward_launch(q, k, v, call)[2]
-    lse = torch.empty(o.shape[:3], dtype=torch.float32, device="meta")
-    _, _, launches = flash.backward_launches(q, k, v, o, lse, o, call, p.dtype_bytes == 4)
+    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o), call)
+    return next(one for one in work.launches if one.name == task.kernel)
+
+
+def _flash_v1(task: Task) -> Launch:
+    from flashbench.kernels import _flash_v1 as flash
+
+    (q, k, v, o), rows, call = _asked(task)
+    if task.kernel == "v1_fwd":
+        return flash.forward_launch(q, k, v, call)[-1]
+    return flash.backward_launch((q, k, v, o, o), (rows, rows, None), call)[1]
+
+
+def _flash_v2_atomic(task: Task) -> Launch:
+    from flashbench.kernels import _flash_v2_atomic as flash
+    from flashbench.kernels._launches import Saved
+
+    (q, k, v, o), lse, call = _asked(task)
+    if task.kernel == "fwd":
+        return _flash(task)
+    saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=o)
+    _, launches = flash.backward_launches(saved, call, lse_has_gradient=False)
     return next(one for one in launches if one.name == task.kernel)
 
 
@@ -221,8 +253,14 @@ def _flash_decode(task: Task) -> Launch:
     return next(one for one in launches if one.name == task.kernel)
 
 
+_PORTABLE = Bundled({"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq")}, _flash)
 BUNDLED = {
-    "flash": Bundled({"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq")}, _flash),
+    "flash": _PORTABLE,
+    "flash-v1": Bundled({"fwd": ("v1_fwd",), "bwd": ("v1_bwd",)}, _flash_v1),
+    "flash-v2": _PORTABLE,
+    "flash-v2-atomic": Bundled(
+        {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, _flash_v2_atomic
+    ),
     "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
 }
 """Every implementation with such kernels, by name."""

@@ -22,7 +22,7 @@ from flashbench import decode_configs as configs
 from flashbench.decode_configs import DecodeConfig, Shape
 from flashbench.flash_configs import MAX_HEAD_DIM, widest
 from flashbench.kernels import _decode_kernels as kernels
-from flashbench.kernels._flash_v2 import INTERPRETED, Launch
+from flashbench.kernels._call import INTERPRETED, Launch
 
 FP8 = torch.float8_e4m3fn
 FP8_NEEDS = (8, 9)

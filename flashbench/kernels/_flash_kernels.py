@@ -5,6 +5,7 @@ side (dK and dV; dQ): both sum in registers, so there are no atomics and every r
 
 Only tiles on the diagonal or at an edge are masked, and tiles that nobody sees are not visited. Row
 state and accumulators are fp32. EXACT is for fp32 inputs, where nothing larger hides a rounding error.
+What masks, biases and dropout do to a score is in _scores.py; where none is asked for, no code is made.
 """
 
 # Triton reads the bodies below, not Python: no annotations but tl.constexpr, tensors by their capitals.
@@ -18,124 +19,142 @@ import math
 import triton
 import triton.language as tl
 
+from flashbench.kernels import _scores as scores
 from flashbench.kernels import _triton_tiles as tiles
 
 LOG2E = tl.constexpr(math.log2(math.e))
-RUNTIME = ["heads", "num_heads", "group", "seqlen_q", "seqlen_k", "num_tiles", "section"]
+RUNTIME = [
+    "heads", "num_heads", "group", "seqlen_q", "seqlen_k", "num_tiles", "section", "before", "after",
+    "l_b", "l_h", "m_b", "m_h", "seed", "threshold",
+]  # fmt: skip
 """Arguments whose value Triton must not compile for."""
 
 
 @triton.jit
-def _visible_to(rows, seqlen_q, seqlen_k):
-    """How many keys the causal mask shows to query row(s): key j <= i + seqlen_k - seqlen_q."""
-    return tl.minimum(tl.maximum(rows + 1 + (seqlen_k - seqlen_q), 0), seqlen_k)
+def of_head(X, h):
+    """The head's number in X, or None where there is no X."""
+    if X is None:
+        x = None
+    else:
+        x = tl.load(X + h).to(tl.float32)
+    return x
 
 
 @triton.jit
-def _keys_of(start_m, seqlen_q, seqlen_k, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr):
-    """(full, end) for a query tile: whole key tiles that every row sees end at full, keys at end."""
-    if CAUSAL:
-        full = _visible_to(start_m, seqlen_q, seqlen_k) // BLOCK_N * BLOCK_N
-        end = _visible_to(tl.minimum(start_m + BLOCK_M, seqlen_q) - 1, seqlen_q, seqlen_k)
+def bias_at(BIAS, batch, b_b, h, b_h):
+    if BIAS is None:
+        base = None
     else:
-        full = seqlen_k // BLOCK_N * BLOCK_N
-        end = seqlen_k
-    return full, end
-
-
-@triton.jit
-def _visible(rows, cols, seqlen_q, seqlen_k, CAUSAL: tl.constexpr):
-    """Which pairs the mask shows. The causal one hides keys past the end from every row that exists."""
-    if CAUSAL:
-        visible = cols <= rows + (seqlen_k - seqlen_q)
-    else:
-        visible = (cols < seqlen_k) & (rows >= 0)
-    return visible
+        base = tiles.head_at(BIAS, batch, b_b, h, b_h)
+    return base
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def forward(
-    Q, K, V, O, LSE, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
-    heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, scale,
+    Q, K, V, O, LSE, SLOPES, BIAS, SINKS, CU_Q, CU_K,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, b_b, b_h, b_m, b_n, l_b, l_h,
+    heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, before, after,
+    seed, threshold, keep_scale, scale, cap,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
+    CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """O and LSE of one block of queries (Algorithm 1). Grid: num_tiles times heads (of all batches)."""
-    head, tile = tiles.place(num_tiles, heads, section, CAUSAL)
+    SCORED: tl.constexpr = CAPPED or SLOPES is not None or BIAS is not None
+    head, tile = tiles.place(num_tiles, heads, section, UPPER and not LOWER)
     batch, h = head // num_heads, head % num_heads
+    first_q, seqlen_q = scores.sequence(CU_Q, batch, seqlen_q)
+    first_k, seqlen_k = scores.sequence(CU_K, batch, seqlen_k)
+    low, high, diagonal = scores.band(seqlen_q, seqlen_k, before, after, TOP_LEFT)
     start_m = tile * BLOCK_M
     left = seqlen_q - start_m
-    Q = tiles.at(tiles.head_at(Q, batch, q_b, h, q_h), start_m, q_n)
-    K = tiles.head_at(K, batch, k_b, h // group, k_h)
-    V = tiles.head_at(V, batch, v_b, h // group, v_h)
+    Q = tiles.at(tiles.head_at(Q, batch, q_b, h, q_h), first_q + start_m, q_n)
+    K = tiles.at(tiles.head_at(K, batch, k_b, h // group, k_h), first_k, k_n)
+    V = tiles.at(tiles.head_at(V, batch, v_b, h // group, v_h), first_k, v_n)
+    BIAS = bias_at(BIAS, batch, b_b, h, b_h)
+    slope = of_head(SLOPES, h)
     q = tiles.load(Q, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
     acc = tiles.zeros(BLOCK_M, DIM_V, WIDEST)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    unit = 1.0 if SCORED else scale  # what a score times is a natural logarithm
+    if SINKS is None:
+        total = tl.zeros([BLOCK_M], tl.float32)
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    else:  # one key more, that has no value
+        total = tl.full([BLOCK_M], 1.0, tl.float32)
+        top = tl.zeros([BLOCK_M], tl.float32) + of_head(SINKS, h) / unit
     rows = tl.arange(0, BLOCK_M)
-    full, end = _keys_of(start_m, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
-    for start_n in range(0, end, BLOCK_N):
+    columns = tl.arange(0, BLOCK_N)
+    first, clear, full, end = scores.keys_of(
+        start_m, seqlen_q, seqlen_k, low, high, BLOCK_M, BLOCK_N, LOWER, UPPER
+    )
+    if CU_Q is not None:
+        end = tl.where(left > 0, end, 0)
+    for start_n in range(first, end, BLOCK_N):
         more = seqlen_k - start_n
         k = tiles.load(tiles.at(K, start_n, k_n), k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)
         s = tiles.dot_t(q, k, PRECISION)
-        if start_n >= full:
-            cols = start_n + tl.arange(0, BLOCK_N)
-            visible = _visible(start_m + rows[:, None], cols[None, :], seqlen_q, seqlen_k, CAUSAL)
-            s = tl.where(visible, s, float("-inf"))
+        if SCORED:
+            s, _ = scores.score(
+                s, rows[:, None], columns[None, :], start_m, start_n, seqlen_q, seqlen_k, scale, cap, slope,
+                diagonal, BIAS, b_m, b_n, CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
+            )  # fmt: skip
+        edge = start_n >= full
+        if LOWER:
+            edge |= start_n < clear
+        if edge:
+            cols = start_n + columns
+            seen = scores.visible(start_m + rows[:, None], cols[None, :], seqlen_k, low, high, LOWER, UPPER)
+            s = tl.where(seen, s, float("-inf"))
         new_top = tl.maximum(top, tl.max(s, 1))
         # a row that has seen no key yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
-        # not s * scale - base * scale in one multiply-add: rounding base * scale can overflow exp2
-        p = tl.exp2((s - base[:, None]) * (scale * LOG2E))
-        shrink = tl.exp2((top - base) * (scale * LOG2E))
+        # not s * unit - base * unit in one multiply-add: rounding base * unit can overflow exp2
+        p = tl.exp2((s - base[:, None]) * (unit * LOG2E))
+        shrink = tl.exp2((top - base) * (unit * LOG2E))
         total = total * shrink + tl.sum(p, 1)
         acc = tiles.times(acc, shrink[:, None])
+        if DROPS:
+            kept = scores.kept(start_m + rows[:, None], start_n + columns[None, :], head, seed, threshold)
+            p = tl.where(kept, p, 0.0)
         v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
         acc = tiles.add_dot(acc, p, v, PRECISION)
         top = new_top
     some = total > 0.0  # false for a row without keys: o = 0, lse = -inf
     total = tl.where(some, total, 1.0)
-    acc = tiles.times(acc, tl.where(some, 1.0 / total, 0.0)[:, None])
-    lse = top * scale + (tiles.log(total) if EXACT else tl.log(total))
-    row = tiles.at(tl.cast(start_m, tl.int64), head, seqlen_q)
+    factor = keep_scale / total if DROPS else 1.0 / total
+    acc = tiles.times(acc, tl.where(some, factor, 0.0)[:, None])
+    lse = top * unit + (tiles.log(total) if EXACT else tl.log(total))
+    row = tiles.head_at(0, batch, l_b, h, l_h) + first_q + start_m
     tl.store(LSE + row + rows, lse, mask=rows < left)
-    tiles.store(O + row * DIM_V, left, acc, BLOCK_M, DIM_V, WIDEST)
+    O = tiles.at(tiles.head_at(O, batch, o_b, h, o_h), first_q + start_m, o_n)
+    tiles.store(O, o_n, left, acc, BLOCK_M, DIM_V, WIDEST, WIDE)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def delta_rows(
-    O, DO, DELTA, do_b, do_h, do_n, num_heads, seqlen_q, seqlen_k, num_tiles,
-    BLOCK_M: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    O, DO, DELTA, CU_Q, o_b, o_h, o_n, do_b, do_h, do_n, l_b, l_h, num_heads, seqlen_q, num_tiles,
+    BLOCK_M: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """delta = rowsum(dO * O) in fp32 (section 3.1 of the paper). Grid: num_tiles times heads.
-
-    A row that sees one key has no gradient, as its p is 1 whatever the score. There O = V, and delta
-    is summed in the order of dP, as a matrix product, so that dP - delta is 0 to the last bit.
-    """
+    """delta = rowsum(dO * O) in fp32 (section 3.1 of the paper). Grid: num_tiles times heads."""
     head, tile = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
+    batch, h = head // num_heads, head % num_heads
+    first_q, seqlen_q = scores.sequence(CU_Q, batch, seqlen_q)
     start_m = tile * BLOCK_M
     left = seqlen_q - start_m
-    row = tiles.at(tl.cast(start_m, tl.int64), head, seqlen_q)
-    DO = tiles.at(tiles.head_at(DO, head // num_heads, do_b, head % num_heads, do_h), start_m, do_n)
-    o = tiles.load(O + row * DIM_V, DIM_V, left, BLOCK_M, DIM_V, WIDEST, True, False)
+    O = tiles.at(tiles.head_at(O, batch, o_b, h, o_h), first_q + start_m, o_n)
+    DO = tiles.at(tiles.head_at(DO, batch, do_b, h, do_h), first_q + start_m, do_n)
+    o = tiles.load(O, o_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
     do = tiles.load(DO, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
-    delta = tiles.row_sums(o, do)
+    row = tiles.head_at(0, batch, l_b, h, l_h) + first_q + start_m
     rows = tl.arange(0, BLOCK_M)
-    if CAUSAL:
-        alone = _visible_to(start_m + rows, seqlen_q, seqlen_k) == 1
-    else:
-        alone = rows < left * (seqlen_k == 1)
-    if tl.max(alone.to(tl.int32), 0) > 0:
-        same_order = tiles.dot_t(do, o, PRECISION)
-        diagonal = tl.sum(tl.where(rows[:, None] == rows[None, :], same_order, 0.0), 1)
-        delta = tl.where(alone, diagonal, delta)
-    tl.store(DELTA + row + rows, delta, mask=rows < left)
+    tl.store(DELTA + row + rows, tiles.row_sums(o, do), mask=rows < left)
 
 
 @triton.jit
-def _load_rows(X, left, ROWS: tl.constexpr, MASKED: tl.constexpr, OTHER: tl.constexpr):
+def load_rows(X, left, ROWS: tl.constexpr, MASKED: tl.constexpr, OTHER: tl.constexpr):
+    """The first ``left`` of ROWS numbers, OTHER for the rest; without MASKED all are there."""
     rows = tl.arange(0, ROWS)
     if MASKED:
         x = tl.load(X + rows, mask=rows < left, other=OTHER)
@@ -145,116 +164,178 @@ def _load_rows(X, left, ROWS: tl.constexpr, MASKED: tl.constexpr, OTHER: tl.cons
 
 
 @triton.jit
-def _probabilities(s, lse, scale, EXACT: tl.constexpr):
-    """exp(scale * s - lse); lse is inf for rows that do not exist."""
+def probabilities(s, lse, unit, EXACT: tl.constexpr):
+    """exp(unit * s - lse); lse is inf for rows that do not exist."""
     if EXACT:
-        p = tiles.exp(s * scale - lse)
+        p = tiles.exp(s * unit - lse)
     else:
-        p = tl.exp2(s * (scale * LOG2E) - lse * LOG2E)
+        p = tl.exp2(s * (unit * LOG2E) - lse * LOG2E)
     return p
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def backward_dq(
-    Q, K, V, DO, LSE, DELTA, NORM, DQ, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n,
-    heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, scale,
+    Q, K, V, DO, LSE, DELTA, NORM, DQ, SLOPES, BIAS, CU_Q, CU_K,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n, b_b, b_h, b_m, b_n, l_b, l_h,
+    heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, before, after,
+    seed, threshold, keep_scale, scale, cap,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
-    REFINE: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
+    CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    REFINE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """dQ of one block of queries, walking the keys as the forward does. Grid: num_tiles times heads.
 
     A row's p sums to 1 and its dS to 0, but for rounding: LSE is one rounded number, and delta came
     from O while dP comes from V. REFINE takes both sums, corrects dQ by them, and hands them on to the
     other kernel through NORM and DELTA, so that the errors cancel as where a whole row is at hand.
+    ALONE: rows that see one key have no gradient, to the last bit.
     """
-    head, tile = tiles.place(num_tiles, heads, section, CAUSAL)
+    SCORED: tl.constexpr = CAPPED or SLOPES is not None or BIAS is not None
+    head, tile = tiles.place(num_tiles, heads, section, UPPER and not LOWER)
     batch, h = head // num_heads, head % num_heads
+    first_q, seqlen_q = scores.sequence(CU_Q, batch, seqlen_q)
+    first_k, seqlen_k = scores.sequence(CU_K, batch, seqlen_k)
+    low, high, diagonal = scores.band(seqlen_q, seqlen_k, before, after, TOP_LEFT)
     start_m = tile * BLOCK_M
     left = seqlen_q - start_m
-    Q = tiles.at(tiles.head_at(Q, batch, q_b, h, q_h), start_m, q_n)
-    DO = tiles.at(tiles.head_at(DO, batch, do_b, h, do_h), start_m, do_n)
-    K = tiles.head_at(K, batch, k_b, h // group, k_h)
-    V = tiles.head_at(V, batch, v_b, h // group, v_h)
-    row = tiles.at(tl.cast(start_m, tl.int64), head, seqlen_q)
+    Q = tiles.at(tiles.head_at(Q, batch, q_b, h, q_h), first_q + start_m, q_n)
+    DO = tiles.at(tiles.head_at(DO, batch, do_b, h, do_h), first_q + start_m, do_n)
+    K = tiles.at(tiles.head_at(K, batch, k_b, h // group, k_h), first_k, k_n)
+    V = tiles.at(tiles.head_at(V, batch, v_b, h // group, v_h), first_k, v_n)
+    BIAS = bias_at(BIAS, batch, b_b, h, b_h)
+    slope = of_head(SLOPES, h)
+    unit = 1.0 if SCORED else scale
+    row = tiles.head_at(0, batch, l_b, h, l_h) + first_q + start_m
     q = tiles.load(Q, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
     do = tiles.load(DO, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
-    lse = _load_rows(LSE + row, left, BLOCK_M, True, float("inf"))
-    delta = _load_rows(DELTA + row, left, BLOCK_M, True, 0.0)
+    lse = load_rows(LSE + row, left, BLOCK_M, True, float("inf"))
+    delta = load_rows(DELTA + row, left, BLOCK_M, True, 0.0)
     rows = tl.arange(0, BLOCK_M)
+    columns = tl.arange(0, BLOCK_N)
     dq = tiles.zeros(BLOCK_M, DIM, WIDEST)
     if REFINE:
         pk = tiles.zeros(BLOCK_M, DIM, WIDEST)
         sum_p = tl.zeros([BLOCK_M], tl.float32)
         sum_ds = tl.zeros([BLOCK_M], tl.float32)
-    full, end = _keys_of(start_m, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
-    for start_n in range(0, end, BLOCK_N):
+    first, clear, full, end = scores.keys_of(
+        start_m, seqlen_q, seqlen_k, low, high, BLOCK_M, BLOCK_N, LOWER, UPPER
+    )
+    if CU_Q is not None:
+        end = tl.where(left > 0, end, 0)
+    for start_n in range(first, end, BLOCK_N):
         more = seqlen_k - start_n
         k = tiles.load(tiles.at(K, start_n, k_n), k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)
-        p = _probabilities(tiles.dot_t(q, k, PRECISION), lse[:, None], scale, EXACT)
-        if start_n >= full:
-            cols = start_n + tl.arange(0, BLOCK_N)
-            visible = _visible(start_m + rows[:, None], cols[None, :], seqlen_q, seqlen_k, CAUSAL)
-            p = tl.where(visible, p, 0.0)
+        s = tiles.dot_t(q, k, PRECISION)
+        if SCORED:
+            s, t = scores.score(
+                s, rows[:, None], columns[None, :], start_m, start_n, seqlen_q, seqlen_k, scale, cap, slope,
+                diagonal, BIAS, b_m, b_n, CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
+            )  # fmt: skip
+        p = probabilities(s, lse[:, None], unit, EXACT)
+        edge = start_n >= full
+        if LOWER:
+            edge |= start_n < clear
+        if edge:
+            cols = start_n + columns
+            seen = scores.visible(start_m + rows[:, None], cols[None, :], seqlen_k, low, high, LOWER, UPPER)
+            if ALONE:
+                seen &= ~scores.alone(start_m + rows, seqlen_k, low, high, LOWER, UPPER)[:, None]
+            p = tl.where(seen, p, 0.0)
         v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
-        ds = p * (tiles.dot_t(do, v, PRECISION) - delta[:, None])
+        dp = tiles.dot_t(do, v, PRECISION)
+        if DROPS:
+            kept = scores.kept(start_m + rows[:, None], start_n + columns[None, :], head, seed, threshold)
+            dp = tl.where(kept, dp * keep_scale, 0.0)
+        ds = p * (dp - delta[:, None])
+        if REFINE:
+            sum_p += tl.sum(p, 1)
+            sum_ds += tl.sum(ds, 1)
+        if CAPPED:
+            chain = 1.0 - t * t
+            ds *= chain
+            p *= chain
         dq = tiles.add_dot(dq, ds, k, PRECISION)
         if REFINE:
             pk = tiles.add_dot(pk, p, k, PRECISION)
-            sum_p += tl.sum(p, 1)
-            sum_ds += tl.sum(ds, 1)
     if REFINE:
         norm = tl.where(sum_p > 0.0, 1.0 / tl.where(sum_p > 0.0, sum_p, 1.0), 1.0)
         dq = tiles.times(tiles.less(dq, tiles.times(pk, sum_ds[:, None])), norm[:, None])
         tl.store(NORM + row + rows, norm, mask=rows < left)
         tl.store(DELTA + row + rows, delta + sum_ds, mask=rows < left)
-    tiles.store(DQ + row * DIM, left, tiles.times(dq, scale), BLOCK_M, DIM, WIDEST)
+    tiles.store(DQ + row * DIM, DIM, left, tiles.times(dq, scale), BLOCK_M, DIM, WIDEST, False)
 
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv, k, v, Q, DO, LSE, DELTA, NORM, q_n, do_n, start_n, lo, hi, tail, seqlen_q, seqlen_k, scale,
+    dk, dv, k, v, Q, DO, LSE, DELTA, NORM, BIAS, q_n, do_n, b_m, b_n, start_n, lo, hi, middle, skip,
+    seqlen_q, seqlen_k, low, high, diagonal, slope, head, seed, threshold, keep_scale, scale, cap,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
-    CAUSAL: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
-    EXACT: tl.constexpr, REFINE: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, MASKED: tl.constexpr,
+    CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    REFINE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """Add the query tiles lo..hi to (dk, dv); with MASKED the last of them is number ``tail``.
+    """Add the query tiles lo..hi to (dk, dv); with MASKED those from middle on are ``skip`` further.
 
     S and dP are computed transposed, so that P and dS are left operands in registers.
     """
+    SCORED: tl.constexpr = CAPPED or slope is not None or BIAS is not None
+    unit = 1.0 if SCORED else scale
+    r, c = tl.arange(0, BLOCK_M)[None, :], tl.arange(0, BLOCK_N)[:, None]
     for index in range(lo, hi):
         if MASKED:
-            start_m = tl.where(index < hi - 1, index, tail) * BLOCK_M
+            start_m = tl.where(index < middle, index, index + skip) * BLOCK_M
         else:
             start_m = index * BLOCK_M
         left = seqlen_q - start_m
         q = tiles.load(tiles.at(Q, start_m, q_n), q_n, left, BLOCK_M, DIM, WIDEST, MASKED, WIDE)
-        lse = _load_rows(LSE + start_m, left, BLOCK_M, MASKED, float("inf"))
-        p = _probabilities(tiles.dot_t(k, q, PRECISION), lse[None, :], scale, EXACT)
-        if MASKED and CAUSAL:
-            cols = start_n + tl.arange(0, BLOCK_N)
-            rows = start_m + tl.arange(0, BLOCK_M)
-            p = tl.where(_visible(rows[None, :], cols[:, None], seqlen_q, seqlen_k, CAUSAL), p, 0.0)
+        lse = load_rows(LSE + start_m, left, BLOCK_M, MASKED, float("inf"))
+        s = tiles.dot_t(k, q, PRECISION)
+        if SCORED:
+            s, t = scores.score(
+                s, r, c, start_m, start_n, seqlen_q, seqlen_k, scale, cap, slope, diagonal, BIAS, b_m, b_n,
+                CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
+            )  # fmt: skip
+        p = probabilities(s, lse[None, :], unit, EXACT)
+        if MASKED and (LOWER or UPPER):
+            seen = scores.visible(start_m + r, start_n + c, seqlen_k, low, high, LOWER, UPPER)
+            p = tl.where(seen, p, 0.0)
         if REFINE:
-            p *= _load_rows(NORM + start_m, left, BLOCK_M, MASKED, 0.0)[None, :]
+            p *= load_rows(NORM + start_m, left, BLOCK_M, MASKED, 0.0)[None, :]
         do = tiles.load(tiles.at(DO, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, MASKED, WIDE)
-        dv = tiles.add_dot(dv, p, do, PRECISION)
-        delta = _load_rows(DELTA + start_m, left, BLOCK_M, MASKED, 0.0)
-        ds = p * (tiles.dot_t(v, do, PRECISION) - delta[None, :])
+        delta = load_rows(DELTA + start_m, left, BLOCK_M, MASKED, 0.0)
+        if DROPS:
+            kept = scores.kept(start_m + r, start_n + c, head, seed, threshold)
+            dv = tiles.add_dot(dv, tl.where(kept, p * keep_scale, 0.0), do, PRECISION)
+            dp = tl.where(kept, tiles.dot_t(v, do, PRECISION) * keep_scale, 0.0)
+        else:
+            dv = tiles.add_dot(dv, p, do, PRECISION)
+            dp = tiles.dot_t(v, do, PRECISION)
+        ds = p * (dp - delta[None, :])
+        if CAPPED:
+            ds *= 1.0 - t * t
+        if MASKED and ALONE:
+            ds = tl.where(scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER), 0.0, ds)
         dk = tiles.add_dot(dk, ds, q, PRECISION)
     return dk, dv
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def backward_dkdv(
-    Q, K, V, DO, LSE, DELTA, NORM, DK, DV, q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n,
-    heads, num_heads, seqlen_q, seqlen_k, num_tiles, section, scale, GROUP: tl.constexpr,
+    Q, K, V, DO, LSE, DELTA, NORM, DK, DV, SLOPES, BIAS, CU_Q, CU_K,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n, b_b, b_h, b_m, b_n, l_b, l_h, m_b, m_h,
+    heads, num_heads, seqlen_q, seqlen_k, num_tiles, section, before, after,
+    seed, threshold, keep_scale, scale, cap, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
-    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
-    REFINE: tl.constexpr,
+    LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
+    CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    REFINE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block of keys, summed over the query heads that share it (Algorithm 2).
 
@@ -263,40 +344,46 @@ def backward_dkdv(
     """
     head, tile = tiles.place(num_tiles, heads, section, False)
     batch, h = head // num_heads, head % num_heads
+    first_q, seqlen_q = scores.sequence(CU_Q, batch, seqlen_q)
+    first_k, seqlen_k = scores.sequence(CU_K, batch, seqlen_k)
+    low, high, diagonal = scores.band(seqlen_q, seqlen_k, before, after, TOP_LEFT)
     start_n = tile * BLOCK_N
     left = seqlen_k - start_n
-    K = tiles.at(tiles.head_at(K, batch, k_b, h, k_h), start_n, k_n)
-    V = tiles.at(tiles.head_at(V, batch, v_b, h, v_h), start_n, v_n)
+    K = tiles.at(tiles.head_at(K, batch, k_b, h, k_h), first_k + start_n, k_n)
+    V = tiles.at(tiles.head_at(V, batch, v_b, h, v_h), first_k + start_n, v_n)
     k = tiles.load(K, k_n, left, BLOCK_N, DIM, WIDEST, True, WIDE)
     v = tiles.load(V, v_n, left, BLOCK_N, DIM_V, WIDEST, True, WIDE)
     dk = tiles.zeros(BLOCK_N, DIM, WIDEST)
     dv = tiles.zeros(BLOCK_N, DIM_V, WIDEST)
-    whole = seqlen_q // BLOCK_M
-    tail = tl.cdiv(seqlen_q, BLOCK_M) - 1
-    if CAUSAL:  # query tiles that see the first key, and those whose every row sees the last one
-        first = tl.maximum(start_n - (seqlen_k - seqlen_q), 0) // BLOCK_M
-        last = tl.minimum(start_n + BLOCK_N, seqlen_k) - 1
-        full = tl.minimum(tl.cdiv(tl.maximum(last - (seqlen_k - seqlen_q), 0), BLOCK_M), tail + 1)
-    else:
-        first = 0
-        full = 0
-    # masked tiles: first..full, then the ragged last one unless it is among them
-    edge = full + tl.where((whole <= tail) & (full <= tail), 1, 0)
-    tail = tl.where(edge > full, tail, full - 1)
+    first, clear, full, end = scores.queries_of(
+        start_n, seqlen_q, seqlen_k, low, high, BLOCK_M, BLOCK_N, LOWER, UPPER
+    )
+    if CU_K is not None:
+        end = tl.where(left > 0, end, first)
+        full = tl.where(left > 0, full, clear)
+    # masked tiles: first..clear, then full..end
+    skip = full - clear
     for g in range(GROUP):
-        Qg = tiles.head_at(Q, batch, q_b, h * GROUP + g, q_h)
-        DOg = tiles.head_at(DO, batch, do_b, h * GROUP + g, do_h)
-        row = tl.cast(head * GROUP + g, tl.int64) * seqlen_q
+        hq = h * GROUP + g
+        Qg = tiles.at(tiles.head_at(Q, batch, q_b, hq, q_h), first_q, q_n)
+        DOg = tiles.at(tiles.head_at(DO, batch, do_b, hq, do_h), first_q, do_n)
+        BIASg = bias_at(BIAS, batch, b_b, hq, b_h)
+        slope = of_head(SLOPES, hq)
+        row = tiles.head_at(0, batch, l_b, hq, l_h) + first_q
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, q_n, do_n,
-            start_n, first, edge, tail, seqlen_q, seqlen_k, scale, BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST,
-            CAUSAL, True, PRECISION, WIDE, EXACT, REFINE,
+            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, q_n, do_n, b_m, b_n,
+            start_n, first, end - skip, clear, skip, seqlen_q, seqlen_k, low, high, diagonal, slope,
+            head * GROUP + g, seed, threshold, keep_scale, scale, cap,
+            BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, True, CAPPED, BIAS_ROWS, BIAS_COLS, DROPS,
+            PRECISION, WIDE, EXACT, REFINE, ALONE,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, q_n, do_n,
-            start_n, full, whole, tail, seqlen_q, seqlen_k, scale, BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST,
-            CAUSAL, False, PRECISION, WIDE, EXACT, REFINE,
+            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, q_n, do_n, b_m, b_n,
+            start_n, clear, full, clear, skip, seqlen_q, seqlen_k, low, high, diagonal, slope,
+            head * GROUP + g, seed, threshold, keep_scale, scale, cap,
+            BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, False, CAPPED, BIAS_ROWS, BIAS_COLS, DROPS,
+            PRECISION, WIDE, EXACT, REFINE, ALONE,
         )  # fmt: skip
-    row = tiles.at(tl.cast(start_n, tl.int64), head, seqlen_k)
-    tiles.store(DK + row * DIM, left, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST)
-    tiles.store(DV + row * DIM_V, left, dv, BLOCK_N, DIM_V, WIDEST)
+    row = tiles.head_at(0, batch, m_b, h, m_h) + first_k + start_n
+    tiles.store(DK + row * DIM, DIM, left, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST, False)
+    tiles.store(DV + row * DIM_V, DIM_V, left, dv, BLOCK_N, DIM_V, WIDEST, False)

@@ -105,13 +105,15 @@ def load(
 
 
 @triton.jit
-def store(base, left, tile, ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr):
-    """Write the first ``left`` rows of a tile to a contiguous matrix, in its dtype."""
-    rows = tl.arange(0, ROWS)[:, None]
+def store(
+    base, stride, left, tile, ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Write the first ``left`` rows of a tile, in the dtype of the tensor."""
+    rows = _rows(ROWS, WIDE)[:, None]
     for i in tl.static_range(len(tile)):
         cols = start(DIM, WIDEST, i) + tl.arange(0, width(DIM, WIDEST, i))[None, :]
         piece = tile[i].to(base.dtype.element_ty)
-        tl.store(base + rows * DIM + cols, piece, mask=(rows < left) & (cols < DIM))
+        tl.store(base + rows * stride + cols, piece, mask=(rows < left) & (cols < DIM))
 
 
 @triton.jit
@@ -213,6 +215,31 @@ def exp(x):
     y = y * r + 5.0000001201e-1
     y = y * (r * r) + r + 1.0
     return y * ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def tanh(x, EXACT: tl.constexpr):
+    """The hyperbolic tangent in fp32, with EXACT to two units in the last place.
+
+    Source: (1 - e) / (1 + e) with e = exp(-2 |x|); near 0, where that cancels, the polynomial of Cephes'
+    tanhf.
+    """
+    size = tl.abs(x)
+    if EXACT:
+        e = exp(-2.0 * size)
+        z = x * x
+        y = z * -5.70498872745e-3 + 2.06390887954e-2
+        y = y * z - 5.37397155531e-2
+        y = y * z + 1.33314422036e-1
+        y = y * z - 3.33332819422e-1
+        small = y * z * x + x
+    else:
+        e = tl.exp2(-2.8853900817779268 * size)
+    large = (1.0 - e) / (1.0 + e)
+    large = tl.where(x < 0.0, -large, large)
+    if EXACT:
+        large = tl.where(size < 0.625, small, large)
+    return large
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""flash: FlashAttention-2 in portable Triton, forward and backward, for any GPU that Triton serves.
+"""flash, flash-v2: FlashAttention-2 in portable Triton, both passes, for any GPU that Triton serves.
 
 On a machine without a GPU the same kernels run in Triton's interpreter: checked, never timed.
 """
@@ -6,33 +6,54 @@ On a machine without a GPU the same kernels run in Triton's interpreter: checked
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench.flash_configs import KERNELS, MAX_HEAD_DIM, Config, choose, math_of, shared_bytes
-from flashbench.kernels import Call, Implementation, Target, _triton
-from flashbench.problem import Cell, Problem
+from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
+from flashbench.problem import ALIGNMENTS, Cell, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flashbench.kernels._inputs import Inputs
+
 _FIELDS = ("block_q", "block_k", "num_warps", "num_stages")
 _KERNELS = {"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq"), "fwd+bwd": KERNELS}
 
+TAKEN = {
+    "window", "top-left", "softcap", "alibi", "bias", "sinks", "dropout", "varlen", "bshd", "deterministic",
+}  # fmt: skip
+"""Features (``unsupported_features``) that the kernels take."""
 
-def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """Return the call that computes o; q, k, v as in Problem, any strides.
+
+def prepare(problem: Problem, inputs: Inputs) -> Call:
+    """Return the call that computes o; inputs as from ``make_inputs``, any strides.
 
     Raises UnavailableError where Triton is missing or was imported in the other mode.
     """
-    return prepare_tiles(problem, q, k, v, {})
+    return prepare_tiles(problem, inputs, {})
 
 
-def prepare_tiles(problem: Problem, q: Tensor, k: Tensor, v: Tensor, config: Mapping[str, Any]) -> Call:
+def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
     """As prepare, with the tiles of config (as ``describe`` gives them) for the kernels that it names."""
+    q, k, v = inputs.q, inputs.k, inputs.v
     module = _triton.load(q.device.type)
     options = {
         "causal": problem.causal,
+        "window": problem.window,
+        "top_left": problem.alignment != ALIGNMENTS[0],
         "softmax_scale": problem.softmax_scale,
+        "softcap": problem.softcap,
+        "alibi_slopes": inputs.alibi_slopes,
+        "bias": inputs.bias,
+        "sinks": inputs.sinks,
+        "dropout_p": problem.dropout_p,
+        "seed": inputs.seed,
+        "cu_seqlens_q": inputs.cu_seqlens_q,
+        "cu_seqlens_k": inputs.cu_seqlens_k,
+        "max_seqlen_q": problem.seqlen_q,
+        "max_seqlen_k": problem.seqlen_k,
         "tf32": problem.dtype == "tf32",
         "configs": tuple(
             (kernel, Config(*(config[f"{kernel}_{field}"] for field in _FIELDS)))
@@ -50,6 +71,8 @@ def prepare_tiles(problem: Problem, q: Tensor, k: Tensor, v: Tensor, config: Map
 
 def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
     """Why the kernels refuse the problem, one sentence, or None."""
+    if reason := unsupported_features(problem, TAKEN):
+        return reason
     widest = max(problem.head_dim, problem.head_dim_v)
     if widest > MAX_HEAD_DIM:
         return f"head_dim {widest} is larger than {MAX_HEAD_DIM}"
@@ -103,18 +126,26 @@ def _configs(problem: Problem, pass_: str, target: Target) -> dict[str, Config]:
     return {kernel: choose(kernel, *shape, capability, limit) for kernel in _KERNELS[pass_]}
 
 
+_V2 = Implementation(
+    name="flash-v2",
+    summary="FlashAttention-2 in portable Triton (bundled): Q outer, recomputing backward, no atomics",
+    prepare=prepare,
+    io_model="flash",
+    why_unavailable=_triton.why_unavailable,
+    why_unsupported=why_unsupported,
+    describe=describe,
+    interpreted=_triton.interpreted,
+    precompile=precompile,
+    prepare_tiles=prepare_tiles,
+    on_card=on_card,
+)
+
 IMPLEMENTATIONS = (
-    Implementation(
+    replace(
+        _V2,
         name="flash",
-        summary="FlashAttention-2 in Triton (bundled): Q outer, recomputing backward, no atomics",
-        prepare=prepare,
-        io_model="flash",
-        why_unavailable=_triton.why_unavailable,
-        why_unsupported=why_unsupported,
-        describe=describe,
-        interpreted=_triton.interpreted,
-        precompile=precompile,
-        prepare_tiles=prepare_tiles,
-        on_card=on_card,
+        summary="the best of the bundled kernels for the card; the row names which: today flash-v2 on all",
+        backend=lambda call: _V2.name,
     ),
+    _V2,
 )

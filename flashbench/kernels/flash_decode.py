@@ -11,29 +11,35 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench import decode_configs
 from flashbench.decode_configs import MAX_HEAD_DIM, DecodeConfig, Shape, math_of
-from flashbench.kernels import Call, Implementation, Target, _triton
+from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
 from flashbench.problem import Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flashbench.kernels._inputs import Inputs
+
 _FIELDS = {"fwd_block_k": "block_k", "fwd_num_warps": "num_warps", "fwd_num_stages": "num_stages"}
 """Of describe, and of DecodeConfig."""
 
 
-def prepare(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
-    """Return the call that computes o; q, k, v as in Problem, any strides with a unit last one.
+TAKEN = {"deterministic"}
+"""Features (``unsupported_features``) that the kernels take."""
+
+
+def prepare(problem: Problem, inputs: Inputs) -> Call:
+    """Return the call that computes o; inputs as from ``make_inputs``, any strides with a unit last one.
 
     Raises UnavailableError where Triton is missing or was imported in the other mode.
     """
-    return prepare_tiles(problem, q, k, v, {})
+    return prepare_tiles(problem, inputs, {})
 
 
-def prepare_tiles(problem: Problem, q: Tensor, k: Tensor, v: Tensor, config: Mapping[str, Any]) -> Call:
+def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
     """As prepare, with the tiles of config as ``describe`` gives them; the lengths are made here, once."""
+    q, k, v = inputs.q, inputs.k, inputs.v
     module = _triton.load(q.device.type, "_flash_decode")
-    cache = module.Cache(k=k, v=v)
-    cache = module.Cache(k=k, v=v, seqused_k=cache.lengths())
+    cache = module.Cache(k=k, v=v, seqused_k=module.Cache(k=k, v=v).lengths())
     tiles = {field: config[name] for name, field in _FIELDS.items() if name in config}
     how = module.Call(
         causal=problem.causal,
@@ -54,6 +60,8 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
     """Why the kernels refuse the problem, one sentence, or None."""
     if pass_ != "fwd":
         return "decoding has no backward"
+    if reason := unsupported_features(problem, TAKEN):
+        return reason
     widest = max(problem.head_dim, problem.head_dim_v)
     if widest > MAX_HEAD_DIM:
         return f"head_dim {widest} is larger than {MAX_HEAD_DIM}"

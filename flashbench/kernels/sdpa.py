@@ -9,11 +9,13 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from flashbench.kernels import Call, Implementation, Target
-from flashbench.problem import Problem
+from flashbench.kernels import Call, Implementation, Target, unsupported_features
+from flashbench.problem import ALIGNMENTS, UNLIMITED, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from flashbench.kernels._inputs import Inputs
 
 _BACKENDS = {
     "flash": "FLASH_ATTENTION",
@@ -29,22 +31,36 @@ _RAN = (
 )
 """A part of the aten operator that ran, and the backend it stands for; none of them is math."""
 
+_ANY_MASK = frozenset({"bshd", "top-left", "window", "bias"})
+TAKEN = {
+    None: _ANY_MASK,
+    "math": _ANY_MASK,
+    "flash": frozenset({"bshd", "top-left"}),
+    "cudnn": frozenset({"bshd", "top-left"}),
+    "efficient": frozenset({"bshd", "top-left", "bias"}),
+}
+"""Features (``unsupported_features``) that each backend takes without a tensor made in every call."""
+
 
 def _mask_kind(forced: str | None, problem: Problem, device_type: str) -> str:
-    """How the call says causal: torch's ``is_causal`` is top-left, so right for square problems only.
+    """How the call says its mask: torch's ``is_causal`` is top-left.
 
-    ``lower-right``: torch's causal_lower_right bias, which the CUDA flash and efficient kernels know.
-    ``dense``: a boolean mask, where they cannot run; made in prepare, since torch would otherwise
-    build it from the bias in every call.
+    ``bias``: the problem's, as an additive mask. ``lower-right``: torch's causal_lower_right bias, which
+    the CUDA flash and efficient kernels know. ``dense``: a boolean mask, where they cannot run; made in
+    prepare, since torch would otherwise build it from the bias in every call.
     """
-    if not problem.causal:
+    if problem.bias:
+        return "bias"
+    if not problem.masked:
         return "none"
-    if problem.seqlen_q == problem.seqlen_k:
+    if problem.window != (UNLIMITED, UNLIMITED):
+        return "dense"
+    if problem.seqlen_q == problem.seqlen_k or problem.alignment != ALIGNMENTS[0]:
         return "is_causal"
     return "dense" if forced == "math" or device_type == "cpu" else "lower-right"
 
 
-def _prepare(forced: str | None, problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> Call:
+def _prepare(forced: str | None, problem: Problem, inputs: Inputs) -> Call:
     """The call of torch's attention; run it inside ``context(problem)``, which forces the backend.
 
     q (batch, num_heads, seqlen_q, head_dim), k and v (batch, num_kv_heads, seqlen_k, head_dim or
@@ -54,13 +70,18 @@ def _prepare(forced: str | None, problem: Problem, q: Tensor, k: Tensor, v: Tens
     from torch.nn.attention.bias import causal_lower_right
     from torch.nn.functional import scaled_dot_product_attention
 
+    from flashbench.kernels._terms import Terms
+
+    q, k, v = inputs.q, inputs.k, inputs.v
     kind = _mask_kind(forced, problem, q.device.type)
     options: dict[str, Any] = {"is_causal": kind == "is_causal"}
     if kind == "lower-right":
         options["attn_mask"] = causal_lower_right(problem.seqlen_q, problem.seqlen_k)
     elif kind == "dense":
-        visible = torch.ones(problem.seqlen_q, problem.seqlen_k, dtype=torch.bool, device=q.device)
-        options["attn_mask"] = visible.tril_(problem.seqlen_k - problem.seqlen_q)
+        rows, columns = (torch.arange(n, device=q.device) for n in (problem.seqlen_q, problem.seqlen_k))
+        options["attn_mask"] = Terms(problem, inputs).visible(rows, columns)
+    elif kind == "bias":
+        options["attn_mask"] = inputs.bias
     if problem.group > 1:
         options["enable_gqa"] = True
     return partial(scaled_dot_product_attention, q, k, v, **options)
@@ -87,11 +108,20 @@ def _why_unavailable(forced: str | None, target: Target) -> str | None:
 
 
 def _why_unsupported(forced: str | None, problem: Problem, pass_: str, target: Target) -> str | None:
+    taken = TAKEN[forced]
+    if pass_ == "fwd" or target.type == "cpu" or forced == "math":
+        taken |= {"deterministic"}  # the fused backwards may add to dq with atomics
+    if reason := unsupported_features(problem, taken):
+        return reason
     if problem.rows_without_keys:
         return (
             f"{problem.rows_without_keys} query rows see no key (causal, seqlen_q > seqlen_k);"
             " torch returns NaN for them"
         )
+    if problem.bias and problem.masked:
+        return "torch takes a bias or a causal mask, not both; a sum of the two would be made in every call"
+    if problem.bias[3:] == "1" and forced != "math":
+        return f"bias {problem.bias!r} is broadcast over keys; torch's fused backends need each key's own"
     if problem.dtype == "tf32":
         if target.type != "cuda":
             return "TF32 products exist on NVIDIA GPUs only; fp32 runs here"
@@ -99,7 +129,7 @@ def _why_unsupported(forced: str | None, problem: Problem, pass_: str, target: T
             return "torch's efficient backend has no TF32 products; it splits fp32 into three of them"
     if forced in (None, "math"):
         return None  # both can fall back to, or are, plain tensor operations
-    if forced == "cudnn" and problem.causal and problem.seqlen_q != problem.seqlen_k:
+    if forced == "cudnn" and _mask_kind(forced, problem, target.type) == "lower-right":
         return "torch's cuDNN backend aligns causal top-left; seqlen_q and seqlen_k must be equal"
     if forced == "flash" and target.type == "cpu":
         return _why_cpu_flash_refuses(problem)
@@ -135,9 +165,13 @@ def _torchs_own_reason(forced: str, problem: Problem, pass_: str, target: Target
     k = tensor(1, problem.seqlen_k, problem.head_dim)
     v = tensor(1, problem.seqlen_k, problem.head_dim_v)
     is_causal = _mask_kind(forced, problem, target.type) == "is_causal"
+    mask = None
+    if problem.bias:
+        heads, rows = (1 if problem.bias[at] == "1" else q.shape[at] for at in (1, 2))
+        mask = tensor(heads, rows, problem.seqlen_k).expand(1, *q.shape[1:3], problem.seqlen_k)
     with _context(forced, problem), warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        parameters = cuda.SDPAParams(q, k, v, None, 0.0, is_causal, problem.group > 1)
+        parameters = cuda.SDPAParams(q, k, v, mask, 0.0, is_causal, problem.group > 1)
         if ask(parameters, True):
             return None
     reasons = [_sentence(str(warning.message)) for warning in said]
@@ -151,7 +185,7 @@ def _sentence(warning: str) -> str:
 
 def _describe(forced: str | None, problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     config: dict[str, Any] = {}
-    if problem.causal:
+    if problem.masked:
         config["causal_mask"] = _mask_kind(forced, problem, target.type)
     if problem.group > 1:
         config["gqa"] = "enable_gqa"

@@ -28,6 +28,7 @@ COLUMNS: tuple[Column, ...] = (
     ("pass", "pass", _text),
     ("dtype", "dtype", _text),
     ("causal", "mask", lambda value: "causal" if value else "non-causal"),
+    ("options", "options", _text),
     ("seqlen_q", "queries", format_length),
     ("seqlen_k", "keys", format_length),
     ("head_dim", "head dim", str),
@@ -49,6 +50,9 @@ COLUMNS: tuple[Column, ...] = (
     ("backend", "backend", _text),
     ("cache", "cache", _text),
     ("config", "config", _text),
+    ("band_missed", "outside the band", _text),
+    ("not_counted", "not counted", _text),
+    ("not_traced", "not traced", _text),
     ("reason", "reason", _text),
 )
 """(column of the table, heading, how a value reads). A column without any value is left out."""
@@ -82,7 +86,7 @@ def _cell(column: Column, value: Any) -> str:
     name, _, show = column
     if not words.known(value):
         return "<td></td>"
-    if name == "reason":
+    if name in ("reason", "not_counted", "not_traced"):
         return f'<td class="reason">{show(value)}</td>'
     raw = "" if isinstance(value, str | bool) else f' data-value="{float(value):.9g}"'
     return f"<td{raw}>{show(value)}</td>"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashbench import table as tables
+from flashbench.compared import LEVELS, REQUESTED, SPILLS
 from flashbench.units import format_length
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ FILTERS = (
     Filter(
         key="mask", title="Mask", names={"full": "non-causal"},
         label=lambda row: "causal" if row.causal else "full",
+    ),
+    Filter(
+        key="options", title="Options", names={"none": "no options"},
+        label=lambda row: row.options if isinstance(row.options, str) else "none",
     ),
     Filter(
         key="queries", title="Queries", names={"same": "as keys"},
@@ -166,6 +171,35 @@ def causal_ratio(results: Results) -> DataFrame:
     )
     both["value"] = both["value"] / both["value_full"]
     return both[[*keys, "value", "status", "reason", "flags"]]
+
+
+def joined(results: Results) -> DataFrame:
+    """Model, trace and counters, bytes: a row per cell and level that was counted or traced.
+
+    Columns: POINT, level, predicted, least and most (of the band, at DRAM), traced, difference (traced
+    less predicted), counted (L2 writes without spilled registers), ratio (counted over predicted), missed
+    (True outside the band), not_traced and not_counted (why).
+    """
+    import pandas as pd
+
+    frame = labelled(results.table)
+    spilled = frame["counted_spill_write_bytes"]
+    missed = frame["band_missed"].fillna("")
+    parts = []
+    for order, (level, counter) in enumerate({**LEVELS, SPILLS: "spill_write_bytes"}.items()):
+        part = frame[[*POINT, "not_traced", "not_counted"]].assign(level=level, order=order)
+        part["counted"] = frame[f"counted_{counter}"] - (spilled.fillna(0) if level == "L2 write" else 0)
+        part["traced"] = frame.get(f"traced_{REQUESTED.get(level)}_bytes")
+        part["missed"] = [level in names.split(", ") for names in missed]
+        for name in ("predicted", "least", "most"):
+            part[name] = frame.get(f"{name}_{counter}")
+        part["ratio"] = frame.get(f"{counter.removesuffix('_bytes')}_ratio")
+        if level in (SPILLS, "L2 atomic"):  # most cells have none
+            part = part[part[["predicted", "traced", "counted"]].fillna(0).ne(0).any(axis=1)]
+        parts.append(part[part[["traced", "counted"]].notna().any(axis=1)])
+    found = pd.concat(parts).rename_axis("cell").sort_values(["cell", "order"], kind="stable")
+    found["difference"] = found["traced"] - found["predicted"]
+    return found.drop(columns="order").reset_index(drop=True)
 
 
 def environment(results: Results) -> DataFrame:

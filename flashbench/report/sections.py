@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashbench.report import cells, data, figures, page, summary, words
+from flashbench.report import cells, data, figures, joined, page, summary, words
 from flashbench.report.data import Results
 from flashbench.report.figures import Axis
 
@@ -109,6 +109,14 @@ SECTIONS = (
         data=data.counted("dram_read_ratio"), value="{:.3f}".format, page=page.plot,
         figure=figures.line_figure(Axis(title="counted / expected", kind="linear"), words.counted_note),
         empty="No cell was counted ('run --counters', 'profile --counters') on a card that is known.",
+    ),
+    Section(
+        key="joined", title="Model, trace and counters",
+        about="Bytes of each cell: by its model, as Triton's interpreter traced its kernels (one K/V head of"
+        " one batch for all), as the hardware counted them (L2 writes without spilled registers). Trace and"
+        " model are exact; at DRAM the model is a band. A count outside its band is marked.",
+        data=data.joined, page=joined.joined,
+        empty="No cell was counted or traced ('run --counters --trace', 'profile --counters --trace').",
     ),
     Section(
         key="causal", title="Causal over full",

@@ -91,6 +91,8 @@ def panel(where: Mapping[str, Any]) -> str:
             parts.append(f"head dim {label}")
         elif row.key == "queries":
             parts += [] if value == "same" else [f"{label} queries"]
+        elif row.key == "options":
+            parts += [] if value == "none" else [label]
         elif row.key == "kv":
             parts += [] if value == "MHA" else [label]
         else:

@@ -6,19 +6,23 @@ Exact on both sides: any difference of bytes or of FLOPs is a mistake in the ker
 mapping holds, per kernel, ``kernel``, ``step`` (of the model), ``programs``, ``flops``, ``modelled_flops``,
 ``exps``, ``modelled_exps``, ``masked_share`` and per tensor the bytes read, written and added, traced and
 modelled. Exponentials are no difference: the model counts those of scores, whatever computes them.
+
+Programs of different batches and K/V heads do the same at other addresses. So one K/V head of one batch can
+stand for all (``one_head``): what it moves, times batch x num_kv_heads, is what the whole cell moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from flashbench import iomodel, kernels
-from flashbench._profilers.trace import Launch, trace, why_unavailable
+from flashbench._profilers.trace import Launch, Moved, trace, why_unavailable
+from flashbench.errors import SpecError
 from flashbench.iomodel import Estimate, Step
 from flashbench.kernels import Target
-from flashbench.problem import Cell
+from flashbench.problem import Cell, Problem
 
 STEPS = {"forward": "forward", "delta_rows": "delta", "backward_dq": "dq", "backward_dkdv": "dkdv"}
 """Kernel → step of its model, else that of its name. A tensor argument is the model's tensor in capitals."""
@@ -30,17 +34,27 @@ minutes, at the 20 to 150 a second that a core does, by dtype and tile."""
 KINDS = (("read", "loaded_bytes"), ("write", "stored_bytes"), ("atomic", "atomic_bytes"))
 CPU = Target(device="cpu", capability=None)
 
+_STANDS_FOR = {"bf16": "fp16", "tf32": "fp32"}
+"""Dtypes that the interpreter does not have, and what moves the same bytes by the same kernels."""
+
 
 def trace_cell(
-    cell: Cell, config: Mapping[str, Any] | None = None, *, limit: int = LIMIT, seed: int = 0
+    cell: Cell,
+    config: Mapping[str, Any] | None = None,
+    *,
+    limit: int = LIMIT,
+    seed: int = 0,
+    one_head: bool = False,
 ) -> dict[str, Any]:
     """Trace one cell; ``{"reason": …}`` where it cannot be traced, ``{"error": …}`` where its kernels raise.
 
     config: tiles as a record holds them, such as those of a GPU; else the interpreter's. bf16 is traced
-    as fp16, which moves the same: the interpreter computes bf16 in fp32.
+    as fp16 and tf32 as fp32, which move the same: the interpreter computes bf16 in fp32.
+
+    one_head: run one K/V head of one batch and count it as often as there are, beside the model of the whole
+    cell; the mapping then also holds ``traced_as`` (what ran), ``scaled_by`` and ``traced_share``.
     """
-    if cell.problem.dtype == "bf16":
-        cell = replace(cell, problem=replace(cell.problem, dtype="fp16"))
+    cell = replace(cell, problem=_interpretable(cell.problem))
     implementation = kernels.get(cell.implementation)
     if implementation.prepare_tiles is None:
         return {"reason": f"{cell.implementation} is no Triton kernel of flashbench: nothing to interpret"}
@@ -49,22 +63,65 @@ def trace_cell(
     if reason := implementation.why_unsupported(cell.problem, cell.pass_, CPU):
         return {"reason": reason}
     config = config or implementation.describe(cell.problem, cell.pass_, CPU)
-    assert implementation.io_model is not None, cell.implementation
-    row = iomodel.estimate(implementation.io_model, cell.problem, cell.pass_, tiles=config)
-    if (visits := tile_visits(row)) > limit:
-        return {"reason": f"{visits} tile visits are too many to interpret; the limit is {limit}"}
+    traced = replace(cell, problem=part_of(cell.problem)) if one_head else cell
     try:
-        launches = _launches(cell, config, seed)
+        reason = why_too_large(traced, config, limit)
+    except SpecError as error:  # nothing to hold it to
+        return {"reason": str(error)}
+    if reason:
+        return {"reason": reason}
+    try:
+        launches = _launches(traced, config, seed)
     except Exception as error:  # a kernel raises whatever it likes, and other cells go on
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
-    return compare(launches, row)
+    if not one_head:
+        return compare(launches, _estimate(cell, config))
+    count = cell.problem.batch * cell.problem.num_kv_heads
+    changed = {
+        name: value for name, value in asdict(traced.problem).items()
+        if name in ("batch", "num_heads", "num_kv_heads", "dtype")
+    }  # fmt: skip
+    said = {"traced_as": changed, "scaled_by": count, "traced_share": 1 / count}
+    return {**said, **compare([_times(launch, count) for launch in launches], _estimate(cell, config))}
+
+
+def _interpretable(problem: Problem) -> Problem:
+    return replace(problem, dtype=_STANDS_FOR.get(problem.dtype, problem.dtype))
+
+
+def part_of(problem: Problem) -> Problem:
+    """Batch 1 and one K/V head with its query heads: what every other part of the problem repeats."""
+    return replace(problem, batch=1, num_heads=problem.group, num_kv_heads=1)
+
+
+def why_too_large(cell: Cell, config: Mapping[str, Any], limit: int) -> str | None:
+    """Why the cell would take too long to interpret, or None; needs no Triton."""
+    visits = tile_visits(_estimate(cell, config))
+    return f"{visits} tile visits are too many to interpret; the limit is {limit}" if visits > limit else None
+
+
+def _estimate(cell: Cell, config: Mapping[str, Any]) -> Estimate:
+    model = kernels.get(cell.implementation).io_model
+    assert model is not None, cell.implementation
+    return iomodel.estimate(model, cell.problem, cell.pass_, tiles=config)
+
+
+def _times(launch: Launch, count: int) -> Launch:
+    """A launch of so many times the programs, each part of which does the same."""
+    arguments = {
+        name: Moved(**{what: count * number for what, number in asdict(moved).items()})
+        for name, moved in launch.arguments.items()
+    }
+    numbers = {name: count * getattr(launch, name) for name in ("flops", "exps", "programs")}
+    return Launch(launch.kernel, arguments, **numbers)
 
 
 def tile_visits(row: Estimate) -> int:
     """How many tiles the tiled kernels of an estimate visit."""
+    kernels_of = {"forward": "fwd", "decode": "fwd", "dq": "dq", "dkdv": "dkdv", "backward": "bwd"}
     areas = {
         step: row.tiles.get(f"{kernel}_block_q", 0) * row.tiles.get(f"{kernel}_block_k", 0)
-        for step, kernel in (("forward", "fwd"), ("decode", "fwd"), ("dq", "dq"), ("dkdv", "dkdv"))
+        for step, kernel in kernels_of.items()
     }
     return sum(step.exps // areas[step.name] for step in row.steps if areas.get(step.name))
 
@@ -74,19 +131,16 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     import torch
 
     from flashbench.kernels._backward import backward_call, forward_backward_call
-    from flashbench.kernels._reference import make_inputs
+    from flashbench.kernels._inputs import make_inputs
 
-    *inputs, dout = make_inputs(cell.problem, "cpu", seed)
-    q, k, v = (x.requires_grad_(cell.pass_ != "fwd") for x in inputs)
+    inputs = make_inputs(cell.problem, "cpu", seed).detached(grad=cell.pass_ != "fwd")
     prepare = kernels.get(cell.implementation).prepare_tiles
     assert prepare is not None
     with torch.set_grad_enabled(cell.pass_ != "fwd"):
-        call: Callable[[], object] = prepare(cell.problem, q, k, v, config)
+        call = prepare(cell.problem, inputs, config)
         if cell.pass_ == "bwd":
-            call, _ = backward_call(prepare(cell.problem, q, k, v, config), (q, k, v), dout)
-        elif cell.pass_ == "fwd+bwd":
-            call = forward_backward_call(prepare(cell.problem, q, k, v, config), (q, k, v), dout)
-        return trace(call)
+            return trace(backward_call(call, inputs)[0])
+        return trace(call if cell.pass_ == "fwd" else forward_backward_call(call, inputs))
 
 
 def compare(launches: Sequence[Launch], row: Estimate) -> dict[str, Any]:

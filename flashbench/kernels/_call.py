@@ -1,0 +1,171 @@
+"""What one attention call is made of: its options, the tensors beside q, k and v, and kernel launches.
+
+Import through ``_triton.load``, as all modules that hold Triton kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+
+from flashbench.flash_configs import Config, choose, widest
+from flashbench.kernels import _flash_kernels as kernels
+
+INTERPRETED = isinstance(kernels.forward, InterpretedFunction)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch, ready to run or to be compiled."""
+
+    name: str
+    kernel: Any
+    programs: int
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def run(self) -> None:
+        """Launch on the current device and stream."""
+        if self.programs:
+            self.kernel[(self.programs,)](*self.args, **self.options)
+
+    def compile(self) -> Any:
+        """Compile only; arguments may be meta tensors."""
+        return self.kernel.warmup(*self.args, grid=(1,), **self.options)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for launches that share one compiled kernel: what Triton specialises on."""
+        special = (
+            (arg % 16 == 0, arg == 1, arg >= 2**31)
+            for name, arg in zip(self.kernel.arg_names, self.args, strict=False)
+            if isinstance(arg, int) and name not in kernels.RUNTIME
+        )
+        dtypes = (getattr(arg, "dtype", None) for arg in self.args if arg is None or isinstance(arg, Tensor))
+        return self.name, *self.options.items(), *special, *dtypes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What the launches of one attention call share, beside tensors.
+
+    window: (keys before the diagonal, keys after it), -1 is unlimited; causal: none after it. scale,
+    softcap, dropout_p, seed: as of ``flash_attention``.
+    card: (compute capability, shared memory per block in bytes) to compile for; None is q's device.
+    configs: takes the place of the table for the kernels that it names.
+    """
+
+    causal: bool
+    scale: float
+    tf32: bool = False
+    window: tuple[int, int] = (-1, -1)
+    top_left: bool = False
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    seed: int = 0
+    card: tuple[tuple[int, int], int | None] | None = None
+    configs: tuple[tuple[str, Config], ...] = ()
+
+    @property
+    def band(self) -> tuple[int, int]:
+        """(keys before the diagonal, keys after it), -1 is unlimited."""
+        return self.window[0], 0 if self.causal else self.window[1]
+
+    @property
+    def grows(self) -> bool:
+        """Whether later queries see more keys, so that their tiles should start first."""
+        before, after = self.band
+        return after >= 0 > before
+
+    def config(self, name: str, q: Tensor, v: Tensor) -> Config:
+        """The configuration that the named kernel runs with."""
+        for kernel, config in self.configs:
+            if kernel == name:
+                return config
+        return choose(name, self.math(q), q.shape[-1], v.shape[-1], *(self.card or _card(q.device)))
+
+    def math(self, q: Tensor) -> str:
+        """How q's dtype is multiplied, as the table of configurations has it."""
+        return "half" if q.element_size() == 2 else "tf32" if self.tf32 else "ieee"
+
+    def options(self, name: str, q: Tensor, v: Tensor, *strided: Tensor) -> tuple[Config, dict[str, Any]]:
+        """The configuration, and the launch options and compile-time constants that follow from it."""
+        config = self.config(name, q, v)
+        tallest = max(config.block_q, config.block_k)
+        return config, {
+            "BLOCK_M": config.block_q,
+            "BLOCK_N": config.block_k,
+            "DIM": q.shape[-1],
+            "DIM_V": v.shape[-1],
+            "WIDEST": widest(self.math(q)),
+            "LOWER": self.band[0] >= 0,
+            "UPPER": self.band[1] >= 0,
+            "TOP_LEFT": self.top_left,
+            "CAPPED": self.softcap > 0,
+            "DROPS": self.dropout_p > 0,
+            "PRECISION": "tf32" if self.tf32 and not INTERPRETED else "ieee",  # no CPU has TF32
+            "WIDE": any(tallest * x.stride(2) >= 2**31 for x in strided),
+            "EXACT": q.element_size() == 4,
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+            "enable_fp_fusion": True,  # off by default from Triton 3.10 on: an operation more per score
+        }
+
+    @property
+    def numbers(self) -> tuple[Any, ...]:
+        """The arguments ``before`` to ``cap`` of every kernel."""
+        before, after = (min(max(side, 0), 2**30) for side in self.band)
+        threshold = round(self.dropout_p * 2**32) - 2**31
+        return before, after, self.seed, threshold, 1 / (1 - self.dropout_p), self.scale, self.softcap or 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extra:
+    """Tensors that an attention call may have beside q, k and v; all of them as of ``flash_attention``."""
+
+    slopes: Tensor | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+    cu_q: Tensor | None = None
+    cu_k: Tensor | None = None
+    longest_q: int = 0
+    longest_k: int = 0
+
+    def lengths(self, q: Tensor, k: Tensor) -> tuple[int, int, int]:
+        """(sequences, the longest in queries, the longest in keys)."""
+        if self.cu_q is None:
+            return q.shape[0], q.shape[2], k.shape[2]
+        return self.cu_q.shape[0] - 1, self.longest_q, self.longest_k
+
+    @property
+    def bias_strides(self) -> tuple[int, ...]:
+        """Of (batch, head, query, key), 0 where one entry serves all."""
+        if self.bias is None:
+            return 0, 0, 0, 0
+        return tuple(
+            0 if n == 1 else step for n, step in zip(self.bias.shape, self.bias.stride(), strict=True)
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Compile-time constants: along which sides the bias varies."""
+        rows, columns = (1, 1) if self.bias is None else self.bias.shape[2:]
+        return {"BIAS_ROWS": rows != 1, "BIAS_COLS": columns != 1}
+
+
+NOTHING = Extra()
+
+
+@cache
+def _card(device: torch.device) -> tuple[tuple[int, int] | None, int | None]:
+    """(compute capability, shared memory per block in bytes), both None in the interpreter."""
+    if INTERPRETED:
+        return None, None
+    properties = torch.cuda.get_device_properties(device)
+    limit = getattr(properties, "shared_memory_per_block_optin", None)
+    return (properties.major, properties.minor), limit

@@ -1,0 +1,117 @@
+"""Attention in fp64 on the compared rows of a problem: o, lse and every gradient.
+
+dk, dv and the gradients that are sums over queries need the log-sum-exp and delta = rowsum(dout * o)
+of every query row; both are streamed. With P the probabilities and Z the dropout mask over 1 - p:
+
+    dP = Z * (dout V^T)    dS = P * (dP - delta)    dq, dk from dS * softcap' * scale
+    dbias = dS, summed over the places where the bias is 1    dsink = -sum over rows of P_sink * delta
+
+A row of dS sums to P_sink * delta, as that of the whole softmax, sink included, sums to 0. Source:
+Dao 2022 (arXiv:2205.14135), appendix B.2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flashbench.kernels._part import Part, per_head
+
+LARGEST_EXPONENT = 600.0
+"""exp(±600) is far inside fp64's range: scores below that need no running maximum."""
+
+
+def rows(part: Part, heads: slice, numbers: Tensor, *, gradients: bool) -> dict[str, Tensor]:
+    """On some query rows, (heads, group, rows, …) fp64: o and lse, or dq and dbias where it has rows."""
+    p, terms = part.problem, part.terms
+    q, dout = (x[heads].index_select(2, numbers).double() for x in (part.q, part.dout))
+    k, v = part.k[heads].double(), part.v[heads].double()
+    at = part.where(heads, numbers, part.columns)
+    scores, slope, _ = terms.apply(per_head(q * p.softmax_scale, k.mT), at)
+    lse = with_sink(part, heads, scores.logsumexp(-1))
+    probabilities = scores.sub_(finite(lse)[..., None]).exp_()
+    kept = terms.kept(at)
+    o = per_head(terms.drop(probabilities, kept), v)
+    if not gradients:
+        return {"o": o, "lse": lse}
+    delta = (o * dout).sum(-1, keepdim=True)
+    ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(delta))
+    found = {}
+    if p.bias and p.bias[2] == "q":
+        found["dbias"] = part.of_bias(ds)
+    if slope is not None:
+        ds *= slope
+    return {"dq": per_head(ds, k) * p.softmax_scale, **found}
+
+
+def columns(part: Part, heads: slice) -> dict[str, Tensor]:
+    """On the compared key rows, fp64: dk, dv (heads, keys, width), and the sums over all queries.
+
+    Those are dsinks (heads, group), and dbias (heads, group, 1, keys or 1) of a bias without rows.
+    """
+    p, terms = part.problem, part.terms
+    lse, delta = lse_and_delta(part, heads)
+    k, v = (x[heads].index_select(1, part.key_rows).double() for x in (part.k, part.v))
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    dbias = k.new_zeros(len(k), p.group, 1, len(part.key_rows))
+    step = max(1, part.elements // max(1, len(k) * p.group * len(part.key_rows)))
+    for numbers in part.rows.split(step) if p.seqlen_q else ():
+        chunk = slice(int(numbers[0]), int(numbers[-1]) + 1)
+        q, dout = part.q[heads, :, chunk].double(), part.dout[heads, :, chunk].double()
+        at = part.where(heads, numbers, part.key_rows)
+        scores, slope, _ = terms.apply(per_head(q, k.mT).mul_(p.softmax_scale), at)
+        probabilities = scores.sub_(finite(lse[:, :, chunk])[..., None]).exp_()
+        kept = terms.kept(at)
+        dv += terms.drop(probabilities, kept).flatten(1, 2).mT @ dout.flatten(1, 2)
+        ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(delta[:, :, chunk, None]))
+        dbias += ds.sum(2, keepdim=True)
+        if slope is not None:
+            ds *= slope
+        dk += ds.flatten(1, 2).mT @ q.flatten(1, 2)
+    found = {"dk": dk * p.softmax_scale, "dv": dv}
+    sink = terms.sinks(part.where(heads, part.rows, part.key_rows).heads, torch.float64)
+    by_sink = k.new_zeros(lse.shape[:2])
+    if sink is not None:
+        by_sink = ((sink[..., 0] - lse).exp() * delta).sum(-1)
+        found["dsinks"] = -by_sink
+    if p.bias and p.bias[2] == "1":
+        found["dbias"] = dbias if p.bias[3] == "k" else by_sink[..., None, None]
+    return found
+
+
+def lse_and_delta(part: Part, heads: slice) -> tuple[Tensor, Tensor]:
+    """log-sum-exp and rowsum(dout * o) of every query row, (heads, group, seqlen_q) fp64.
+
+    No maximum is subtracted unless the scores could be large.
+    """
+    p, terms = part.problem, part.terms
+    k, v = part.k[heads].double(), part.v[heads].double()
+    lse = with_sink(part, heads, k.new_full((len(k), p.group, p.seqlen_q), float("-inf")))
+    delta = torch.zeros_like(lse)
+    longest_k = k.norm(dim=-1).amax() if p.seqlen_k else k.new_zeros(())
+    for chunk, seen in part.chunks(len(k)):
+        q = part.q[heads, :, chunk].double() * p.softmax_scale
+        at = part.where(heads, part.rows[chunk], part.columns[seen])
+        scores, _, _ = terms.apply(per_head(q, k[:, seen].mT), at)
+        top = lse.new_zeros(())
+        if p.bias or p.alibi or q.norm(dim=-1).max() * longest_k > LARGEST_EXPONENT:
+            top = finite(scores.amax(-1))
+            scores.sub_(top[..., None])
+        weights = scores.exp_()
+        own = with_sink(part, heads, weights.sum(-1).log() + top)
+        weighted = per_head(terms.drop(weights, terms.kept(at)), v[:, seen])
+        o = weighted * (top - finite(own)).exp()[..., None]
+        lse[:, :, chunk] = own
+        delta[:, :, chunk] = (o * part.dout[heads, :, chunk].double()).sum(-1)
+    return lse, delta
+
+
+def with_sink(part: Part, heads: slice, lse: Tensor) -> Tensor:
+    """lse (heads, group, rows) with the sinks' share."""
+    sink = part.terms.sinks(part.where(heads, part.rows, part.columns).heads, lse.dtype)
+    return lse if sink is None else torch.logaddexp(lse, sink[..., 0])
+
+
+def finite(lse: Tensor) -> Tensor:
+    """0 for -inf, so that what is subtracted from hidden scores leaves them hidden."""
+    return lse.masked_fill(lse == float("-inf"), 0)

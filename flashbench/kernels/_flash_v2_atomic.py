@@ -1,0 +1,104 @@
+"""FlashAttention-2 with a one-kernel backward: launches and autograd. Import through ``_triton.load``.
+
+The forward and delta are _flash_v2's. Not deterministic: dQ is a sum of atomic additions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from triton import cdiv
+
+from flashbench.flash_configs import Config
+from flashbench.kernels import _flash_atomic_kernels as kernels
+from flashbench.kernels import _flash_v2 as v2
+from flashbench.kernels import _plain
+from flashbench.kernels._call import NOTHING, Call, Launch
+from flashbench.kernels._launches import Backward, Saved
+
+BLOCK = 1024
+"""Elements that a program of the clearing and the converting kernel moves."""
+
+
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    tf32: bool = False,
+    configs: tuple[tuple[str, Config], ...] = (),
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(q kᵀ · softmax_scale) v; differentiable, with a dq whose last bits differ from run to run.
+
+    Shapes, dtypes, results and errors as ``_flash_v2.flash_attention``. configs: (kernel, configuration) in
+    place of the table's, for the kernels ``fwd``, ``delta`` and ``atomic``.
+    """
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    call = Call(causal=causal, scale=scale, tf32=tf32, configs=configs)
+    v2.check(q, k, v, call, NOTHING)
+    o, lse = _FlashAttention2.apply(q, k, v, call)
+    return (o, lse) if return_lse else o
+
+
+class _FlashAttention2(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+        dtype = q.dtype
+        q, k, v = (v2._unit_stride(v2._computable(x)) for x in (q, k, v))
+        o, lse, launch = v2.forward_launch(q, k, v, call)
+        with v2._on(q.device):
+            launch.run()
+        o = o.to(dtype)
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.call, ctx.dtype = call, dtype
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        q, k, v, o, lse = ctx.saved_tensors
+        do = torch.zeros_like(o) if do is None else do
+        o, do = (v2._unit_stride(v2._computable(x)) for x in (o, do))
+        saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do)
+        work, launches = backward_launches(saved, ctx.call, lse_has_gradient=dlse is not None)
+        with v2._on(q.device):
+            for launch in launches:
+                launch.run()
+                if launch.name == "delta" and dlse is not None:
+                    work.delta.sub_(dlse)  # d lse / d s = p, as d o / d s = p (dP - delta)
+        return *(grad.to(ctx.dtype) for grad in work.gradients), None
+
+
+def backward_launches(
+    saved: Saved, call: Call, *, lse_has_gradient: bool
+) -> tuple[Backward, tuple[Launch, ...]]:
+    """(dq, dk, dv and delta, the launches that fill them, in order)."""
+    s = saved
+    # delta and the outputs are flash-v2's; its row sums are not corrected here, so no norm is wanted
+    work = v2.backward_launches(s, call, lse_has_gradient=True)
+    rows = next(launch for launch in work.launches if launch.name == "delta")
+    dq_acc = torch.empty_like(work.dq, dtype=torch.float32)
+    count = dq_acc.numel()
+    flat = {"BLOCK": BLOCK, "num_warps": 4, "enable_fp_fusion": True}
+    clear = Launch("clear", kernels.clear, cdiv(count, BLOCK), (dq_acc, count), flat)
+    args: tuple[Any, ...] = (dq_acc, work.dq, count, call.scale)
+    convert = Launch("convert", kernels.convert, cdiv(count, BLOCK), args, flat)
+
+    num_kv_heads = s.k.shape[1]
+    options = _plain.options(call, "atomic", s.q, s.v, s.q, s.k, s.v, s.do)
+    tiles = cdiv(s.k.shape[2], options["BLOCK_N"])
+    args = (
+        *(s.q, s.k, s.v, s.do, s.lse, work.delta, dq_acc, work.dk, work.dv),
+        *(*s.q.stride()[:3], *s.k.stride()[:3], *s.v.stride()[:3], *s.do.stride()[:3]),
+        *(num_kv_heads, s.q.shape[2], s.k.shape[2], tiles, call.scale),
+    )
+    options |= {"GROUP": s.q.shape[1] // num_kv_heads, "ALONE": not lse_has_gradient}
+    backward = Launch("atomic", kernels.backward, tiles * s.q.shape[0] * num_kv_heads, args, options)
+    return work, (rows, clear, backward, convert)

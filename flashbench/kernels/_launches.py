@@ -1,0 +1,229 @@
+"""The kernel launches of FlashAttention-2 in portable Triton: which, with which arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton import cdiv
+
+from flashbench.flash_configs import section
+from flashbench.kernels import _flash_kernels as kernels
+from flashbench.kernels import _gradient_kernels as gradients
+from flashbench.kernels._call import NOTHING, Call, Extra, Launch
+
+
+def forward_launch(
+    q: Tensor, k: Tensor, v: Tensor, call: Call, extra: Extra = NOTHING
+) -> tuple[Tensor, Tensor, Launch]:
+    """(o, lse, the launch that fills them); o lies in memory in the order of q's dimensions."""
+    heads, group = q.shape[1], _group(q, k)
+    batch, seqlen_q, seqlen_k = extra.lengths(q, k)
+    o = _like(q, v.shape[-1])
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    config, options = call.options("fwd", q, v, q, k, v, o)
+    tiles = cdiv(seqlen_q, config.block_q)
+    args = (
+        *(q, k, v, o, lse, extra.slopes, extra.bias, extra.sinks, extra.cu_q, extra.cu_k),
+        *_strides(extra, q, k, v, o), *extra.bias_strides, *_row_strides(extra, lse),
+        *(batch * heads, heads, group, seqlen_q, seqlen_k, tiles, _section(k, v, batch * heads, call)),
+        *call.numbers,
+    )  # fmt: skip
+    return o, lse, Launch("fwd", kernels.forward, tiles * batch * heads, args, {**options, **extra.options})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a backward starts from: all tensors as of the forward, do as o."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    lse: Tensor
+    do: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backward:
+    """Gradients, and the launches that fill them, in order. dbias and dsinks: None where not wanted.
+
+    delta is filled by the first launch; a gradient of lse is taken off it then.
+    """
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    delta: Tensor
+    launches: tuple[Launch, ...]
+    dbias: Tensor | None = None
+    dsinks: Tensor | None = None
+
+    @property
+    def gradients(self) -> tuple[Tensor, ...]:
+        """Those that there are: of q, k, v, bias, sinks."""
+        every = self.dq, self.dk, self.dv, self.dbias, self.dsinks
+        return tuple(x for x in every if x is not None)
+
+
+def backward_launches(
+    saved: Saved,
+    call: Call,
+    extra: Extra = NOTHING,
+    *,
+    lse_has_gradient: bool = False,
+    wanted: Container[str] = ("bias", "sinks"),
+) -> Backward:
+    """The backward of one call. lse_has_gradient: then a row's dS does not sum to 0, as with sinks.
+
+    wanted: of ``bias`` and ``sinks``, those whose gradient is.
+    """
+    s = saved
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (s.q, s.k, s.v))
+    delta = torch.empty_like(s.lse)
+    closed = extra.sinks is None and not lse_has_gradient
+    exactness = {"REFINE": closed and s.q.element_size() == 4, "ALONE": closed}
+    norm = torch.empty_like(s.lse) if exactness["REFINE"] else s.lse
+    shared = _Shared(saved, call, extra, delta, norm, exactness)
+    launches = [_delta(shared), _dq(shared, dq), _dkdv(shared, dk, dv)]
+    dbias = dsinks = None
+    if extra.bias is not None and "bias" in wanted:
+        dbias = torch.empty_like(extra.bias, memory_format=torch.contiguous_format)
+        launches.append(_dbias(shared, dbias))
+    if extra.sinks is not None and "sinks" in wanted:
+        dsinks = torch.empty_like(extra.sinks, memory_format=torch.contiguous_format)
+        launches.append(_dsinks(shared, dsinks))
+    return Backward(dq=dq, dk=dk, dv=dv, delta=delta, dbias=dbias, dsinks=dsinks, launches=tuple(launches))
+
+
+@dataclass(frozen=True)
+class _Shared:
+    saved: Saved
+    call: Call
+    extra: Extra
+    delta: Tensor
+    norm: Tensor
+    exactness: dict[str, bool]
+
+    def options(self, name: str) -> tuple[Any, dict[str, Any]]:
+        s = self.saved
+        config, options = self.call.options(name, s.q, s.v, s.q, s.k, s.v, s.do)
+        return config, {**options, **self.extra.options, **self.exactness}
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        s = self.saved
+        return (
+            *_strides(self.extra, s.q, s.k, s.v, s.do),
+            *self.extra.bias_strides,
+            *_row_strides(self.extra, s.lse),
+        )
+
+
+def _delta(shared: _Shared) -> Launch:
+    s, extra = shared.saved, shared.extra
+    config, options = shared.call.options("delta", s.q, s.v, s.o, s.do)
+    batch, seqlen_q, _ = extra.lengths(s.q, s.k)
+    heads, tiles = s.q.shape[1], cdiv(seqlen_q, config.block_q)
+    args = (
+        *(s.o, s.do, shared.delta, extra.cu_q), *_strides(extra, s.o, s.do), *_row_strides(extra, s.lse),
+        *(heads, seqlen_q, tiles),
+    )  # fmt: skip
+    wanted = ("BLOCK_M", "DIM_V", "WIDEST", "WIDE", "num_warps", "num_stages", "enable_fp_fusion")
+    options = {name: options[name] for name in wanted}
+    return Launch("delta", kernels.delta_rows, tiles * batch * heads, args, options)
+
+
+def _dq(shared: _Shared, dq: Tensor) -> Launch:
+    s, call, extra = shared.saved, shared.call, shared.extra
+    config, options = shared.options("dq")
+    batch, seqlen_q, seqlen_k = extra.lengths(s.q, s.k)
+    heads, tiles = s.q.shape[1], cdiv(seqlen_q, config.block_q)
+    args = (
+        *(s.q, s.k, s.v, s.do, s.lse, shared.delta, shared.norm, dq),
+        *(extra.slopes, extra.bias, extra.cu_q, extra.cu_k), *shared.strides,
+        *(batch * heads, heads, _group(s.q, s.k), seqlen_q, seqlen_k, tiles),
+        _section(s.k, s.v, batch * heads, call), *call.numbers,
+    )  # fmt: skip
+    return Launch("dq", kernels.backward_dq, tiles * batch * heads, args, options)
+
+
+def _dkdv(shared: _Shared, dk: Tensor, dv: Tensor) -> Launch:
+    s, call, extra = shared.saved, shared.call, shared.extra
+    config, options = shared.options("dkdv")
+    batch, seqlen_q, seqlen_k = extra.lengths(s.q, s.k)
+    num_kv_heads, tiles = s.k.shape[1], cdiv(seqlen_k, config.block_k)
+    m_h = s.k.shape[2]
+    m_b = 0 if extra.cu_k is not None else num_kv_heads * m_h
+    args = (
+        *(s.q, s.k, s.v, s.do, s.lse, shared.delta, shared.norm, dk, dv),
+        *(extra.slopes, extra.bias, extra.cu_q, extra.cu_k), *shared.strides, *(m_b, m_h),
+        *(batch * num_kv_heads, num_kv_heads, seqlen_q, seqlen_k, tiles),
+        _section(s.q, s.do, batch * num_kv_heads, call), *call.numbers,
+    )  # fmt: skip
+    options = {**options, "GROUP": _group(s.q, s.k)}
+    return Launch("dkdv", kernels.backward_dkdv, tiles * batch * num_kv_heads, args, options)
+
+
+def _dbias(shared: _Shared, dbias: Tensor) -> Launch:
+    """As dQ's tiles, one pipeline stage: a program streams little unless its bias is shared."""
+    s, call, extra = shared.saved, shared.call, shared.extra
+    config, options = shared.options("dq")
+    heads, (batches, bias_heads) = s.q.shape[1], dbias.shape[:2]
+    seqlen_q, seqlen_k = s.q.shape[2], s.k.shape[2]
+    tiles_m, tiles_n = cdiv(seqlen_q, config.block_q), cdiv(seqlen_k, config.block_k)
+    args = (
+        *(s.q, s.k, s.v, s.do, s.lse, shared.delta, dbias, extra.slopes, extra.bias), *shared.strides,
+        *(heads, _group(s.q, s.k), s.q.shape[0] // max(1, batches), heads // max(1, bias_heads)),
+        *(seqlen_q, seqlen_k, tiles_m, tiles_n), *call.numbers,
+    )  # fmt: skip
+    programs = batches * bias_heads
+    programs *= (tiles_m if options["BIAS_ROWS"] else 1) * (tiles_n if options["BIAS_COLS"] else 1)
+    del options["REFINE"]
+    options["num_stages"] = 1
+    return Launch("dbias", gradients.backward_dbias, programs, args, options)
+
+
+SINK_ROWS = 1024
+"""Rows that the sink kernel sums at a time."""
+
+
+def _dsinks(shared: _Shared, dsinks: Tensor) -> Launch:
+    lse, extra = shared.saved.lse, shared.extra
+    args = (lse, shared.delta, extra.sinks, dsinks, *_row_strides(extra, lse), lse.shape[0], lse.shape[2])
+    return Launch(
+        "dsinks", gradients.backward_dsinks, lse.shape[1], args, {"BLOCK_M": SINK_ROWS, "num_warps": 4}
+    )
+
+
+def _group(q: Tensor, k: Tensor) -> int:
+    return q.shape[1] // k.shape[1] if k.shape[1] else 1
+
+
+def _like(q: Tensor, columns: int) -> Tensor:
+    """An output for q's rows, its heads inside or outside its rows as q's are."""
+    batch, heads, rows, _ = q.shape
+    if rows > 1 < heads and q.stride(1) < q.stride(2):
+        return q.new_empty(batch, rows, heads, columns).transpose(1, 2)
+    return q.new_empty(batch, heads, rows, columns)
+
+
+def _strides(extra: Extra, *tensors: Tensor) -> tuple[int, ...]:
+    """Of batch, head and row of each; packed sequences are all in batch 0."""
+    return tuple(
+        step for x in tensors for step in (x.stride() if extra.cu_q is None else (0, *x.stride()[1:]))[:3]
+    )
+
+
+def _row_strides(extra: Extra, lse: Tensor) -> tuple[int, int]:
+    """Of batch and head, of lse and whatever else has a number per query."""
+    return lse.stride(0) if extra.cu_q is None else 0, lse.stride(1)
+
+
+def _section(a: Tensor, b: Tensor, heads: int, call: Call) -> int:
+    """How many heads to walk tile by tile, given the two tensors that a head streams."""
+    streamed = a.shape[2] * (a.shape[3] + b.shape[3]) * a.element_size()
+    return section(streamed, heads) if call.grows else 1

@@ -1,0 +1,45 @@
+"""Dropout's random bits: Philox4x32-10, a counter-based generator, in torch operations.
+
+A kept probability depends on its absolute position and the seed alone, so that every tile shape, the
+forward, the backward and this module agree. Source: Salmon et al. 2011, "Parallel random numbers: as
+easy as 1, 2, 3", and the constants of their library Random123.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROUNDS = 10
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+WEYL = 0x9E3779B9, 0xBB67AE85
+"""What the two words of the key grow by per round."""
+
+WORD = 0xFFFFFFFF
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+    """The four 32-bit words of each counter, as int64 from 0 to 2**32 - 1.
+
+    counter: four int64 tensors of such words, which broadcast; key: two such words.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        # int64 products wrap, and their 64 bits are those of the unsigned product
+        one, two = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = (two >> 32 & WORD) ^ c1 ^ k0, two & WORD, (one >> 32 & WORD) ^ c3 ^ k1, one & WORD
+        k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
+    return c0, c1, c2, c3
+
+
+def keep_mask(seed: int, dropout_p: float, heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """True where a probability is kept: (heads, rows, columns), boolean.
+
+    heads: batch * num_heads + head; rows and columns: query and key numbers of the sequence, each
+    int64 in one dimension. Key: the seed's low and high word; counter: (column, row, head, 0);
+    kept if the first word is at least dropout_p * 2**32, rounded.
+    """
+    zero = torch.zeros((), dtype=torch.int64, device=columns.device)
+    counter = columns[None, None, :], rows[None, :, None], heads[:, None, None], zero
+    return philox(counter, (seed & WORD, seed >> 32 & WORD))[0] >= round(dropout_p * 2**32)

@@ -1,0 +1,184 @@
+"""Masks and score options of the bundled kernel against fp64, singly and in pairs, forward and gradients."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+import random as pick
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flashbench import kernels
+from flashbench.kernels import Target, _triton
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else None
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("triton is not installed", allow_module_level=True)
+REASON = kernels.get("flash").why_unavailable(Target(device=DEVICE, capability=CAPABILITY))
+assert REASON is None, REASON
+flash = _triton.load(DEVICE)
+
+MASKS = {
+    "full": {},
+    "causal": {"causal": True},
+    "top-left": {"causal": True, "top_left": True},
+    "window": {"window": (20, 9)},
+    "left window": {"causal": True, "window": (33, -1)},
+    "top-left window": {"window": (7, 50), "top_left": True},
+    "right window": {"window": (-1, 5)},
+}
+SCORES = ("softcap", "alibi", "bias", "sinks", "dropout", "lse")
+BIASES = ("bhqk", "1hqk", "b1qk", "11qk", "bh1k", "111k", "bhq1", "1111")
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def philox(seed: int, shape: tuple[int, ...]) -> Tensor:
+    """First words of Philox4x32-10 at (column, row, head), as int64, on the CPU."""
+    batch, heads, rows, columns = shape
+    c = [
+        torch.arange(columns).view(1, 1, -1).expand(batch * heads, rows, -1),
+        torch.arange(rows).view(1, -1, 1).expand(batch * heads, -1, columns),
+        torch.arange(batch * heads).view(-1, 1, 1).expand(-1, rows, columns),
+        torch.zeros(batch * heads, rows, columns, dtype=torch.int64),
+    ]
+    mask, k0, k1 = 2**32 - 1, seed % 2**32, seed // 2**32
+
+    def multiplied(a: int, x: Tensor) -> tuple[Tensor, Tensor]:
+        low = a * (x & 0xFFFF)
+        high = a * (x >> 16) + (low >> 16)
+        return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
+
+    for _ in range(10):
+        high0, low0 = multiplied(0xD2511F53, c[0])
+        high1, low1 = multiplied(0xCD9E8D57, c[2])
+        c = [high1 ^ c[1] ^ k0, low1, high0 ^ c[3] ^ k1, low0]
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    return c[0].view(shape)
+
+
+def dense(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, sinks: Tensor | None, **o: Any
+) -> tuple[Tensor, ...]:
+    """(o, lse) from the whole score matrix, in the dtype of q; differentiable."""
+    batch, heads, nq, d = q.shape
+    nk, group = k.shape[2], heads // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    s = (q * d**-0.5) @ k.mT
+    if cap := o.get("softcap", 0.0):
+        s = cap * torch.tanh(s / cap)
+    i, j = torch.arange(nq, device=q.device)[:, None], torch.arange(nk, device=q.device)
+    diagonal = 0 if o.get("top_left") else nk - nq
+    if (slopes := o.get("alibi_slopes")) is not None:
+        s = s - (slopes[:, None, None] * (i + diagonal - j).abs()).to(s.dtype)
+    if bias is not None:
+        s = s + bias
+    before, after = o.get("window", (-1, -1))
+    after = 0 if o.get("causal") else after
+    hidden = torch.zeros(nq, nk, dtype=torch.bool, device=q.device)
+    if after >= 0:
+        hidden |= j > i + diagonal + after
+    if before >= 0:
+        hidden |= j < i + diagonal - before
+    s = s.masked_fill(hidden, -math.inf)
+    if sinks is not None:
+        s = torch.cat((s, sinks.to(s.dtype).view(1, -1, 1, 1).expand(batch, -1, nq, 1)), 3)
+    lse = torch.logsumexp(s, -1)
+    empty = s.isneginf().all(-1, keepdim=True)
+    p = torch.softmax(s.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)[..., :nk]
+    if rate := o.get("dropout_p", 0.0):
+        kept = (philox(o["seed"], (batch, heads, nq, nk)) >= round(rate * 2**32)).to(q.device)
+        p = torch.where(kept, p / (1 - rate), 0.0)
+    return p @ v, lse
+
+
+def gradients(outputs: tuple[Tensor, ...], leaves: list[Tensor], seeds: tuple[Tensor, ...]) -> list[Tensor]:
+    finite = [torch.where(x.isfinite(), x, 0.0) for x in outputs]
+    return list(torch.autograd.grad(finite, leaves, seeds))
+
+
+def assert_close(
+    options: dict[str, Any], shape: dict[str, Any], dtype: torch.dtype, bias: str, sinks: bool, lse: bool
+):
+    b, h, g, nq, nk, d, dv = (shape[x] for x in ("b", "h", "g", "nq", "nk", "d", "dv"))
+    tensors = [rand(b, h, nq, d, dtype=dtype, seed=1), rand(b, h // g, nk, d, dtype=dtype, seed=2)]
+    tensors += [rand(b, h // g, nk, dv, dtype=dtype, seed=3)]
+    sizes = {"b": b, "h": h, "q": nq, "k": nk, "1": 1}
+    extra: list[Tensor | None] = [None, None]
+    if bias:
+        extra[0] = rand(*(sizes[x] for x in bias), dtype=dtype, seed=4)
+    if sinks:
+        extra[1] = rand(h, seed=5)
+    dout, dlse = rand(b, h, nq, dv, dtype=dtype, seed=6), rand(b, h, nq, seed=7)
+
+    def results(kind: str) -> list[Tensor]:
+        to = {"exact": torch.float64, "naive": dtype, "mine": dtype}[kind]
+        leaves = [x.detach().to(to).requires_grad_() for x in tensors]
+        more = [
+            None
+            if x is None
+            else x.detach().to(to if i == 0 or kind == "exact" else x.dtype).requires_grad_()
+            for i, x in enumerate(extra)
+        ]
+        if kind == "mine":
+            outputs = flash.flash_attention(*leaves, bias=more[0], sinks=more[1], return_lse=True, **options)
+        else:
+            outputs = dense(*leaves, *more, **options)
+        every = leaves + [x for x in more if x is not None]
+        seeds = (dout.to(outputs[0].dtype), dlse.to(outputs[1].dtype))
+        wanted, given = (outputs, seeds) if lse else (outputs[:1], seeds[:1])
+        return [x.detach() for x in (*outputs, *gradients(wanted, every, given))]
+
+    exact, naive, mine = (results(kind) for kind in ("exact", "naive", "mine"))
+    names = ["o", "lse", "dq", "dk", "dv", *(["dbias"] if bias else []), *(["dsinks"] if sinks else [])]
+    for name, a, n, m in zip(names, exact, naive, mine, strict=True):
+        assert not m.isnan().any(), name
+        assert torch.equal(a.isneginf(), m.isneginf()), name
+        a, n, m = (torch.where(a.isfinite(), x.double(), 0.0) for x in (a, n, m))
+        at = torch.float32 if name in ("lse", "dsinks") else dtype
+        budget = 2 * (n - a).abs().max() + 2 * ((a.to(at) + 0.3 - 0.3).double() - a).abs().max()
+        assert (m - a).abs().max() <= budget, (
+            f"{name}: {float((m - a).abs().max()):.3g} of {float(budget):.3g}"
+        )
+
+
+def made(features: tuple[str, ...], generator: pick.Random, heads: int) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if "softcap" in features:
+        options["softcap"] = generator.choice((0.7, 5.0, 30.0))
+    if "alibi" in features:
+        options["alibi_slopes"] = torch.tensor([2.0 ** -(h + 1) for h in range(heads)], device=DEVICE)
+    if "dropout" in features:
+        options |= {"dropout_p": generator.choice((0.1, 0.5)), "seed": generator.randrange(2**40)}
+    return options
+
+
+def cases() -> list[tuple[str, tuple[str, ...], int]]:
+    chosen = [(mask, (), n) for mask in MASKS for n in range(2)]
+    chosen += [(mask, (one,), n) for n, (mask, one) in enumerate(itertools.product(MASKS, SCORES))]
+    chosen += [("full", pair, n) for n, pair in enumerate(itertools.combinations(SCORES, 2))]
+    chosen += [("left window", pair, n + 1) for n, pair in enumerate(itertools.combinations(SCORES, 2))]
+    return chosen
+
+
+@pytest.mark.parametrize(("mask", "features", "number"), cases(), ids=str)
+def test_features_are_within_budget(mask: str, features: tuple[str, ...], number: int) -> None:
+    generator = pick.Random(f"{mask} {features} {number}")
+    dtype = (torch.float16, torch.float32, torch.bfloat16)[number % 3]
+    h, g = generator.choice(((2, 1), (4, 2), (3, 3)))
+    lengths = ((65, 65), (70, 131), (131, 70), (64, 128))
+    if dtype != torch.float32:  # the largest error of a row or two is no yardstick for rounding in fp32
+        lengths += ((1, 90), (90, 1))
+    nq, nk = generator.choice(lengths)
+    d, dv = generator.choice(((16, 16), (40, 24), (32, 64)))
+    shape = {"b": generator.choice((1, 2)), "h": h, "g": g, "nq": nq, "nk": nk, "d": d, "dv": dv}
+    options = MASKS[mask] | made(features, generator, h)
+    bias = generator.choice(BIASES) if "bias" in features else ""
+    assert_close(options, shape, dtype, bias, "sinks" in features, "lse" in features)
