@@ -112,7 +112,9 @@ def test_strides_of_every_kind(page_size: int) -> None:
     cache = replace(cache, k=wide[..., :16], v=wide[..., 16:32])
     if not page_size:  # (batch, seqlen, heads, dim) in memory
         cache = replace(cache, k=cache.k.transpose(1, 2).contiguous().transpose(1, 2))
-    assert_right(q, cache, whole, num_splits=2)
+    for splits in (1, 2):
+        assert_right(q, cache, whole, num_splits=splits)
+        assert decode.flash_decode(q, cache, num_splits=splits).stride() == q.stride()  # laid out as q
 
 
 def test_one_cache_row_expanded_over_batch_and_heads() -> None:

@@ -119,7 +119,7 @@ def _in_fp16(tile):
 @triton.jit(do_not_specialize=RUNTIME)
 def decode(
     Q, K, V, O, LSE, O_PART, LSE_PART, BLOCK_TABLE, SEQUSED_K, K_DESCALE, V_DESCALE,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, table_b, descale_h,
+    q_b, q_h, q_n, o_b, o_h, o_n, k_b, k_h, k_n, v_b, v_h, v_n, table_b, descale_h,
     num_kv_heads, seqlen_q, num_tiles, num_splits, split_keys, all_rows, capacity, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr, PAGE_SIZE: tl.constexpr,
@@ -212,19 +212,23 @@ def decode(
         _store(O_PART, row * DIM_V, there, acc, DIM_V, WIDEST)
     else:
         tl.store(LSE + row, lse, mask=there)
-        _store(O, row * DIM_V, there, acc, DIM_V, WIDEST)
+        O = tiles.head_at(O, batch, o_b, h * GROUP, o_h)
+        _store(O, member.to(tl.int64) * o_h + query.to(tl.int64) * o_n, there, acc, DIM_V, WIDEST)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
 def merge(
-    O_PART, LSE_PART, O, LSE, SEQUSED_K, num_heads, seqlen_q, num_splits, split_keys, all_rows, capacity,
+    O_PART, LSE_PART, O, LSE, SEQUSED_K, o_b, o_h, o_n,
+    num_heads, seqlen_q, num_splits, split_keys, all_rows, capacity,
     SPLITS: tl.constexpr, COLS: tl.constexpr, DIM_V: tl.constexpr, CAUSAL: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """O and LSE of one row from those of its splits, COLS columns a program. Grid: their pieces, all rows."""
     pieces = (DIM_V + COLS - 1) // COLS
     piece, row = tl.program_id(0) % pieces, tl.program_id(0) // pieces
-    keys = tl.minimum(tl.load(SEQUSED_K + row // seqlen_q // num_heads), capacity)
-    visible = _visible_to(row % seqlen_q, seqlen_q, keys, CAUSAL)
+    query, head = row % seqlen_q, row // seqlen_q
+    batch = head // num_heads
+    keys = tl.minimum(tl.load(SEQUSED_K + batch), capacity)
+    visible = _visible_to(query, seqlen_q, keys, CAUSAL)
     count = tl.minimum((visible + split_keys - 1) // split_keys, num_splits)
     cols = piece * COLS + tl.arange(0, COLS)
     inside = cols < DIM_V
@@ -248,8 +252,8 @@ def merge(
     total = tl.where(some, total, 1.0)
     acc = acc * tl.where(some, 1.0 / total, 0.0)
     lse = top + (tiles.log(total) if EXACT else tl.log(total))
-    at = tiles.at(O, row, DIM_V) + cols
-    tl.store(at, acc.to(O.dtype.element_ty), mask=inside)
+    O = tiles.at(tiles.head_at(O, batch, o_b, head % num_heads, o_h), query, o_n)
+    tl.store(O + cols, acc.to(O.dtype.element_ty), mask=inside)
     tl.store(LSE + row, lse, mask=piece == 0)
 
 

@@ -23,6 +23,7 @@ from flashbench.decode_configs import DecodeConfig, Shape
 from flashbench.flash_configs import MAX_HEAD_DIM, widest
 from flashbench.kernels import _decode_kernels as kernels
 from flashbench.kernels._call import INTERPRETED, Launch
+from flashbench.kernels._launches import _like
 
 FP8 = torch.float8_e4m3fn
 FP8_NEEDS = (8, 9)
@@ -124,7 +125,7 @@ def flash_decode(
     query of a sequence sees all its seqused_k keys, each one before it one less. softmax_scale defaults to
     head_dim**-0.5. num_splits: 0 chooses by the card. fp32 products are IEEE, or TF32 with ``tf32``.
 
-    Returns o (batch, num_heads, seqlen_q, head_dim_v), contiguous, in q's dtype; with return_lse also
+    Returns o (batch, num_heads, seqlen_q, head_dim_v), laid out as q, in q's dtype; with return_lse also
     lse (batch, num_heads, seqlen_q): natural log of the sum of exponentials, fp32. Rows without keys:
     o = 0, lse = -inf. Raises ValueError for what does not fit together.
     """
@@ -157,7 +158,7 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     q, k, v = (_computable(x) for x in (q, cache.k, cache.v))
     lengths = cache.lengths()
     num_tiles = cdiv(group * seqlen_q, block_m)
-    o = q.new_empty(batch, heads, seqlen_q, dim_v)
+    o = _like(q, dim_v)
     lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
     o_part = lse_part = None
     if num_splits > 1:
@@ -170,7 +171,7 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     strides = _holding(cache, k, v).strides
     args = (
         *(q, k, v, o, lse, o_part, lse_part, cache.block_table, lengths), *descales,
-        *q.stride()[:3], *strides, descale_h,
+        *q.stride()[:3], *o.stride()[:3], *strides, descale_h,
         *(cache.num_kv_heads, seqlen_q, num_tiles, num_splits, split_keys, all_rows),
         cache.capacity, call.scale,
     )  # fmt: skip
@@ -190,8 +191,8 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     cols = configs.merge_columns(dim_v)
     second = Launch(
         "merge", kernels.merge, all_rows * cdiv(dim_v, cols),
-        (o_part, lse_part, o, lse, lengths, heads, seqlen_q, num_splits, split_keys, all_rows,
-         cache.capacity),
+        (o_part, lse_part, o, lse, lengths, *o.stride()[:3],
+         heads, seqlen_q, num_splits, split_keys, all_rows, cache.capacity),
         {"SPLITS": configs.MERGE_SPLITS, "COLS": cols, "DIM_V": dim_v, "CAUSAL": call.causal, "EXACT": exact,
          "num_warps": 4, "num_stages": 1},
     )  # fmt: skip

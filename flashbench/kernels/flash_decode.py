@@ -23,7 +23,7 @@ _FIELDS = {"fwd_block_k": "block_k", "fwd_num_warps": "num_warps", "fwd_num_stag
 """Of describe, and of DecodeConfig."""
 
 
-TAKEN = {"deterministic"}
+TAKEN = {"bshd", "deterministic"}
 """Features (``unsupported_features``) that the kernels take."""
 
 
