@@ -76,6 +76,14 @@ def measure(target: Target, on_probe: Callable[[int, str], None] = lambda done, 
     }
 
 
+def measure_one(name: str, target: Target) -> dict[str, Any]:
+    """One ceiling by its name, as measure has it under measurements: value, spread, or a reason."""
+    probe = next(probe for probe in PROBES if probe.name == name)
+    row = _run(probe, target, open_clocks(target.device))
+    _release(target)
+    return row
+
+
 def _facts(target: Target) -> dict[str, Any]:
     found = environment.collect(target)
     row = devices.match(target.name) if target.type == "cuda" else None

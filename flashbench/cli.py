@@ -18,6 +18,7 @@ import typer
 from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
 from flashbench._cli.compare import compare
+from flashbench._cli.decode import decode
 from flashbench._cli.doctor import doctor
 from flashbench._cli.io_model import io_model
 from flashbench._cli.kv_cache import kv_cache
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("io-model")(io_model)
 app.command("kv-cache")(kv_cache)
+app.command("decode")(decode)
 app.command("calibrate")(calibrate)
 app.command("check")(check)
 app.command("compare")(compare)

@@ -141,6 +141,7 @@ def _gpu_target(index: int) -> Target:
         total_bytes=properties.total_memory,
         smem_per_block_bytes=getattr(properties, "shared_memory_per_block_optin", None),
         l2_bytes=getattr(properties, "L2_cache_size", None),
+        num_sms=properties.multi_processor_count,
     )
 
 

@@ -34,6 +34,8 @@ EXPECTED = {
     "kv-cache": "--model --layers --heads --kv-heads --head-dim --head-dim-v --window --windowed-layers "
     "--latent-dim --rope-dim --seqlens --batch --dtypes --page-size --scale-bytes --gpu --tp --weights "
     "--memory-fraction --json --csv --quiet",
+    "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --device --seed "
+    "--out --json --csv --quiet",
     "calibrate": "--device --out --json --csv --quiet",
 }
 

@@ -20,7 +20,7 @@ from flashbench.devices import DEVICES, MIB, Device, find
 from flashbench.errors import SpecError
 from flashbench.iomodel import MODELS, Estimate, estimate, predict
 from flashbench.iomodel import find as find_model
-from flashbench.problem import PASSES, Problem
+from flashbench.problem import Problem
 
 H100 = find("h100-sxm")
 
@@ -47,7 +47,7 @@ def cells(draw: st.DrawFn) -> tuple[Estimate, Device]:
     )  # fmt: skip
     model = draw(st.sampled_from([row for row in MODELS if row.refuses(shape) is None]))
     device = draw(st.sampled_from(DEVICES))
-    return estimate(model.name, shape, draw(st.sampled_from(PASSES)), device=device), device
+    return estimate(model.name, shape, draw(st.sampled_from(model.passes)), device=device), device
 
 
 @settings(max_examples=300, deadline=None)

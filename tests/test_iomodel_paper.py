@@ -128,7 +128,7 @@ VARIANTS: list[Variant] = [Variant(), Variant(pack_gqa=True, num_splits=3, page_
 @settings(max_examples=200, deadline=None)
 @given(problems(), st.sampled_from([None, 1, 600, 10**5]), st.sampled_from(VARIANTS))
 def test_totals_are_the_sums_of_estimates(p: Problem, sram_bytes: int | None, variant: Variant) -> None:
-    names = [row.name for row in MODELS if row.refuses(p) is None]
+    names = [row.name for row in MODELS if row.refuses(p) is None and row.passes == PASSES]
     rows = totals(p, names, PASSES, Choice(sram_bytes=sram_bytes, variant=variant))
     assert [(row.pass_, row.model) for row in rows] == [(pass_, name) for pass_ in PASSES for name in names]
     for row in rows:

@@ -178,7 +178,9 @@ def test_without_triton_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as stop:
-        cli.main(["profile", "--static", "--head-dims", "64", "--causal", "yes", *arguments])
+        cli.main(
+            ["profile", "--static", "--impls", "flash", "--head-dims", "64", "--causal", "yes", *arguments]
+        )
     out, err = capsys.readouterr()
     return stop.value.code, out, err
 

@@ -17,7 +17,7 @@ from flashbench.ceilings import Ceilings
 from flashbench.devices import DEVICES, Device, find
 from flashbench.errors import SpecError, UnknownName
 from flashbench.iomodel import MODELS, Estimate, Variant, estimate, explain, predict, roofs
-from flashbench.problem import PASSES, Problem
+from flashbench.problem import Problem
 
 H100 = find("h100-sxm")
 
@@ -43,7 +43,7 @@ def cells(draw: st.DrawFn) -> tuple[Estimate, Device]:
     )  # fmt: skip
     model = draw(st.sampled_from([row for row in MODELS if row.refuses(shape) is None]))
     device = draw(st.sampled_from(DEVICES))
-    return estimate(model.name, shape, draw(st.sampled_from(PASSES)), device=device), device
+    return estimate(model.name, shape, draw(st.sampled_from(model.passes)), device=device), device
 
 
 @settings(max_examples=300, deadline=None)
@@ -237,7 +237,7 @@ def test_every_card_has_constants_for_every_model() -> None:
         for model in MODELS:
             shape = problem(causal=False)
             if model.refuses(shape) is None:
-                for pass_ in PASSES:
+                for pass_ in model.passes:
                     assert predict(estimate(model.name, shape, pass_, device=device), device).time_s > 0
 
 

@@ -238,7 +238,7 @@ def _card(name: str) -> Target:
         raise UsageError(f"--gpu {name!r}: Triton's tiles here are NVIDIA's; accepted: an NVIDIA card")
     return Target(
         device="cuda:0", name=row.name, capability=row.capability,
-        smem_per_block_bytes=row.smem_per_block_bytes,
+        smem_per_block_bytes=row.smem_per_block_bytes, num_sms=row.num_sms,
     )  # fmt: skip
 
 

@@ -133,6 +133,8 @@ def choose(row: Model, problem: Problem, pass_: str, choice: Choice) -> tuple[di
     source = ""
     if not row.fwd_kernels:
         return chosen, source
+    if kinds(pass_) and pass_ not in row.passes:
+        raise SpecError(f"model {row.name!r} has no pass {pass_!r}; accepted: {', '.join(row.passes)}")
     sram, device, given = choice.elements(problem), choice.device, choice.tiles
     if choice.variant.pack_gqa and problem.group > 1:  # a tile may hold the rows of all heads of a group
         g = problem.group

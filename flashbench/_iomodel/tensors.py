@@ -78,6 +78,8 @@ def compulsory(problem: Problem, pass_: str, variant: Variant = DEFAULT) -> Traf
 def _compulsory(problem: Problem, pass_: str, variant: Variant) -> Traffic:
     s = sizes(problem)
     q, o, lse, k, v = s.q, s.o, s.lse, s.k, s.v
+    if variant.cache_bytes:
+        k, v = (x // problem.dtype_bytes * variant.cache_bytes for x in (k, v))
     if problem.masked or variant.blocks is not None:
         nq, nk = problem.seqlen_q, problem.seqlen_k
         rows, keys = seen_rows(problem, variant)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashbench._iomodel.variant import DEFAULT, Variant
-from flashbench.problem import Problem
+from flashbench.problem import PASSES, Problem
 
 if TYPE_CHECKING:
     from flashbench.devices import Device
@@ -145,8 +145,9 @@ class Model:
     does not cover it, or None. takes: the options of a Variant that it knows. settle(problem,
     tiles, variant, device): the variant with what is left open (pack_gqa None, num_splits 0) decided. pads: a
     packed batch is padded to its longest sequence. covers: features of a problem (problem.FEATURES) that it
-    counts beyond those that every model does. shown: in the default table. bundled: describes an
-    implementation of this package, launch by launch, with the tiles that it ships with.
+    counts beyond those that every model does. shown: in the default table. passes: those that it
+    covers. bundled: describes an implementation of this package, launch by launch, with the tiles that it
+    ships with.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Model:
     settle: Callable[[Problem, Mapping[str, Tiles], Variant, Device | None], Variant] = _as_it_is
     pads: bool = False
     shown: bool = True
+    passes: tuple[str, ...] = PASSES
     bundled: bool = False
 
     def kernels(self, pass_: str) -> tuple[str, ...]:

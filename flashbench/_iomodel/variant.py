@@ -83,7 +83,8 @@ class Variant:
     num_splits: K/V is split over so many thread blocks, whose results a second kernel merges
     (AUTO, 0: flash-attention's heuristic for the device). page_size: rows of K/V per page of a paged
     cache, 0: not paged. density: share of the visible tiles that are computed, spread evenly, in
-    (0, 1]; blocks: exactly which. num_splits, page_size and pack_gqa concern the forward.
+    (0, 1]; blocks: exactly which. cache_bytes: of a cached number of K and V where it is not of q's dtype
+    (1: fp8, with fp32 scales), 0: it is. num_splits, page_size and pack_gqa concern the forward.
 
     Raises SpecError for values out of range.
     """
@@ -93,6 +94,7 @@ class Variant:
     page_size: int = 0
     density: float = 1.0
     blocks: BlockMask | None = None
+    cache_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_splits <= MAX_SPLITS:

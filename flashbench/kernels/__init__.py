@@ -37,6 +37,7 @@ class Target:
     total_bytes: int | None = None
     smem_per_block_bytes: int | None = None
     l2_bytes: int | None = None
+    num_sms: int | None = None
 
     @property
     def type(self) -> str:
@@ -128,3 +129,34 @@ def get(name: str) -> Implementation:
     if name not in registry():
         raise UnknownName("implementation", name, registry())
     return registry()[name]
+
+
+def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(o, lse) of attention over all keys from that over each part of them; exact, in any number of parts.
+
+    outputs: o of each part, (…, seqlen_q, head_dim_v), normalised over its own keys; lses: natural log of
+    the sum of exponentials of its scores, (…, seqlen_q). A part with lse = -inf saw no key: its o is not
+    looked at. o is in the dtype of outputs, lse in that of lses, and sums are in the wider one, fp32 or
+    wider. Raises ValueError for no parts and for shapes that differ.
+
+    Source: Milakov, Gimelshein 2018, arXiv:1805.02867 (online softmax).
+    """
+    import torch
+
+    shapes = {tuple(o.shape[:-1]) for o in outputs} | {tuple(lse.shape) for lse in lses}
+    widths = {o.shape[-1] for o in outputs}
+    if len(outputs) != len(lses) or len(shapes) != 1 or len(widths) != 1:
+        raise ValueError(
+            "every part has o (…, seqlen_q, head_dim_v) and lse (…, seqlen_q), of one shape in all parts;"
+            f" got {[tuple(o.shape) for o in outputs]} and {[tuple(lse.shape) for lse in lses]}"
+        )
+    dtype = torch.promote_types(torch.promote_types(outputs[0].dtype, lses[0].dtype), torch.float32)
+    scores = torch.stack([lse.to(dtype) for lse in lses])
+    top = scores.amax(0)
+    weights = (scores - top.where(top > float("-inf"), 0.0)).exp()
+    total = weights.sum(0)
+    o = torch.zeros_like(outputs[0], dtype=dtype)
+    for part, weight in zip(outputs, weights.unsqueeze(-1), strict=True):
+        o += torch.where(weight > 0, weight * part.to(dtype), 0.0)
+    o /= total.where(total > 0, 1.0).unsqueeze(-1)
+    return o.to(outputs[0].dtype), (top + total.log()).to(lses[0].dtype)

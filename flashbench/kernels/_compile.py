@@ -251,6 +251,27 @@ class Bundled:
     launch: Callable[[Task], Launch]
 
 
+def _flash_decode(task: Task) -> Launch:
+    """One of the two kernels, as launched where there are several splits."""
+    import torch
+
+    from flashbench.kernels import _flash_decode as flash
+
+    p = task.problem
+    dtype = getattr(torch, DTYPES[p.dtype].torch_name)
+    q = torch.empty(p.batch, p.num_heads, p.seqlen_q, p.head_dim, dtype=dtype, device="meta")
+    k, v = (
+        torch.empty(p.batch, p.num_kv_heads, p.seqlen_k, dim, dtype=dtype, device="meta")
+        for dim in (p.head_dim, p.head_dim_v)
+    )
+    call = flash.Call(
+        causal=p.causal, scale=p.softmax_scale, tf32=p.dtype == "tf32", num_splits=2,
+        card=(task.capability, task.limit, 1),
+    )  # fmt: skip
+    launches = flash.launches(q, flash.Cache(k=k, v=v), call)[2]
+    return next(one for one in launches if one.name == task.kernel)
+
+
 _PORTABLE = Bundled({"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq")}, _flash)
 BUNDLED = {
     "flash": _PORTABLE,
@@ -260,6 +281,7 @@ BUNDLED = {
         {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, _flash_v2_atomic
     ),
     "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}, _flash_fp8),
+    "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
 }
 """Every implementation with such kernels, by name."""
 

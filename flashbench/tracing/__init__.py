@@ -118,9 +118,10 @@ def _times(launch: Launch, count: int) -> Launch:
 
 def tile_visits(row: Estimate) -> int:
     """How many tiles the tiled kernels of an estimate visit."""
+    kernels_of = {"forward": "fwd", "decode": "fwd", "dq": "dq", "dkdv": "dkdv", "backward": "bwd"}
     areas = {
         step: row.tiles.get(f"{kernel}_block_q", 0) * row.tiles.get(f"{kernel}_block_k", 0)
-        for step, kernel in (("forward", "fwd"), ("dq", "dq"), ("dkdv", "dkdv"), ("backward", "bwd"))
+        for step, kernel in kernels_of.items()
     }
     return sum(step.exps // areas[step.name] for step in row.steps if areas.get(step.name))
 

@@ -1,0 +1,139 @@
+"""The bundled Triton kernels of the implementation ``flash-decode``, load by load: keys split, heads packed.
+
+Every query tile (rows of all heads of a group) reads Q once per split and the keys that it may see, and
+leaves O and LSE of each split in fp32; a second kernel reads those that a row has and merges them. With
+one split O and LSE are written at once. Each thread block also reads its sequence's length, and of a
+paged cache the page of each tile, or where a page is smaller than a tile (or cuts it) of each row. Held to
+the kernels themselves, traced in Triton's interpreter, by tests/test_decode_model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flashbench import decode_configs, flash_configs
+from flashbench._iomodel.tensors import FP32, INT32, sizes
+from flashbench._iomodel.types import Step, Tiles, Work
+from flashbench._iomodel.variant import DEFAULT, Variant
+from flashbench.errors import SpecError
+from flashbench.problem import DTYPES, Problem
+
+if TYPE_CHECKING:
+    from flashbench.devices import Device
+
+ASSUMPTIONS = (
+    "the bundled kernels' own loads and stores; masked lanes move nothing; products on whole tiles and"
+    " padded head dims; tile split_block_k is the keys of a split"
+)
+
+
+def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
+    """The split kernel and, with several splits, the merge.
+
+    Source: Dao, Haziza, Massa, Sizov 2023, "Flash-Decoding for long-context inference".
+    """
+    p, s, tile, share = problem, sizes(problem), tiles["fwd"], tiles["split"].block_k
+    heads, count = p.batch * p.num_kv_heads, -(-p.seqlen_k // share)
+    ends = _ends(p, tile.block_q)
+    blocks = heads * sum(-(-end // tile.block_k) for _, end in ends)
+    keys = heads * sum(end for _, end in ends)
+    parts = [(rows, _parts(end, share, count)) for rows, end in ends]
+    running, rows = heads * sum(used for _, used in parts), heads * sum(n * used for n, used in parts)
+    kv_bytes = variant.cache_bytes or p.dtype_bytes
+    read = {
+        "q": rows * p.head_dim * p.dtype_bytes,
+        "k": keys * p.head_dim * kv_bytes,
+        "v": keys * p.head_dim_v * kv_bytes,
+        "seqused_k": heads * len(ends) * count * INT32,
+    }
+    if variant.page_size:
+        read["block_table"] = (keys if variant.page_size % tile.block_k else blocks) * INT32
+    if variant.cache_bytes == 1:
+        read |= {"k_descale": running * FP32, "v_descale": running * FP32}
+    partial = {"o_part": rows * p.head_dim_v * FP32, "lse_part": rows * FP32}
+    whole = {"o": s.o, "lse": s.lse}
+    d, dv = (_padded(dim, p, variant) for dim in (p.head_dim, p.head_dim_v))
+    pairs = blocks * tile.block_q * tile.block_k
+    step = Step(
+        name="decode", read=read, write=partial if count > 1 else whole, flops=2 * pairs * (d + dv),
+        exps=pairs, ctas=heads * len(ends) * count,
+    )  # fmt: skip
+    kept = s.o + s.lse
+    if count == 1:
+        return Work(steps=(step,), extra_bytes=kept, held_bytes=kept)
+    workspace = count * (s.o // p.dtype_bytes * FP32 + s.lse)
+    steps = (step, Step(name="merge", read=_merged(p, share, count), write=whole))
+    return Work(steps=steps, extra_bytes=kept + workspace, held_bytes=kept)
+
+
+def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
+    """There is none. Raises SpecError."""
+    raise SpecError("model 'flash-decode' has no backward; accepted: pass fwd")
+
+
+def _visible(p: Problem, query: int) -> int:
+    """How many keys a query sees."""
+    return max(0, min(p.seqlen_k, query + 1 + p.seqlen_k - p.seqlen_q)) if p.causal else p.seqlen_k
+
+
+def _ends(p: Problem, block_q: int) -> list[tuple[int, int]]:
+    """(rows, keys that the last row sees) of each query tile of one K/V head, heads of a group packed."""
+    packed = p.group * p.seqlen_q
+    stops = (min(first + block_q, packed) for first in range(0, packed, block_q))
+    return [((stop - 1) % block_q + 1, _visible(p, (stop - 1) // p.group)) for stop in stops]
+
+
+def _parts(keys: int, share: int, count: int) -> int:
+    """Splits that hold some of the first keys; a single one is always written."""
+    return 1 if count == 1 else -(-keys // share)
+
+
+def _merged(p: Problem, share: int, count: int) -> dict[str, int]:
+    """What the merge reads: each row's parts; their LSEs and the length once per piece of columns."""
+    parts = p.batch * p.num_heads * sum(_parts(_visible(p, i), share, count) for i in range(p.seqlen_q))
+    pieces = -(-p.head_dim_v // decode_configs.merge_columns(p.head_dim_v))
+    rows = p.batch * p.num_heads * p.seqlen_q
+    return {
+        "o_part": parts * p.head_dim_v * FP32,
+        "lse_part": pieces * parts * FP32,
+        "seqused_k": pieces * rows * INT32,
+    }
+
+
+def _padded(dim: int, p: Problem, variant: Variant) -> int:
+    """Columns of all pieces of a head dim; an fp8 cache is multiplied in fp16."""
+    math = "half" if variant.cache_bytes == 1 else flash_configs.math_of(p.dtype)
+    return sum(width for _, width in flash_configs.split(dim, flash_configs.widest(math)))
+
+
+def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles:
+    """The tile that the kernel ships with for the card; for ``split`` the keys of a split."""
+    p = problem
+    shape = decode_configs.Shape(flash_configs.math_of(p.dtype), p.head_dim, p.head_dim_v, p.dtype_bytes)
+    capability = device.capability if device else None
+    config = decode_configs.choose(shape, capability, device.smem_per_block_bytes if device else None)
+    block_q = decode_configs.block_q(p.group * p.seqlen_q, shape.math)
+    if kernel == "fwd":
+        return Tiles(block_q, config.block_k)
+    slots = decode_configs.slots(config, device.num_sms if device and device.capability else 0)
+    row_tiles = p.batch * p.num_kv_heads * -(-p.group * p.seqlen_q // block_q)
+    return Tiles(block_q, decode_configs.keys_per_split(p.seqlen_k, row_tiles, config.block_k, slots))
+
+
+def footprint(problem: Problem, kernel: str, tiles: Tiles) -> int:
+    """Elements of a query tile and of a K/V tile; a split is no tile of its own."""
+    if kernel != "fwd":
+        return 0
+    return (tiles.block_q + tiles.block_k) * (problem.head_dim + problem.head_dim_v)
+
+
+def refuses(problem: Problem) -> str | None:
+    """Why the kernels do not run the problem, or None."""
+    if max(problem.head_dim, problem.head_dim_v) > flash_configs.MAX_HEAD_DIM:
+        return f"the bundled kernels take head dims up to {flash_configs.MAX_HEAD_DIM}"
+    if not DTYPES[problem.dtype].runs:
+        return f"the bundled decode kernels do not take {problem.dtype}"
+    if missing := problem.features() - {"bshd", "deterministic"}:
+        return f"the bundled decode kernels do not take {', '.join(sorted(missing))}"
+    return None

@@ -1,0 +1,160 @@
+"""``flashbench decode``: checked in the interpreter, refused in one line, its file and its table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flashbench import calibrate, decoding, devices, environment, iomodel, presets
+from flashbench.cli import main
+from flashbench.kernels import Target
+from flashbench.profilers import Timing
+from flashbench.record import Samples
+
+if torch.cuda.is_available():
+    pytest.skip("these show what a machine without a GPU does", allow_module_level=True)
+pytest.importorskip("triton")
+
+SMALL = ["decode", "--check", "--kv-lens", "1,40", "--batch", "1"]
+
+
+def run(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        main(argv)
+    out, err = capsys.readouterr()
+    code = stop.value.code or 0
+    assert isinstance(code, int)
+    assert "Traceback" not in err
+    return code, out, err
+
+
+def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["decode", "--kv-lens", "1k"], capsys)
+    assert (code, out) == (3, "")
+    first, hint = err.splitlines()
+    assert first.startswith("error: no GPU to time decoding on")
+    assert "--check" in hint
+
+
+def test_check_decodes_every_kind_of_cache_in_the_interpreter(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [*SMALL, "--page-size", "0,16", "--dtype", "fp16,fp8", "--queries", "2", "--splits", "2", "--json"]
+    code, out, _ = run(argv, capsys)
+    rows = json.loads(out)
+    assert code == 0
+    assert len(rows) == 2 * 2 * 2
+    assert {row["status"] for row in rows} == {"ok"}
+    assert all(row["max_abs_error"] <= row["budget"] and row["time_s"] is None for row in rows)
+    assert {(row["dtype"], row["page_size"]) for row in rows} == {
+        (dtype, page) for dtype in ("fp16", "fp8") for page in (0, 16)
+    }
+    half, eighth = (next(r for r in rows if r["dtype"] == d and r["kv_len"] == 40) for d in ("fp16", "fp8"))
+    assert half["cache_bytes"] == 2 * eighth["cache_bytes"] == 40 * 8 * 256 * 2
+
+
+def test_csv_and_table_have_a_row_per_step(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run([*SMALL, "--csv"], capsys)
+    assert [row["kv_len"] for row in csv.DictReader(io.StringIO(out))] == ["1", "40"]
+    code, out, err = run(SMALL, capsys)
+    assert code == 0
+    assert out.count("llama-3-8b") == 2
+    assert "not timed" in err
+
+
+def test_the_file_holds_machine_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "decode.json"
+    run([*SMALL, "--out", str(path), "-q"], capsys)
+    document = json.loads(path.read_text())
+    assert (document["type"], document["schema"]) == ("decode", decoding.SCHEMA)
+    assert document["environment"]["device_type"] == "cpu"
+    assert document["copy"] is None
+    assert [row["kv_len"] for row in document["rows"]] == [1, 40]
+
+
+BAD = {
+    "--splits 0": "accepted: auto, or 1 to 256",
+    "--splits many": "accepted: auto, or 1 to 256",
+    "--kv-lens 0": "out of range",
+    "--page-size -1": "--page-size",
+    "--batch x": "--batch 'x'",
+    "--dtype int8": "--dtype 'int8'",
+    "--model deepseek-v3": "caches a latent",
+    "--model bert-large": "an encoder",
+    "--model nothing": "--model 'nothing'",
+    "--queries 0": "--queries '0'",
+    "--out no/such/folder/x": "not a file in a folder",
+    "--json --csv": "exclude each other",
+    "--seed x": "--seed 'x'",
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["decode", *line.split()], capsys)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[0].startswith("error: ")
+    assert BAD[line] in err
+
+
+def test_a_wrong_result_ends_with_exit_code_5(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from decoding import decode
+
+    real = decode.run
+    monkeypatch.setattr(decode, "run", lambda *args, **options: real(*args, **options) + 1)
+    code, out, err = run([*SMALL], capsys)
+    assert code == 5
+    assert "wrong" in out
+    assert "2 of 2 rows wrong; the first: batch 1, 1 keys" in err
+
+
+def step(**changes: Any) -> decoding.Step:
+    return decoding.Step(**{"preset": presets.find("llama-3-8b"), "kv_len": 33, "batch": 1, **changes})
+
+
+def test_a_time_is_set_beside_the_copy_and_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = Samples(samples_s=(3e-6, 1e-6, 2e-6), cache="cold", method="events")
+    monkeypatch.setattr(decoding, "measure_time", lambda call, **_: Timing(samples=samples, flags=("drift",)))
+    row = decoding.measure(step(), Target(), 1e12)
+    assert row["time_s"] == 2e-6
+    assert row["bytes"] == iomodel.compulsory(step().problem, "fwd").total_bytes
+    assert row["bytes_per_s"] == row["bytes"] / 2e-6
+    assert row["copy_fraction"] == row["bytes_per_s"] / 1e12
+    assert row["flags"] == ["drift"]
+
+
+def test_a_cache_that_does_not_fit_is_a_row_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "free_bytes", lambda target: 10**6)
+    row = decoding.check(step(kv_len=4096), Target())
+    assert row["status"] == "skipped"
+    assert "of memory" in row["reason"]
+    assert "time_s" not in decoding.measure(step(kv_len=4096), Target())
+
+
+def test_a_kernel_that_fails_is_a_row_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> dict[str, Any]:
+        raise RuntimeError("out of\nshared memory")
+
+    monkeypatch.setattr(decoding, "_run", broken)
+    row = decoding.check(step(), Target())
+    assert (row["status"], row["reason"]) == ("failed", "RuntimeError: out of shared memory")
+
+
+def test_a_known_card_has_the_models_time() -> None:
+    tiles = {"fwd_block_q": 16, "fwd_block_k": 64, "split_block_q": 16, "split_block_k": 4096}
+    found = decoding.modelled(step(kv_len=131072, page_size=16), tiles, devices.find("h100-sxm"))
+    assert found["bytes"] < found["requested_bytes"] < 1.02 * found["bytes"]
+    assert found["bound_s"] < found["model_s"] < 1.3 * found["bound_s"]
+    assert found["bytes"] == pytest.approx(step(kv_len=131072).cache_bytes, rel=1e-3)
+
+
+def test_one_ceiling_is_measured_by_itself() -> None:
+    row = calibrate.measure_one("copy_bytes_per_s", Target())
+    assert row["value"] > 1e8
+    assert row["name"] == "copy_bytes_per_s"
