@@ -182,3 +182,36 @@ def test_features_are_within_budget(mask: str, features: tuple[str, ...], number
     options = MASKS[mask] | made(features, generator, h)
     bias = generator.choice(BIASES) if "bias" in features else ""
     assert_close(options, shape, dtype, bias, "sinks" in features, "lse" in features)
+
+
+def head_dims() -> list[tuple[int, int, int]]:
+    generator = pick.Random(3)
+    widths = (1, 3, 8, 16, 24, 40, 64, 72, 80, 96, 100, 128, 192, 200, 256)
+    return [(40, 24, 0), (1, 3, 1), (64, 24, 0), (40, 16, 1), (80, 24, 0)] + [
+        (generator.choice(widths), generator.choice(widths), number) for number in range(40)
+    ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("d", "dv", "number"), head_dims())
+def test_any_head_dims_on_a_gpu(d: int, dv: int, number: int) -> None:
+    """Rows that are not aligned to 16 elements are loaded otherwise, with tiles of unlike layouts."""
+    generator = pick.Random(number)
+    shape = {
+        "b": 1,
+        "h": 4,
+        "g": 2,
+        "nq": generator.choice((70, 300)),
+        "nk": generator.choice((131, 257)),
+        "d": d,
+        "dv": dv,
+    }
+    mask = generator.choice(list(MASKS))
+    assert_close(
+        MASKS[mask],
+        shape,
+        (torch.float16, torch.bfloat16)[number % 2],
+        "1hqk" if number % 4 == 3 else "",
+        number % 5 == 4,
+        False,
+    )

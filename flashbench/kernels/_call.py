@@ -110,6 +110,7 @@ class Call:
             "DROPS": self.dropout_p > 0,
             "PRECISION": "tf32" if self.tf32 and not INTERPRETED else "ieee",  # no CPU has TF32
             "WIDE": any(tallest * x.stride(2) >= 2**31 for x in strided),
+            "EARLY": any(x.stride(2) % 16 or x.data_ptr() % 16 for x in strided),
             "EXACT": q.element_size() == 4,
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,

@@ -90,6 +90,7 @@ def backward(
             left = seqlen_q - start_m
             row = tl.cast(head * GROUP + g, tl.int64) * seqlen_q + start_m
             q = tiles.load(tiles.at(Qg, start_m, q_n), q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
+            do = tiles.load(tiles.at(DOg, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
             lse = _load_rows(LSE + row, left, BLOCK_M, float("inf"))
             s = tiles.dot_t(k, q, PRECISION)
             if EXACT:
@@ -99,7 +100,6 @@ def backward(
             p = tl.where(
                 outside.visible(start_m + rows[None, :], cols[:, None], seqlen_q, seqlen_k, CAUSAL), p, 0.0
             )
-            do = tiles.load(tiles.at(DOg, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
             delta = _load_rows(DELTA + row, left, BLOCK_M, 0.0)
             ds = p * (tiles.dot_t(v, do, PRECISION) - delta[None, :])
             if ALONE:

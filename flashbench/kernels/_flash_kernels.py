@@ -5,6 +5,8 @@ side (dK and dV; dQ): both sum in registers, so there are no atomics and every r
 
 Only tiles on the diagonal or at an edge are masked, and tiles that nobody sees are not visited. Row
 state and accumulators are fp32. EXACT is for fp32 inputs, where nothing larger hides a rounding error.
+EARLY loads both streamed tiles before the first product: where rows are not aligned to 16 elements, so that
+loads are not asynchronous, ptxas 12.8 gave wrong results on sm_90 for loads between the products.
 What masks, biases and dropout do to a score is in _scores.py; where none is asked for, no code is made.
 """
 
@@ -59,7 +61,7 @@ def forward(
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """O and LSE of one block of queries (Algorithm 1). Grid: num_tiles times heads (of all batches)."""
     SCORED: tl.constexpr = CAPPED or SLOPES is not None or BIAS is not None
@@ -94,6 +96,8 @@ def forward(
     for start_n in range(first, end, BLOCK_N):
         more = seqlen_k - start_n
         k = tiles.load(tiles.at(K, start_n, k_n), k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)
+        if EARLY:
+            v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
         s = tiles.dot_t(q, k, PRECISION)
         if SCORED:
             s, _ = scores.score(
@@ -118,7 +122,8 @@ def forward(
         if DROPS:
             kept = scores.kept(start_m + rows[:, None], start_n + columns[None, :], head, seed, threshold)
             p = tl.where(kept, p, 0.0)
-        v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
+        if not EARLY:
+            v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
         acc = tiles.add_dot(acc, p, v, PRECISION)
         top = new_top
     some = total > 0.0  # false for a row without keys: o = 0, lse = -inf
@@ -183,7 +188,7 @@ def backward_dq(
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
     REFINE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """dQ of one block of queries, walking the keys as the forward does. Grid: num_tiles times heads.
@@ -228,6 +233,8 @@ def backward_dq(
     for start_n in range(first, end, BLOCK_N):
         more = seqlen_k - start_n
         k = tiles.load(tiles.at(K, start_n, k_n), k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)
+        if EARLY:
+            v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
         s = tiles.dot_t(q, k, PRECISION)
         if SCORED:
             s, t = scores.score(
@@ -244,7 +251,8 @@ def backward_dq(
             if ALONE:
                 seen &= ~scores.alone(start_m + rows, seqlen_k, low, high, LOWER, UPPER)[:, None]
             p = tl.where(seen, p, 0.0)
-        v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
+        if not EARLY:
+            v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
         dp = tiles.dot_t(do, v, PRECISION)
         if DROPS:
             kept = scores.kept(start_m + rows[:, None], start_n + columns[None, :], head, seed, threshold)
@@ -276,7 +284,7 @@ def _dkdv_tiles(
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr, MASKED: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
     REFINE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """Add the query tiles lo..hi to (dk, dv); with MASKED those from middle on are ``skip`` further.
@@ -293,6 +301,8 @@ def _dkdv_tiles(
             start_m = index * BLOCK_M
         left = seqlen_q - start_m
         q = tiles.load(tiles.at(Q, start_m, q_n), q_n, left, BLOCK_M, DIM, WIDEST, MASKED, WIDE)
+        if EARLY:
+            do = tiles.load(tiles.at(DO, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, MASKED, WIDE)
         lse = load_rows(LSE + start_m, left, BLOCK_M, MASKED, float("inf"))
         s = tiles.dot_t(k, q, PRECISION)
         if SCORED:
@@ -306,7 +316,8 @@ def _dkdv_tiles(
             p = tl.where(seen, p, 0.0)
         if REFINE:
             p *= load_rows(NORM + start_m, left, BLOCK_M, MASKED, 0.0)[None, :]
-        do = tiles.load(tiles.at(DO, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, MASKED, WIDE)
+        if not EARLY:
+            do = tiles.load(tiles.at(DO, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, MASKED, WIDE)
         delta = load_rows(DELTA + start_m, left, BLOCK_M, MASKED, 0.0)
         if DROPS:
             kept = scores.kept(start_m + r, start_n + c, head, seed, threshold)
@@ -334,7 +345,7 @@ def backward_dkdv(
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
     REFINE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block of keys, summed over the query heads that share it (Algorithm 2).
@@ -375,14 +386,14 @@ def backward_dkdv(
             start_n, first, end - skip, clear, skip, seqlen_q, seqlen_k, low, high, diagonal, slope,
             head * GROUP + g, seed, threshold, keep_scale, scale, cap,
             BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, True, CAPPED, BIAS_ROWS, BIAS_COLS, DROPS,
-            PRECISION, WIDE, EXACT, REFINE, ALONE,
+            PRECISION, WIDE, EARLY, EXACT, REFINE, ALONE,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, q_n, do_n, b_m, b_n,
             start_n, clear, full, clear, skip, seqlen_q, seqlen_k, low, high, diagonal, slope,
             head * GROUP + g, seed, threshold, keep_scale, scale, cap,
             BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, False, CAPPED, BIAS_ROWS, BIAS_COLS, DROPS,
-            PRECISION, WIDE, EXACT, REFINE, ALONE,
+            PRECISION, WIDE, EARLY, EXACT, REFINE, ALONE,
         )  # fmt: skip
     row = tiles.head_at(0, batch, m_b, h, m_h) + first_k + start_n
     tiles.store(DK + row * DIM, DIM, left, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST, False)

@@ -35,7 +35,8 @@ def backward_dbias(
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr, ALONE: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
+    ALONE: tl.constexpr,
 ):  # fmt: skip
     """One block of the bias's gradient, summed over batches, heads, rows or columns that share it.
 
@@ -63,6 +64,9 @@ def backward_dbias(
         row = tiles.head_at(0, batch, l_b, h, l_h) + start_m
         q = tiles.load(Qh, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
         k = tiles.load(Kh, k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)
+        if EARLY:
+            do = tiles.load(DOh, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
+            v = tiles.load(Vh, v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
         s, _ = scores.score(
             tiles.dot_t(q, k, PRECISION), r, c, start_m, start_n, seqlen_q, seqlen_k, scale, cap,
             flash.of_head(SLOPES, h), diagonal, flash.bias_at(BIAS, batch, b_b, h, b_h), b_m, b_n,
@@ -74,8 +78,9 @@ def backward_dbias(
         if ALONE:
             seen &= ~scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER)
         p = tl.where(seen, p, 0.0)
-        do = tiles.load(DOh, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
-        v = tiles.load(Vh, v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
+        if not EARLY:
+            do = tiles.load(DOh, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
+            v = tiles.load(Vh, v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
         dp = tiles.dot_t(do, v, PRECISION)
         if DROPS:
             kept = scores.kept(start_m + r, start_n + c, batch * num_heads + h, seed, threshold)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flashbench.kernels._call import Call
 
-_UNKNOWN = ("LOWER", "UPPER", "TOP_LEFT", "CAPPED", "DROPS")
+_UNKNOWN = ("LOWER", "UPPER", "TOP_LEFT", "CAPPED", "DROPS", "EARLY")
 
 
 def options(call: Call, name: str, q: Tensor, v: Tensor, *strided: Tensor) -> dict[str, Any]:
