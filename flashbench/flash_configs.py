@@ -31,7 +31,7 @@ class Config:
 class Row:
     """A table row: the configs to try in order for head dims (the larger one) up to max_dim.
 
-    math: ``half`` (fp16 and bf16), ``tf32``, or ``ieee`` (fp32 without tensor cores).
+    math: ``half`` (fp16 and bf16), ``fp8``, ``tf32``, or ``ieee`` (fp32 without tensor cores).
     """
 
     kernel: str
@@ -55,6 +55,10 @@ TABLE = (
     Row("dkdv", "sm90", "half", 128, (_C(32, 64, 4, 3),)),
     Row("dkdv", "sm90", "half", 192, (_C(32, 64, 8, 2),)),
     Row("dkdv", "sm90", "half", 256, (_C(16, 64, 8, 2),)),
+    # fp8 is chosen by the compiled code alone: the product of a tile stands beside the sum of all
+    Row("fwd", "sm90", "fp8", 128, (_C(128, 128, 8, 3),)),
+    Row("fwd", "sm90", "fp8", 192, (_C(128, 64, 8, 2),)),
+    Row("fwd", "sm90", "fp8", 256, (_C(64, 128, 8, 2),)),
     # any other card: the first that fits its shared memory
     Row("fwd", "any", "half", 64, (_C(128, 64, 4, 3), _C(64, 64, 4, 2), _C(64, 32, 4, 1))),
     Row("fwd", "any", "half", 128, (_C(128, 64, 8, 2), _C(64, 32, 4, 2), _C(64, 32, 4, 1))),
@@ -66,6 +70,8 @@ TABLE = (
     Row("dkdv", "any", "half", 128, (_C(32, 64, 4, 2), _C(32, 64, 4, 1), _C(32, 32, 4, 1))),
     Row("dkdv", "any", "half", 256, (_C(16, 64, 8, 2), _C(16, 32, 4, 1), _C(16, 16, 4, 1))),
     Row("delta", "any", "half", 256, (_C(64, 64, 4, 1), _C(32, 32, 4, 1))),
+    Row("fwd", "any", "fp8", 128, (_C(128, 64, 8, 2), _C(64, 32, 4, 1))),
+    Row("fwd", "any", "fp8", 256, (_C(64, 64, 8, 2), _C(64, 32, 4, 1))),
     Row("fwd", "any", "ieee", 64, (_C(64, 32, 4, 1), _C(32, 32, 4, 1))),
     Row("fwd", "any", "ieee", 256, (_C(32, 32, 4, 1), _C(16, 16, 4, 1))),
     Row("dq", "any", "ieee", 128, (_C(32, 32, 4, 1), _C(16, 16, 4, 1))),
@@ -114,7 +120,7 @@ INTERPRETED = Config(64, 64, 4, 1)
 
 def math_of(dtype: str) -> str:
     """The table's word for a dtype name."""
-    return {"fp32": "ieee", "tf32": "tf32"}.get(dtype, "half")
+    return {"fp32": "ieee", "tf32": "tf32", "fp8": "fp8", "fp8-e5m2": "fp8"}.get(dtype, "half")
 
 
 def widest(math: str) -> int:
@@ -123,7 +129,7 @@ def widest(math: str) -> int:
     fp32 is multiplied without tensor cores, with a whole row of a piece in registers; and the sum of
     a row is the more exact for being a sum of sums.
     """
-    return MAX_HEAD_DIM if math == "half" else 32
+    return MAX_HEAD_DIM if math in ("half", "fp8") else 32
 
 
 def split(dim: int, widest: int) -> tuple[tuple[int, int], ...]:
@@ -192,7 +198,7 @@ def shared_bytes(
     does not hold whole rows of it; from sm_100 to sm_103, whose tensor cores take their operands from
     shared memory, for P and dS in any case and for barriers. Tested against the compiler's own figure.
     """
-    element = 2 if math == "half" else 4
+    element = {"half": 2, "fp8": 1}.get(math, 4)
     width, width_v = (sum(cols for _, cols in split(dim, widest(math))) for dim in (head_dim, head_dim_v))
     q, k = config.block_q, config.block_k
     both = (width + width_v) * element

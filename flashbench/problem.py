@@ -37,13 +37,12 @@ FP8_SCALES = ("tensor", "head", "block")
 
 @dataclass(frozen=True, kw_only=True)
 class DType:
-    """A dtype name of the command line and what it stands for; runs: False if it is only modelled."""
+    """A dtype name of the command line and what it stands for."""
 
     name: str
     bytes: int
     torch_name: str
     help: str
-    runs: bool = True
 
 
 DTYPES = {
@@ -53,8 +52,8 @@ DTYPES = {
         DType(name="bf16", bytes=2, torch_name="bfloat16", help="bfloat16"),
         DType(name="fp32", bytes=4, torch_name="float32", help="IEEE single, no TF32 anywhere"),
         DType(name="tf32", bytes=4, torch_name="float32", help="fp32 storage, TF32 products"),
-        DType(name="fp8", bytes=1, torch_name="float8_e4m3fn", help="8-bit float, modelled only", runs=False),
-        DType(name="fp8-e5m2", bytes=1, torch_name="float8_e5m2", help="the same, wider range", runs=False),
+        DType(name="fp8", bytes=1, torch_name="float8_e4m3fn", help="8-bit float, e4m3: 4 exponent bits"),
+        DType(name="fp8-e5m2", bytes=1, torch_name="float8_e5m2", help="8-bit float, e5m2: wider range"),
     )
 }
 

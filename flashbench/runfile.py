@@ -6,9 +6,9 @@ Line 1 is the header::
 
 then one ``{"type": "record", …}`` per cell, flushed to disk before the next cell starts, and, for cells
 that were counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type":
-"trace", "key", "trace"}`` lines, which belong to the record of that key. JSON is strict (no NaN); a value
-that is not finite is null. A last line that was torn by a kill is dropped with a note. A header with a
-newer schema is refused.
+"trace", "key", "trace"}`` lines, which belong to the record of that key. ``check --numerics`` writes lines
+of type numerics alone. JSON is strict (no NaN); a value that is not finite is null. A last line that was
+torn by a kill is dropped with a note. A header with a newer schema is refused.
 
 Resuming (``resume``) measures the cells of the present plan that the file has no final row for:
 rows that were not started (time budget, lost device) are taken out and measured again, every other
@@ -50,12 +50,13 @@ AFTERWARDS = ("counters", "trace")
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """A results file as read. header: the JSON object of line 1; notes: what had to be repaired."""
+    """A results file as read. header: line 1; notes: what had to be repaired; numerics: of numerics.rows."""
 
     path: Path
     header: Mapping[str, Any]
     records: tuple[Record, ...]
     notes: tuple[str, ...] = ()
+    numerics: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +88,19 @@ class Writer:
         key = record.cell.key
         if key in self._known:
             raise ValueError(f"{self.path} already has a row for {key}")
-        self._put(record_to_json(record))
+        self.put(record_to_json(record))
         self._known.add(key)
 
     def attach(self, key: str, name: str, value: Mapping[str, Any]) -> None:
         """Write a field of AFTERWARDS of a cell that has its row, as safely. Raises as ``append`` does."""
         if key not in self._known:
             raise ValueError(f"{self.path} has no row for {key}")
-        self._put({"type": name, "key": key, name: _json_able(value)})
+        self.put({"type": name, "key": key, name: value})
 
-    def _put(self, value: Mapping[str, Any]) -> None:
+    def put(self, value: Mapping[str, Any]) -> None:
+        """Write any line, such as a row of numerics, as safely; the caller gives its type."""
         try:
-            self._file.write(_line(value))
+            self._file.write(_line(_json_able(value)))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -162,20 +164,24 @@ def load(path: Path | str) -> RunFile:
         raise RunFileError(f"{path} {what}; a results file begins with a header")
     head = _parse_header(path, lines[0])
     records: dict[str, Record] = {}
-    notes: list[str] = []
+    notes, numerics = list[str](), list[Mapping[str, Any]]()
     for number, line in enumerate(lines[1:], start=2):
         where = f"{path}, line {number}"
         value = _parse_object(path, number, line)
         if value.get("type") in AFTERWARDS:
             _attach(records, value, where)
-            continue
-        record = record_from_json(value, where)
-        if record.cell.key in records:
-            notes.append(f"{where}: a second row for {record.cell.key}; the later one counts")
-        records[record.cell.key] = record
+        elif value.get("type") == "numerics":
+            numerics.append(value)
+        else:
+            record = record_from_json(value, where)
+            if record.cell.key in records:
+                notes.append(f"{where}: a second row for {record.cell.key}; the later one counts")
+            records[record.cell.key] = record
     if torn_tail:
         notes.append(f"{path}: the last line was torn off in the middle of a write and is ignored")
-    return RunFile(path=path, header=head, records=tuple(records.values()), notes=tuple(notes))
+    return RunFile(
+        path=path, header=head, records=tuple(records.values()), notes=tuple(notes), numerics=tuple(numerics)
+    )
 
 
 def _attach(records: dict[str, Record], value: Mapping[str, Any], where: str) -> None:

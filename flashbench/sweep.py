@@ -198,15 +198,8 @@ class Sweep:
     def cells(self) -> tuple[Cell, ...]:
         """Every cell in a fixed order: by problem, then pass, the implementation innermost.
 
-        Raises SpecError for a dtype that is only modelled, for a cell that occurs twice and for more
-        than MAX_CELLS cells.
+        Raises SpecError for a cell that occurs twice and for more than MAX_CELLS cells.
         """
-        for name in self.dtypes:
-            if not DTYPES[name].runs:
-                able = ", ".join(row.name for row in DTYPES.values() if row.runs)
-                raise SpecError(
-                    f"--dtypes '{name}': no implementation runs it, only io-model; accepted: {able}"
-                )
         axes = (
             self.dtypes, self.head_dims, self.head_dims_v, self.causal, self.kv_heads,
             self.seqlens, self.seqlens_k, self.passes, self.impls,

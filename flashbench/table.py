@@ -59,6 +59,12 @@ def headers(files: Sequence[RunFile]) -> dict[str, Mapping[str, Any]]:
     return {name: file.header for name, file in zip(run_names([f.path for f in files]), files, strict=True)}
 
 
+def numerics(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The rows of ``check --numerics`` of each file that has some, by run name."""
+    named = zip(run_names([file.path for file in files]), files, strict=True)
+    return {name: file.numerics for name, file in named if file.numerics}
+
+
 def build(files: Sequence[RunFile]) -> DataFrame:
     """One row per record with the columns ``COLUMNS``; several files are told apart by ``run``.
 

@@ -67,7 +67,7 @@ BAD_VALUES = {
     "--head-dims": [*NOT_LENGTHS, "128k"],
     "--head-dims-v": [*NOT_LENGTHS, "128k"],
     "--kv-heads": NOT_LENGTHS,
-    "--dtypes": ["", ",", "bf61", "float32", "BF16", "bf16,bf16", "bf16,", "bf16 fp32", "fp8"],
+    "--dtypes": ["", ",", "bf61", "float32", "BF16", "bf16,bf16", "bf16,", "bf16 fp32", "fp9"],
     "--impls": ["", ",", "flahs", "naive,naive", "Naive", "naive;sdpa"],
     "--passes": ["", "forward", "fwd,fwd", "fwd-bwd", "FWD"],
     "--causal": ["", "true", "maybe", "yes,no", "YES"],

@@ -265,8 +265,13 @@ def test_a_padded_batch_is_masked_per_sequence() -> None:
 
 @pytest.mark.parametrize("pass_", ["fwd", "bwd", "fwd+bwd"])
 def test_every_implementations_own_tiles_reach_its_model(pass_: str) -> None:
-    p, target = problem(dtype="bf16"), kernels.Target(device="cuda:0", capability=(9, 0))
-    modelled = [row for row in kernels.registry().values() if row.io_model is not None]
+    target = kernels.Target(device="cuda:0", capability=(9, 0))
+    p = problem(dtype="bf16")
+    modelled = [
+        row
+        for row in kernels.registry().values()
+        if row.io_model is not None and iomodel.find(row.io_model).refuses(p) is None
+    ]
     assert {row.name for row in modelled} >= {"naive", "flash"}
     for row in modelled:
         if pass_ not in iomodel.find(str(row.io_model)).passes:

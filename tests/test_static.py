@@ -154,7 +154,7 @@ NOTHING = dict.fromkeys(("impls", "head_dims", "dtypes", "causal", "passes", "ar
         ("gpu", "t4", ["--gpu 't4'", "sm75", "sm_80"]),
         ("gpu", "h100-sxm,h200", ["--gpu 'h200'", "h100-sxm", "one card of each"]),
         ("impls", "naive", ["--impls", "naive", "flash"]),
-        ("dtypes", "fp8", ["--dtypes", "fp8", "bf16"]),
+        ("dtypes", "fp9", ["--dtypes", "fp9", "bf16"]),
         ("head_dims", "0", ["--head-dims", "0", "accepted"]),
         ("causal", "maybe", ["--causal", "maybe", "both"]),
         ("passes", "forward", ["--passes", "forward", "fwd"]),

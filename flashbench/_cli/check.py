@@ -16,7 +16,7 @@ import typer
 from flashbench._cli import options
 from flashbench._cli.feature_options import with_features
 from flashbench._cli.run import RESULTS, TimeBudget, check_out
-from flashbench.errors import EXIT_INTERRUPTED, EXIT_UNDECIDED, GateError, UnavailableError
+from flashbench.errors import EXIT_INTERRUPTED, EXIT_UNDECIDED, GateError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
@@ -73,9 +73,20 @@ def check(
     seed: options.Seed = None,
     out: Annotated[
         str | None,
-        typer.Option(help=f"Folder for {RESULTS}: a row per cell as it is checked.", metavar="DIR"),
+        typer.Option(
+            help=f"Folder for {RESULTS}: a row per cell as it is checked. With --numerics the file itself.",
+            metavar="PATH",
+        ),
     ] = None,
     time_budget: TimeBudget = None,
+    numerics: Annotated[
+        bool,
+        typer.Option("--numerics", help="Instead, measure errors against fp64 by dtype, length and range."),
+    ] = False,
+    ranges: Annotated[
+        str | None,
+        typer.Option(help="With --numerics: plain, outliers, large: a comma list.", metavar="NAMES"),
+    ] = None,
     json: options.Json = False,
     csv: options.Csv = False,
     quiet: options.Quiet = False,
@@ -88,8 +99,18 @@ def check(
 
     Exits 0 when all that ran is right, 5 if anything is wrong or failed, 3 or 6 if nothing ran,
     130 when stopped (Ctrl-C, SIGTERM), after the summary of what was checked.
+
+    With --numerics nothing is judged: the RMSE and the largest error against fp64 of the unrounded inputs,
+    by dtype, number of keys and range of scores.
     """
     given = options.given(locals())
+    if given.pop("numerics"):
+        from flashbench._cli import check_numerics
+
+        check_numerics.show(given)
+        return
+    if ranges is not None:
+        raise UsageError("--ranges: is of --numerics; accepted: --numerics beside it")
     line = {name: text for name, text in given.items() if name not in {"json", "csv", "quiet", "verbose"}}
     options.one_format(json, csv)
     options.one_volume(quiet, verbose)

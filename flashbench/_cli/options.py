@@ -49,7 +49,7 @@ def gpus(incomplete: str) -> list[str]:
 
 
 def _dtypes(incomplete: str) -> list[str]:
-    return complete_names(("fp16", "bf16", "fp32", "tf32"), incomplete)
+    return complete_names(("fp16", "bf16", "fp32", "tf32", "fp8", "fp8-e5m2"), incomplete)
 
 
 def _passes(incomplete: str) -> list[str]:
@@ -75,7 +75,9 @@ HeadDims = Annotated[str | None, _grid("Head dims of Q and K.", "DIMS")]
 HeadDimsV = Annotated[
     str | None, _grid("Head dims of V, crossed with --head-dims. Default: the same as --head-dims.", "DIMS")
 ]
-Dtypes = Annotated[str | None, _grid("fp16, bf16, fp32 (IEEE), tf32: a comma list.", "NAMES", _dtypes)]
+Dtypes = Annotated[
+    str | None, _grid("fp16, bf16, fp32 (IEEE), tf32, fp8, fp8-e5m2: a comma list.", "NAMES", _dtypes)
+]
 Impls = Annotated[
     str | None,
     _grid(

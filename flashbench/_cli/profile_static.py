@@ -77,18 +77,15 @@ def _verdict(failed: Sequence[Mapping[str, Any]], count: int) -> None:
 
 def _grid(line: Mapping[str, Any], arches: str | None, gpu: str | None) -> tuple[Grid, list[str]]:
     """What to compile, and what is to be said of the choice."""
-    from flashbench import sweep, units
+    from flashbench import sweep
     from flashbench._profilers.static import Grid
     from flashbench.kernels._compile import BUNDLED
-    from flashbench.problem import DTYPES
 
     typed = sweep.parse(DEFAULTS | dict(line), options.on_line, BUNDLED)
     if "top-left" in typed["causal"]:
         raise SpecError(
             "--causal 'top-left': compiled is one mask of either alignment; accepted: yes, no, both"
         )
-    runnable = [name for name, dtype in DTYPES.items() if dtype.runs]
-    units.parse_names(",".join(typed["dtypes"]), "--dtypes", runnable)
     limits, notes = _limits(arches, gpu)
     return Grid(
         implementations=typed["impls"],

@@ -15,7 +15,7 @@ from flashbench._iomodel import flash_v2
 from flashbench._iomodel.tensors import FP32, sizes
 from flashbench._iomodel.types import Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
-from flashbench.problem import ALIGNMENTS, DTYPES, UNLIMITED, Problem
+from flashbench.problem import ALIGNMENTS, UNLIMITED, Problem
 
 if TYPE_CHECKING:
     from flashbench.devices import Device
@@ -97,10 +97,15 @@ def footprint(problem: Problem, kernel: str, tiles: Tiles) -> int:
 
 def refuses(problem: Problem) -> str | None:
     """Why the kernels do not run the problem, or None."""
+    if problem.dtype_bytes == 1:
+        return f"the bundled kernels do not take {problem.dtype}"
+    return refuses_shape(problem)
+
+
+def refuses_shape(problem: Problem) -> str | None:
+    """The same, whatever the dtype."""
     if max(problem.head_dim, problem.head_dim_v) > flash_configs.MAX_HEAD_DIM:
         return f"the bundled kernels take head dims up to {flash_configs.MAX_HEAD_DIM}"
-    if not DTYPES[problem.dtype].runs:
-        return f"the bundled kernels do not take {problem.dtype}"
     if problem.window != (UNLIMITED, UNLIMITED) or problem.dropout_p or problem.lengths:
         return "the bundled kernels have no window, no dropout and no packed batches"
     if problem.causal and problem.alignment != ALIGNMENTS[0] and problem.seqlen_q != problem.seqlen_k:

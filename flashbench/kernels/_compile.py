@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from flashbench.flash_configs import Config
+from flashbench.flash_configs import Config, choose
 from flashbench.kernels import Target
 from flashbench.problem import DTYPES, Cell, Problem
 
@@ -224,6 +224,25 @@ def _flash_v2_atomic(task: Task) -> Launch:
     return next(one for one in launches if one.name == task.kernel)
 
 
+def _flash_fp8(task: Task) -> Launch:
+    import torch
+
+    from flashbench.kernels import _flash_fp8 as flash
+
+    p = task.problem
+    q, k, v = (
+        torch.empty(p.batch, heads, rows, dim, dtype=torch.float16, device="meta")
+        for heads, rows, dim in (
+            (p.num_heads, p.seqlen_q, p.head_dim),
+            (p.num_kv_heads, p.seqlen_k, p.head_dim),
+            (p.num_kv_heads, p.seqlen_k, p.head_dim_v),
+        )
+    )
+    config = task.config or choose("fwd", "fp8", p.head_dim, p.head_dim_v, task.capability, task.limit)
+    x = flash.operands(q, k, v, dtype=getattr(torch, DTYPES[p.dtype].torch_name), config=config)
+    return flash.forward_launch(x, causal=p.causal, scale=p.softmax_scale, out_dtype=torch.float16)[2]
+
+
 @dataclass(frozen=True)
 class Bundled:
     """Kernels that can be compiled ahead of time: those of each pass, and how one is launched."""
@@ -261,7 +280,8 @@ BUNDLED = {
     "flash-v2-atomic": Bundled(
         {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, _flash_v2_atomic
     ),
-    "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
+    "flash-decode": Bundled({"fwd": ("decode", "merge"), "bwd": ()}, _flash_decode),
+    "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}, _flash_fp8),
 }
 """Every implementation with such kernels, by name."""
 

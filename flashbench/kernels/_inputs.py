@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flashbench.kernels._precision import torch_dtype
+from flashbench.kernels._precision import input_dtype
 from flashbench.problem import LAYOUTS, Problem
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ class Inputs:
 
 
 def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
-    """Standard normal tensors in the problem's dtype, the same for the same seed and device.
+    """Standard normal tensors in the problem's dtype (fp16 for fp8), the same for one seed and device.
 
     The values of q, k, v and dout do not depend on layout or options. None requires grad.
     """
     generator = torch.Generator(device=device).manual_seed(seed)
-    p, dtype = problem, torch_dtype(problem.dtype)
+    p, dtype = problem, input_dtype(problem)
 
     def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=dtype)

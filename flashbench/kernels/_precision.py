@@ -18,6 +18,11 @@ def torch_dtype(name: str) -> torch.dtype:
     return dtype
 
 
+def input_dtype(problem: Problem) -> torch.dtype:
+    """The torch dtype of q, k, v and o: the problem's, but fp16 for fp8, to which implementations round."""
+    return torch.float16 if problem.dtype_bytes == 1 else torch_dtype(problem.dtype)
+
+
 @contextmanager
 def precision(problem: Problem) -> Iterator[None]:
     """Inside, CUDA products of fp32 tensors use TF32 for dtype ``tf32`` and IEEE fp32 for any other.

@@ -5,10 +5,10 @@ An implementation's tensor x passes if, with maxima over the compared rows,
     max|x − ref| ≤ 2·max|naive − ref| + 2·max|((ref + 0.3) − 0.3 in x's dtype) − ref|
 
 where naive is the textbook op list run in the tensors' dtype (or, where that is not finite, in fp32
-with its result rounded; ``_yardstick``). ref knows no dtype: it takes the inputs as they are
-(``_exact``). Small problems compare every row; larger ones o, lse and dq on sampled query rows, dk and
-dv on sampled key rows, of all heads, and dbias where both meet, so that 64k is checked in bounded
-memory. The sequences of a packed batch are problems of their own.
+with its result rounded; ``_yardstick``); of fp8 on inputs that went through it. ref knows no dtype: it
+takes the inputs as they are (``_exact``). Small problems compare every row; larger ones o, lse and dq on
+sampled query rows, dk and dv on sampled key rows, of all heads, and dbias where both meet, so that 64k is
+checked in bounded memory. The sequences of a packed batch are problems of their own.
 
 Source: the rule of FlashAttention's own tests (naive in the same dtype as the yardstick) with an fp64
 reference.
@@ -24,10 +24,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from flashbench.kernels import _exact
+from flashbench.kernels import _exact, _fp8
 from flashbench.kernels._inputs import Inputs
 from flashbench.kernels._part import Part, joined
-from flashbench.kernels._precision import precision, torch_dtype
+from flashbench.kernels._precision import input_dtype, precision
 from flashbench.kernels._yardstick import Yardstick
 from flashbench.problem import Problem
 from flashbench.record import Accuracy
@@ -75,15 +75,19 @@ class Reference:
         if all_rows is None:
             all_rows = pairs <= ALL_ROWS_PAIRS[inputs.q.device.type]
         make = partial(Part, seed=seed, all_rows=all_rows)
-        if not problem.lengths:
-            self.parts, self._starts = [make(problem, inputs)], [(0, 0)]
-            return
         ends = list(accumulate(problem.lengths, lambda a, b: (a[0] + b[0], a[1] + b[1])))
         self._starts = [(0, 0), *ends[:-1]]
-        self.parts = [
-            make(*_sequence(problem, inputs, number, start), first_batch=number)
-            for number, start in enumerate(self._starts)
-        ]
+
+        def parts(inputs: Inputs) -> list[Part]:
+            if not problem.lengths:
+                return [make(problem, inputs)]
+            return [
+                make(*_sequence(problem, inputs, number, start), first_batch=number)
+                for number, start in enumerate(self._starts)
+            ]
+
+        self.parts = parts(inputs)
+        self._rounded = parts(_fp8.rounded(problem, inputs)) if problem.dtype_bytes == 1 else self.parts
 
     def prepare(self, *, gradients: bool) -> None:
         """Compute now what ``compare`` will need, so that a caller can tell its cost apart."""
@@ -169,11 +173,12 @@ class Reference:
         self, exact: Callable[[Part], Tensors], naive: Callable[[Part, torch.dtype], Tensors]
     ) -> dict[str, Expected]:
         """References and budgets: naive in the dtype, or rounded fp32 where that is not finite."""
-        dtype = torch_dtype(self.problem.dtype)
+        dtype = input_dtype(self.problem)
+        computed = torch.float32 if self.problem.dtype_bytes == 1 else dtype  # of fp8 numbers, in fp32
         refs = [_shaped(part, exact(part)) for part in self.parts]
         yardsticks = []
-        for part, ref in zip(self.parts, refs, strict=True):
-            found = _shaped(part, naive(part, dtype))
+        for part, ref in zip(self._rounded, refs, strict=True):
+            found = _shaped(part, naive(part, computed))
             if dtype != torch.float32 and not _as_finite(found, ref):
                 found = _shaped(part, naive(part, torch.float32))
                 found = {name: x.to(dtype) for name, x in found.items()}

@@ -11,7 +11,9 @@ from bisect import bisect_left
 import torch
 from torch import Tensor
 
+from flashbench.kernels import _fp8
 from flashbench.kernels._part import Part, per_head
+from flashbench.kernels._precision import torch_dtype
 from flashbench.kernels._terms import Where
 
 
@@ -40,7 +42,7 @@ class Yardstick:
         probabilities, slope, lse = self._softmax(per_head(q * p.softmax_scale, k.mT, self._product), at)
         kept = terms.kept(at)
         if not gradients:
-            weights = terms.drop(probabilities[..., : p.seqlen_k], kept)
+            weights = terms.drop(self._stored(probabilities[..., : p.seqlen_k]), kept)
             return {"o": per_head(weights, v, self._product), "lse": lse}
         dp = terms.drop(per_head(dout, v.mT, self._product), kept)
         ds = self._softmax_backward(dp, probabilities)[..., : p.seqlen_k]
@@ -93,6 +95,13 @@ class Yardstick:
                 before_cap.sum(2, keepdim=True) if p.bias[3] == "k" else by_row.sum(-1)[..., None, None]
             )
         return found
+
+    def _stored(self, probabilities: Tensor) -> Tensor:
+        """As a product reads them: of fp8 rounded, each row's largest to 256 (``_fp8.SHIFT``)."""
+        if self.part.problem.dtype_bytes > 1:
+            return probabilities
+        unit = probabilities.amax(-1, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny) / 2**_fp8.SHIFT
+        return (probabilities / unit).to(torch_dtype(self.part.problem.dtype)).to(self.dtype) * unit
 
     def _softmax(self, scores: Tensor, at: Where) -> tuple[Tensor, Tensor | None, Tensor]:
         """(probabilities, a sink's in a last column; softcap's derivative; lse). Rows without keys are 0."""

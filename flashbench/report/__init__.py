@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def build(table: DataFrame, headers: Mapping[str, Mapping[str, Any]]) -> str:
+def build(
+    table: DataFrame,
+    headers: Mapping[str, Mapping[str, Any]],
+    numerics: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+) -> str:
     """The page as text: opens offline from disk, asks nothing of any network.
 
-    table: table.build's frame; headers: table.headers' run headers by run name.
+    table: table.build's frame; headers: table.headers' run headers by run name; numerics: table.numerics'.
     """
     from flashbench.report import page
     from flashbench.report.data import Results
     from flashbench.report.sections import SECTIONS
 
-    results = Results(table=table, headers=headers)
+    results = Results(table=table, headers=headers, numerics=numerics or {})
     return page.document(results, SECTIONS, [page.section(row, results) for row in SECTIONS])

@@ -7,8 +7,8 @@ the filters (``FILTERS``), ``run``, ``implementation``, ``series`` (its legend e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flashbench import table as tables
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """The joined table (table.build) and each run's header by run name (table.headers)."""
+    """The joined table (table.build), each run's header by run name (table.headers), and its numerics."""
 
     table: DataFrame
     headers: Mapping[str, Mapping[str, Any]]
+    numerics: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

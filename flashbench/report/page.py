@@ -38,7 +38,7 @@ CPU_NOTICE = (
 
 def document(results: Results, sections: Sequence[Section], bodies: Sequence[str]) -> str:
     """The whole page: template, style, script and plotly.js, each once."""
-    devices = sorted({str(name) for name in results.table["device"].dropna()})
+    devices = sorted({str(name) for name in results.table["device"].dropna()} or _of_headers(results))
     return shell(
         title="Attention on " + (", ".join(devices) or "an unnamed device"),
         commands=_commands(results),
@@ -46,6 +46,12 @@ def document(results: Results, sections: Sequence[Section], bodies: Sequence[str
         controls=_controls(results.table),
         bodies=bodies,
     )
+
+
+def _of_headers(results: Results) -> set[str]:
+    """The devices that the files name, where they hold no cell."""
+    found = {(header.get("environment") or {}).get("device_name") for header in results.headers.values()}
+    return {str(name) for name in found if name}
 
 
 def shell(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashbench.report import cells, data, figures, joined, page, summary, words
+from flashbench.report import cells, data, figures, joined, numerics, page, summary, words
 from flashbench.report.data import Results
 from flashbench.report.figures import Axis
 
@@ -125,6 +125,13 @@ SECTIONS = (
         data=data.causal_ratio, value="{:.2f}".format, page=page.plot,
         figure=figures.line_figure(Axis(title="causal time / full time", kind="linear"), words.ratio_note),
         empty="No implementation was timed both with and without the causal mask.",
+    ),
+    Section(
+        key="numerics", title="Errors against fp64",
+        about="Root mean square error of o against fp64 attention of the inputs before any dtype rounded"
+        " them; beside it the largest error, and what rounding the inputs costs by itself.",
+        data=numerics.data, page=numerics.page,
+        empty="No errors were measured ('check --numerics --out').",
     ),
     Section(
         key="untimed", title="What was not timed, and why", about="", data=data.untimed, page=page.untimed,

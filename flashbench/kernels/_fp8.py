@@ -1,0 +1,180 @@
+"""8-bit floats for attention, in torch: scales, rounding, Hadamard rotation, and the kernel's arithmetic.
+
+An fp8 tensor is values times scales: x is about values * scale, with one fp32 scale for the whole tensor,
+for each head, or for each block of rows of a head. A scale maps the largest magnitude that shares it to
+the largest number of the format, so nothing overflows, and an outlier coarsens only what shares its scale.
+``rotate`` spreads an outlier over its whole row before that, and leaves every q.k as it is.
+
+Source: Shah et al. 2024, FlashAttention-3 (arXiv:2407.08608), section 3.3: block quantisation and
+incoherent processing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flashbench.kernels._inputs import Inputs
+from flashbench.kernels._precision import torch_dtype
+from flashbench.problem import FP8_SCALES, Problem
+
+SHIFT = 8
+"""Probabilities, in 0..1, are rounded to fp8 times 2**SHIFT: e4m3 reaches down to 2**-9 and up to 448."""
+
+ALIGNMENT = 16
+"""Keys of a turned V are padded to a multiple of this, for 16-byte loads along the keys."""
+
+DEFAULT_SHARE = "block"
+"""What shares a scale where a problem does not say."""
+
+BLOCK = 128
+"""Rows of a block where no kernel says how many."""
+
+SEED = 0
+"""Of the rotation's signs: q and k must share them."""
+
+
+@dataclass(frozen=True, eq=False)
+class Quantised:
+    """values: fp8 (batch, heads, rows, width). scales: fp32 (batch, heads, blocks), contiguous.
+
+    Row r of a head is values[r] * scales[r // block]; where a whole head or tensor shares a scale, it
+    stands there once for every block.
+    """
+
+    values: Tensor
+    scales: Tensor
+    block: int
+
+
+def quantise(x: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised:
+    """x (batch, heads, rows, width) as fp8 of that dtype, rounded to nearest, ties to even.
+
+    share: of problem.FP8_SCALES. block: rows that have a scale. A scale is the largest magnitude of what
+    shares it over the largest number of the format, and no smaller than fp32's smallest normal number. A
+    NaN or an infinity makes NaNs of what shares its scale. Raises ValueError for another share.
+    """
+    if share not in FP8_SCALES:
+        raise ValueError(f"an fp8 scale is shared by a {', '.join(FP8_SCALES)}; got {share!r}")
+    x = x.detach().float()
+    batch, heads, rows, _ = x.shape
+    blocks = -(-rows // block)
+    tall = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - rows)).reshape(batch, heads, blocks, -1)
+    largest = tall.abs().amax(-1)
+    if share != "block":
+        over = (0, 1, 2) if share == "tensor" else (2,)
+        largest = largest.amax(over, keepdim=True).expand(batch, heads, blocks)
+    limit = torch.finfo(dtype).max
+    scales = (largest / limit).clamp_min(torch.finfo(torch.float32).tiny).contiguous()
+    # clamped: whether a cast beyond the range saturates or makes a NaN depends on torch's version
+    values = (x / _of_rows(scales, block, rows)).clamp(-limit, limit).to(dtype)
+    return Quantised(values, scales, block)
+
+
+def dequantise(x: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
+    """values * scales in that dtype, (batch, heads, rows, width)."""
+    rows = x.values.shape[2]
+    return x.values.to(dtype) * _of_rows(x.scales, x.block, rows).to(dtype)
+
+
+def _of_rows(scales: Tensor, block: int, rows: int) -> Tensor:
+    """The scale of each row, (batch, heads, rows, 1)."""
+    return scales.repeat_interleave(block, 2)[:, :, :rows, None]
+
+
+def turn(v: Quantised) -> Quantised:
+    """v with the keys of a column side by side: values (batch, heads, width, padded keys), 0 in the padding.
+
+    Hopper's fp8 products read both operands along the sum's index, which of P.V is the key.
+    """
+    rows = v.values.shape[2]
+    padded = -(-rows // ALIGNMENT) * ALIGNMENT
+    bytes_ = torch.nn.functional.pad(v.values.view(torch.uint8).transpose(2, 3), (0, padded - rows))
+    return replace(v, values=bytes_.contiguous().view(v.values.dtype))
+
+
+def rotate(x: Tensor, seed: int = SEED) -> Tensor:
+    """x times a random orthogonal matrix along its last dimension, in fp32 (fp64 stays fp64).
+
+    Signs drawn from the seed, then a Hadamard transform over sqrt of its length. A width that is no power
+    of two is cut into powers of two, largest first (96 = 64 + 32), each rotated in itself: an outlier
+    spreads over its piece only. Two tensors rotated with one seed keep their products q.k.
+    """
+    x = x.double() if x.dtype == torch.float64 else x.float()
+    width = x.shape[-1]
+    generator = torch.Generator().manual_seed(seed)
+    signs = torch.randint(0, 2, (width,), generator=generator).mul_(2).sub_(1)
+    pieces, start = [], 0
+    x = x * signs.to(x)
+    while start < width:
+        length = 1 << ((width - start).bit_length() - 1)
+        pieces.append(_hadamard(x[..., start : start + length]))
+        start += length
+    return torch.cat(pieces, -1)
+
+
+def _hadamard(x: Tensor) -> Tensor:
+    """The orthonormal Walsh-Hadamard transform of the last dimension, a power of two long: O(n log n)."""
+    length, shape = x.shape[-1], x.shape
+    step = 1
+    while step < length:
+        pairs = x.reshape(*shape[:-1], length // (2 * step), 2, step)
+        a, b = pairs.unbind(-2)
+        x = torch.stack((a + b, a - b), -2).reshape(shape)
+        step *= 2
+    return x / math.sqrt(length)
+
+
+def rounded(problem: Problem, inputs: Inputs) -> Inputs:
+    """q, k, v in fp32 as fp8 holds them by the problem's scale and rotation: q and k stay rotated.
+
+    Blocks have BLOCK rows, as the kernel's tiles on most cards.
+    """
+    dtype, share = torch_dtype(problem.dtype), problem.fp8_scale or DEFAULT_SHARE
+    q, k = (rotate(x) if problem.hadamard else x for x in (inputs.q, inputs.k))
+    q, k, v = (dequantise(quantise(x, dtype, share, BLOCK)) for x in (q, k, inputs.v))
+    return replace(inputs, q=q, k=k, v=v)
+
+
+def attention(
+    q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) in fp32, by the kernel's own arithmetic in torch's operations, tile by tile of keys.
+
+    Products of fp8 numbers are summed in fp32. p = exp(s - m), m the largest score so far, is rounded to
+    fp8 times 2**SHIFT for P.V, and summed unrounded for the denominator. v is not turned.
+    causal: bottom-right. o is 0 and lse -inf for a row without keys.
+    """
+    batch, heads, seqlen_q, _ = q.values.shape
+    group, seqlen_k = heads // k.values.shape[1], k.values.shape[2]
+    width = v.values.shape[3]
+
+    def heads_of(x: Tensor) -> Tensor:
+        return x.repeat_interleave(group, 1)
+
+    queries = q.values.float()
+    row_scale = _of_rows(q.scales, q.block, seqlen_q) * (scale * math.log2(math.e))
+    acc = queries.new_zeros(batch, heads, seqlen_q, width)
+    total = queries.new_zeros(batch, heads, seqlen_q, 1)
+    top = torch.full_like(total, -math.inf)
+    rows = torch.arange(seqlen_q, device=acc.device)[:, None] + (seqlen_k - seqlen_q)
+    for tile, start in enumerate(range(0, seqlen_k, k.block)):
+        keys = slice(start, min(start + k.block, seqlen_k))
+        s = queries @ heads_of(k.values[:, :, keys].float()).mT
+        s *= row_scale * heads_of(k.scales[:, :, tile, None, None])
+        if causal:
+            s.masked_fill_(torch.arange(keys.start, keys.stop, device=s.device) > rows, -math.inf)
+        new_top = torch.maximum(top, s.amax(-1, keepdim=True))
+        base = torch.where(new_top == -math.inf, 0.0, new_top)
+        p = torch.exp2(s.sub_(base - SHIFT))
+        shrink = torch.exp2(top - base)
+        total = total * shrink + p.sum(-1, keepdim=True)
+        values = heads_of(v.values[:, :, keys].float())
+        product = p.to(v.values.dtype).float() @ values
+        acc = acc * shrink + product * heads_of(v.scales[:, :, tile, None, None])
+        top = new_top
+    o = torch.where(total > 0, acc / total, 0.0)
+    return o, ((top + total.log2() - SHIFT) * math.log(2)).squeeze(-1)

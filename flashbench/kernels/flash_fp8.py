@@ -1,0 +1,136 @@
+"""flash-fp8: FlashAttention-2's forward in 8-bit floats, in portable Triton.
+
+prepare rotates and rounds q, k and v, which a model would do as it writes them, and is not timed; the call is
+the kernel. It has no backward, as nobody trains through an attention in fp8 (FlashAttention-3 neither).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, shared_bytes
+from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
+from flashbench.problem import DTYPES, Cell, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashbench.kernels._inputs import Inputs
+
+OLDEST_FP8 = (8, 9)
+"""The first compute capability whose tensor cores multiply fp8."""
+
+TAKEN = {"fp8", "bshd"}
+"""Features (``unsupported_features``) that the kernel takes."""
+
+_FIELDS = ("block_q", "block_k", "num_warps", "num_stages")
+
+
+def prepare(problem: Problem, inputs: Inputs) -> Call:
+    """Return the call that computes o in q's dtype, of 16 or 32 bits; the inputs are not rounded yet.
+
+    Raises UnavailableError where Triton is missing or was imported in the other mode.
+    """
+    return prepare_tiles(problem, inputs, {})
+
+
+def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
+    """As prepare, with the tiles of config (as ``describe`` gives them) where it has any."""
+    import torch
+
+    q, k, v = inputs.q, inputs.k, inputs.v
+    _triton.load(q.device.type)
+    from flashbench.kernels import _flash_fp8 as flash
+    from flashbench.kernels import _fp8
+
+    x = flash.operands(
+        q, k, v,
+        dtype=getattr(torch, DTYPES[problem.dtype].torch_name),
+        share=problem.fp8_scale or _fp8.DEFAULT_SHARE,
+        hadamard=problem.hadamard,
+        config=Config(*(config[f"fwd_{field}"] for field in _FIELDS)) if config else None,
+    )  # fmt: skip
+
+    def call() -> Tensor:
+        o, _ = flash.flash_attention(
+            x, causal=problem.causal, softmax_scale=problem.softmax_scale, out_dtype=q.dtype
+        )
+        assert isinstance(o, torch.Tensor)
+        return o
+
+    return call
+
+
+def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
+    """Why the kernel refuses the problem, one sentence, or None."""
+    if problem.dtype_bytes != 1:
+        return f"it takes fp8 only, not {problem.dtype}"
+    if pass_ != "fwd":
+        return "attention in fp8 has no backward"
+    if reason := unsupported_features(problem, TAKEN):
+        return reason
+    widest = max(problem.head_dim, problem.head_dim_v)
+    if widest > MAX_HEAD_DIM:
+        return f"head_dim {widest} is larger than {MAX_HEAD_DIM}"
+    if _triton.interpreted(target) or target.capability is None:
+        return None
+    if target.capability < OLDEST_FP8:
+        return f"fp8 products need sm89, this is sm{target.capability[0]}{target.capability[1]}"
+    shape = "fp8", problem.head_dim, problem.head_dim_v
+    need = shared_bytes("fwd", _config(problem, target), *shape, target.capability)
+    limit = target.smem_per_block_bytes
+    if limit is not None and need > limit:
+        return f"fwd kernel needs {need} B of shared memory per block, limit {limit} B"
+    return None
+
+
+def describe(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
+    """Tile rows, warps and stages of the kernel: ``fwd_block_q``, …"""
+    if _triton.interpreted(target):
+        target = Target()
+    return on_card(problem, pass_, target)
+
+
+def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
+    """As describe, for a card that need not be here, in whichever mode Triton is in this process."""
+    config = _config(problem, target)
+    return {f"fwd_{field}": getattr(config, field) for field in _FIELDS}
+
+
+def prepared_bytes(problem: Problem, pass_: str, target: Target) -> int:
+    """q, k and v in fp8, and as much again: the inputs that they are rounded from have 16 bits."""
+    keys = problem.num_kv_heads * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
+    return 2 * problem.batch * (problem.num_heads * problem.seqlen_q * problem.head_dim + keys)
+
+
+def precompile(cells: Sequence[Cell], target: Target) -> None:
+    """Compile in parallel what the cells need, into Triton's cache; nothing in the interpreter."""
+    if _triton.interpreted(target) or _triton.why_unavailable(target) is not None:
+        return
+    from flashbench.kernels import _compile
+
+    _compile.precompile(cells, target)
+
+
+def _config(problem: Problem, target: Target) -> Config:
+    shape = "fp8", problem.head_dim, problem.head_dim_v
+    return choose("fwd", *shape, target.capability, target.smem_per_block_bytes)
+
+
+IMPLEMENTATIONS = (
+    Implementation(
+        name="flash-fp8",
+        summary="FlashAttention-2 in Triton in fp8 (bundled): a scale per tile, forward only",
+        prepare=prepare,
+        io_model="flash-fp8",
+        why_unavailable=_triton.why_unavailable,
+        why_unsupported=why_unsupported,
+        describe=describe,
+        interpreted=_triton.interpreted,
+        precompile=precompile,
+        prepared_bytes=prepared_bytes,
+        prepare_tiles=prepare_tiles,
+        on_card=on_card,
+    ),
+)

@@ -1,0 +1,183 @@
+"""fp8 in torch: rounding, scales, rotation, and how exact attention by the kernel's arithmetic is."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from fp8 import E4M3, E5M2, exact, rmse, with_outliers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flashbench.kernels import _fp8
+from flashbench.problem import FP8_SCALES
+
+RELATIVE = {E4M3: 2**-4, E5M2: 2**-3}
+"""Half a unit in the last place of a normal number, over the number: 3 and 2 mantissa bits."""
+
+ABSOLUTE = {E4M3: 2**-10, E5M2: 2**-17}
+"""Half the smallest step, in units of the scale."""
+
+
+@pytest.mark.parametrize("dtype", RELATIVE)
+@pytest.mark.parametrize("share", FP8_SCALES)
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 9), st.integers(0, 10**6), st.floats(-30, 30))
+def test_a_round_trip_is_off_by_half_a_step(
+    share: str, dtype: torch.dtype, rows: int, width: int, seed: int, magnitude: float
+) -> None:
+    x = with_outliers(2, 3, rows, width, seed=seed) * 10.0**magnitude
+    found = _fp8.quantise(x, dtype, share, 16)
+    assert found.scales.shape == (2, 3, -(-rows // 16))
+    assert found.scales.is_contiguous()
+    scale = found.scales.repeat_interleave(16, 2)[:, :, :rows, None].double()
+    error = (_fp8.dequantise(found, torch.float64) - x.double()).abs()
+    bound = torch.maximum(RELATIVE[dtype] * x.double().abs(), ABSOLUTE[dtype] * scale)
+    assert (error <= bound * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("dtype", RELATIVE)
+def test_the_largest_of_what_shares_a_scale_is_the_formats_largest(dtype: torch.dtype) -> None:
+    x = with_outliers(2, 3, 40, 8, seed=1)
+    limit = torch.finfo(dtype).max
+    parts = {
+        "tensor": [x],
+        "head": [x[b, h] for b, h in itertools.product(range(2), range(3))],
+        "block": [x[b, h, n : n + 16] for b, h, n in itertools.product(range(2), range(3), (0, 16, 32))],
+    }
+    for share, groups in parts.items():
+        found = _fp8.quantise(x, dtype, share, 16)
+        expected = torch.stack([part.abs().max() / limit for part in groups])
+        assert torch.equal(found.scales.unique(), expected.unique()), share
+        assert found.values.float().abs().max() == limit
+
+
+def test_one_outlier_coarsens_only_what_shares_its_scale() -> None:
+    x = torch.randn(1, 2, 64, 32, generator=torch.Generator().manual_seed(0))
+    x[0, 0, 3, 5] = 1e7  # a step of 43: all others become 0
+    off = {
+        share: (_fp8.dequantise(_fp8.quantise(x, E4M3, share, 16)) - x).abs() > 0.07 * x.abs() + 1e-2
+        for share in FP8_SCALES
+    }
+    assert not off["block"][0, 0, 16:].any()
+    assert not off["block"][0, 1].any()
+    assert not off["head"][0, 1].any()
+    assert off["head"][0, 0, 16:].float().mean() > 0.9
+    assert off["tensor"][0, 1].float().mean() > 0.9
+
+
+def test_zeros_stay_zeros_and_a_nan_or_an_infinity_shows() -> None:
+    x = torch.zeros(1, 1, 48, 4)
+    x[0, 0, 20, 1], x[0, 0, 40, 2] = float("nan"), float("inf")
+    back = _fp8.dequantise(_fp8.quantise(x, E4M3, "block", 16))
+    assert torch.equal(back[0, 0, :16], x[0, 0, :16])
+    assert back[0, 0, 20, 1].isnan()
+    assert back[0, 0, 40, 2].isnan()
+
+
+def test_an_unknown_share_is_named() -> None:
+    with pytest.raises(ValueError, match="shared by a tensor, head, block; got 'row'"):
+        _fp8.quantise(torch.zeros(1, 1, 1, 1), E4M3, "row", 16)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 33])
+def test_turned_v_has_its_keys_side_by_side_and_zeros_after_them(rows: int) -> None:
+    v = _fp8.quantise(with_outliers(2, 3, rows, 5, seed=0), E4M3, "block", 16)
+    turned = _fp8.turn(v)
+    padded = -(-rows // 16) * 16
+    assert turned.values.shape == (2, 3, 5, padded)
+    assert turned.values.is_contiguous()
+    assert torch.equal(turned.values.float()[..., :rows], v.values.float().mT)
+    assert not turned.values.float()[..., rows:].any()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 256), st.integers(0, 10**6))
+def test_rotation_keeps_products_and_lengths(width: int, seed: int) -> None:
+    q, k = (with_outliers(1, 2, 7, width, seed=seed + n).double() for n in (0, 1))
+    turned = _fp8.rotate(q), _fp8.rotate(k)
+    torch.testing.assert_close(turned[0] @ turned[1].mT, q @ k.mT, atol=1e-10, rtol=1e-12)
+    torch.testing.assert_close(turned[0].norm(dim=-1), q.norm(dim=-1), atol=1e-10, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("width", "pieces"), [(64, [64]), (96, [64, 32]), (80, [64, 16]), (3, [2, 1])])
+def test_rotation_spreads_an_outlier_over_its_piece_evenly(width: int, pieces: list[int]) -> None:
+    rotation = _fp8.rotate(torch.eye(width, dtype=torch.float64))
+    start = 0
+    for piece in pieces:
+        block = rotation[start : start + piece]
+        inside = block[:, start : start + piece]
+        torch.testing.assert_close(inside.abs(), torch.full_like(inside, piece**-0.5))
+        assert block.abs().sum() == pytest.approx(float(inside.abs().sum()))
+        start += piece
+    assert not torch.equal(rotation, _fp8.rotate(torch.eye(width, dtype=torch.float64), seed=5))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_by_the_kernels_arithmetic_is_attention(causal: bool) -> None:
+    """On numbers that fp8 holds exactly, only P is rounded: by 1/16 at most, of weights that sum to 1."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randint(-3, 4, (2, 4, rows, 16), generator=generator).float() for rows in (50, 37, 37))
+    k, v = k[:, :2], v[:, :2]
+    parts = (
+        _fp8.Quantised(x.to(E4M3), torch.ones(*x.shape[:2], -(-x.shape[2] // 16)), 16) for x in (q, k, v)
+    )
+    o, lse = _fp8.attention(*parts, causal=causal, scale=16**-0.5)
+    ref, ref_lse = exact(q, k, v, causal=causal)
+    assert (o - ref).abs().max() <= 3 * 2**-4
+    torch.testing.assert_close(lse.double(), ref_lse, atol=1e-5, rtol=1e-5)
+    if causal:
+        assert torch.equal(lse[:, :, :13].isneginf(), torch.ones(2, 4, 13, dtype=torch.bool))
+        assert not o[:, :, :13].any()
+
+
+WAYS = {
+    ("tensor", False): (1.4e-2, 2.4e-2), ("head", False): (1.4e-2, 2.4e-2),
+    ("block", False): (1.3e-2, 2.4e-2), ("tensor", True): (7.5e-3, 9.5e-3),
+    ("head", True): (7.5e-3, 9.5e-3), ("block", True): (7.5e-3, 9.5e-3),
+}  # fmt: skip
+"""Scale, rotation → RMSE. FlashAttention-3, table 3: 2.4e-2 per tensor, 9.1e-3 with blocks and rotation."""
+
+
+def outliers_rmse(heads: int, ways: list[tuple[str, bool]], rows: int) -> dict[tuple[str, bool], float]:
+    """RMSE of the kernel's arithmetic against fp64 of the unrounded inputs, in 128 x 128 tiles.
+
+    4096 queries and keys; compared are the first rows of each head, as a row depends on no other.
+    """
+    q, k, v = (with_outliers(1, heads, 4096, 128, seed=n) for n in range(3))
+    ref, _ = exact(q[:, :, :rows], k, v)
+    errors = {}
+    for share, rotated in ways:
+        turned = (_fp8.rotate(q), _fp8.rotate(k)) if rotated else (q, k)
+        whole, keys, values = (_fp8.quantise(x, E4M3, share, 128) for x in (*turned, v))
+        first = _fp8.Quantised(whole.values[:, :, :rows], whole.scales[:, :, : rows // 128], 128)
+        o, _ = _fp8.attention(first, keys, values, causal=False, scale=128**-0.5)
+        errors[share, rotated] = rmse(o, ref)
+    return errors
+
+
+def test_blocks_and_rotation_hold_the_published_error_with_outliers() -> None:
+    found = outliers_rmse(2, [("block", True), ("tensor", False)], 512)
+    assert found["block", True] <= 1.1e-2
+    assert found["tensor", False] > 1.5 * found["block", True]
+
+
+@pytest.mark.slow
+def test_every_scale_with_and_without_rotation_over_16_heads() -> None:
+    found = outliers_rmse(16, list(WAYS), 1024)
+    for way, (low, high) in WAYS.items():
+        assert low <= found[way] <= high, (way, found)
+    assert found["block", True] == min(found.values()) <= 1.1e-2
+
+
+def test_fp16_by_the_same_arithmetic_holds_its_bound() -> None:
+    """Of flash's 16-bit kernel: products of fp16 summed in fp32, P rounded to fp16, as the inputs are."""
+    q, k, v = (with_outliers(1, 2, 4096, 128, seed=n) for n in range(3))
+    q = q[:, :, :512]
+    ref, _ = exact(q, k, v)
+    half = [x.half().float() for x in (q, k, v)]
+    s = half[0] @ half[1].mT * 128**-0.5
+    p = (s - s.amax(-1, keepdim=True)).exp()
+    o = (p.half().float() @ half[2] / p.sum(-1, keepdim=True)).half()
+    assert rmse(o, ref) <= 2.0e-4
