@@ -17,7 +17,7 @@ from flashbench._iomodel.tensors import FP32, INT32, sizes
 from flashbench._iomodel.types import Step, Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench.errors import SpecError
-from flashbench.problem import DTYPES, Problem
+from flashbench.problem import Problem
 
 if TYPE_CHECKING:
     from flashbench.devices import Device
@@ -132,8 +132,6 @@ def refuses(problem: Problem) -> str | None:
     """Why the kernels do not run the problem, or None."""
     if max(problem.head_dim, problem.head_dim_v) > flash_configs.MAX_HEAD_DIM:
         return f"the bundled kernels take head dims up to {flash_configs.MAX_HEAD_DIM}"
-    if not DTYPES[problem.dtype].runs:
-        return f"the bundled decode kernels do not take {problem.dtype}"
     if missing := problem.features() - {"bshd", "deterministic"}:
         return f"the bundled decode kernels do not take {', '.join(sorted(missing))}"
     return None
