@@ -19,12 +19,22 @@ LAYERS = [
     {"sweep", "features", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
-    {"runner", "_runner", "runfile", "plan", "calibrate", "_calibrate", "counting", "tracing", "decoding",
-     "numerics"},
+    {
+        "runner",
+        "_runner",
+        "runfile",
+        "plan",
+        "calibrate",
+        "_calibrate",
+        "counting",
+        "tracing",
+        "numerics",
+        "decoding",
+    },
     {"metrics", "table", "whatif", "compared", "judge"},
     {"console", "report"},
     {"cli", "_cli", "__main__"},
-]  # fmt: skip
+]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = {"errors", "units", "problem", "devices", "devicefile", "presets", "ceilings", "sweep",
               "iomodel", "_iomodel", "kvcache", "record", "runfile", "metrics", "table", "whatif",

@@ -76,14 +76,14 @@ _FORMULAS["flash"] = {
     "dq": "read Nq(d·e + dv·e + 8) + ΣK(d+dv)e; write Nq·d·e, fp32 and tf32 8Nq more (norm, delta), per query"
           " head",
 }  # fmt: skip
-_FORMULAS["flash-decode"] = {
-    "decode": "read, per K/V head, S·g·Nq·d·e + ΣK(d+dv)e; write S·g·Nq(4dv + 4), with S = 1 o and lse",
-    "merge": "read S·Nq(4dv + 4); write Nq·dv·e + 4Nq, per query head; S: splits that a row has",
-}
 _FORMULAS["flash-fp8"] = {
     "forward": "read Nq·d + ΣK(d+dv) + 4Tr and 8 per K/V tile visited (scales); write 2Nq·dv + 4Nq, per query"
                " head; the last tile of V padded to 16 keys",
 }  # fmt: skip
+_FORMULAS["flash-decode"] = {
+    "decode": "read, per K/V head, S·g·Nq·d·e + ΣK(d+dv)e; write S·g·Nq(4dv + 4), with S = 1 o and lse",
+    "merge": "read S·Nq(4dv + 4); write Nq·dv·e + 4Nq, per query head; S: splits that a row has",
+}
 """Closed forms per step, by model; "" stands for every model of FlashAttention-2's loop order."""
 
 _LABEL = 26

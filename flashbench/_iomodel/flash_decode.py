@@ -132,6 +132,8 @@ def refuses(problem: Problem) -> str | None:
     """Why the kernels do not run the problem, or None."""
     if max(problem.head_dim, problem.head_dim_v) > flash_configs.MAX_HEAD_DIM:
         return f"the bundled kernels take head dims up to {flash_configs.MAX_HEAD_DIM}"
+    if problem.dtype_bytes == 1:
+        return f"the bundled decode kernels do not take {problem.dtype}"
     if missing := problem.features() - {"bshd", "deterministic"}:
         return f"the bundled decode kernels do not take {', '.join(sorted(missing))}"
     return None

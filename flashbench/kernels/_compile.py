@@ -280,8 +280,8 @@ BUNDLED = {
     "flash-v2-atomic": Bundled(
         {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, _flash_v2_atomic
     ),
-    "flash-decode": Bundled({"fwd": ("decode", "merge"), "bwd": ()}, _flash_decode),
     "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}, _flash_fp8),
+    "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
 }
 """Every implementation with such kernels, by name."""
 
