@@ -85,7 +85,7 @@ def test_scales_are_as_many_as_tiles_and_v_is_padded_to_16_keys() -> None:
 def test_what_the_kernel_does_not_do_is_refused() -> None:
     with pytest.raises(SpecError, match="does not take bf16"):
         iomodel.estimate("flash-fp8", problem(dtype="bf16"), "fwd")
-    with pytest.raises(SpecError, match="'flash-fp8' has no backward; accepted: fwd"):
+    with pytest.raises(SpecError, match="'flash-fp8' has no pass 'bwd'; accepted: fwd"):
         iomodel.estimate("flash-fp8", problem(dtype="fp8"), "bwd")
     with pytest.raises(SpecError, match="no window"):
         iomodel.estimate("flash-fp8", problem(dtype="fp8", window=(4, 0)), "fwd")

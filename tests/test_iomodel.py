@@ -149,6 +149,8 @@ def test_longer_is_never_cheaper(p: Problem, block_q: int, block_k: int) -> None
     longer = replace(p, seqlen_q=p.seqlen_q + 1, seqlen_k=p.seqlen_k + 1)
     tiles = {"block_q": block_q, "block_k": block_k}
     for model in MODELS:
+        if model.name == "flash-fp8" and block_k % 16:
+            continue  # a ragged last tile is padded to 16 keys; a whole one of fewer is not
         for pass_ in model.passes if model.refuses(p) is None else ():
             fixed = Variant(pack_gqa=False) if "pack_gqa" in model.takes else Variant()
             short, long = (

@@ -188,6 +188,7 @@ MODELS: tuple[Model, ...] = (
         assumptions=flash.ASSUMPTIONS,
         forward=flash_fp8.forward,
         backward=flash_fp8.backward,
+        passes=("fwd",),
         fwd_kernels=("fwd",),
         shipped_tiles=flash_fp8.shipped_tiles,
         footprint=flash_fp8.footprint,
