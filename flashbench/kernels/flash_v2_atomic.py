@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flashbench.kernels import Call, Implementation, _triton
+from flashbench.kernels import Call, Implementation, Target, _triton
 from flashbench.kernels._kernels_of import Kernels, precompile
 from flashbench.problem import Problem
 
@@ -47,6 +47,13 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
     return call
 
 
+def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
+    """Why the kernels refuse the problem, one sentence, or None."""
+    if problem.dtype == "tf32" and pass_ != "fwd":
+        return "one kernel cannot correct its row sums first, which gradients in tf32 need; flash-v2 does"
+    return KERNELS.why_unsupported(problem, pass_, target)
+
+
 IMPLEMENTATIONS = (
     Implementation(
         name=KERNELS.name,
@@ -54,7 +61,7 @@ IMPLEMENTATIONS = (
         prepare=prepare,
         io_model=f"{KERNELS.name}-triton",
         why_unavailable=_triton.why_unavailable,
-        why_unsupported=KERNELS.why_unsupported,
+        why_unsupported=why_unsupported,
         describe=KERNELS.describe,
         interpreted=_triton.interpreted,
         precompile=precompile,
