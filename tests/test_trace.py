@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -17,7 +18,6 @@ from flashbench import iomodel, kernels
 from flashbench import tracing as joined
 from flashbench._profilers import trace as tracing
 from flashbench.errors import UnavailableError
-from flashbench.flash_configs import Config
 from flashbench.kernels import Target, _triton
 from flashbench.kernels._inputs import make_inputs
 from flashbench.problem import Problem
@@ -50,14 +50,16 @@ MORE_SHAPES = {
 def run(p: Problem, tiles: dict[str, tuple[int, int]]) -> tuple[tracing.Launch, ...]:
     """Forward and backward of the real kernels with those tiles, traced."""
     inputs = make_inputs(p, "cpu", 0).detached(grad=True)
-    configs = tuple((name, Config(*rows, 4, 1)) for name, rows in tiles.items())
-    call = flash.Call(causal=p.causal, scale=p.softmax_scale, tf32=p.dtype == "tf32", configs=configs)
-
-    def both() -> None:
-        o, _ = flash._FlashAttention.apply(*inputs.leaves, None, None, call, flash.NOTHING)
-        torch.autograd.grad(o, inputs.leaves, inputs.dout)
-
-    return tracing.trace(both)
+    fields = ("block_q", "block_k", "num_warps", "num_stages")
+    config = {
+        f"{name}_{field}": value
+        for name, rows in tiles.items()
+        for field, value in zip(fields, (*rows, 4, 1), strict=True)
+    }
+    prepare = kernels.get("flash").prepare_tiles
+    assert prepare is not None
+    call = prepare(p, inputs, config)
+    return tracing.trace(lambda: torch.autograd.grad(call(), inputs.leaves, inputs.dout))
 
 
 def moved(launch: tracing.Launch, kind: str) -> dict[str, int]:
@@ -99,6 +101,38 @@ def test_with_the_tiles_that_the_interpreter_takes() -> None:
     found = {name: (tiles[f"{name}_block_q"], tiles[f"{name}_block_k"]) for name in TILES}
     assert set(found.values()) == {(64, 64)}
     assert_exact(p, found)
+
+
+MASKS = {
+    "left": {"causal": True, "window": (20, -1)},
+    "both": {"causal": False, "window": (9, 25)},
+    "right": {"causal": False, "window": (-1, 5)},
+    "top-left": {"causal": True, "alignment": "top-left"},
+    "top-left window": {"causal": False, "window": (3, 40), "alignment": "top-left"},
+}
+SCORES = {
+    "softcap": {"softcap": 5.0},
+    "alibi": {"alibi": True},
+    "sinks": {"sinks": True},
+    "dropout": {"dropout_p": 0.3},
+}
+
+
+def masks_and_scores() -> list[dict[str, object]]:
+    """Every mask with every length, every score alone and with each other, over changing masks."""
+    lengths = [(70, 70), (33, 101), (101, 33)]
+    shapes = [{"seqlen_q": q, "seqlen_k": k} for q, k in lengths]
+    chosen = [mask | shape for mask in MASKS.values() for shape in shapes]
+    pairs = [*((one, one) for one in SCORES), *itertools.combinations(SCORES, 2)]
+    masks = itertools.cycle([{"causal": False}, *MASKS.values()])
+    return chosen + [SCORES[a] | SCORES[b] | next(masks) | shapes[n % 3] for n, (a, b) in enumerate(pairs)]
+
+
+@pytest.mark.parametrize("changes", masks_and_scores(), ids=str)
+def test_masks_and_scores_move_what_the_model_says(changes: dict[str, object]) -> None:
+    dtype = "fp32" if len(str(changes)) % 3 == 0 else "fp16"
+    p = problem(batch=1, num_heads=2, num_kv_heads=1, dtype=dtype, **changes)
+    assert_exact(p, TILES)
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from flashbench import flash_configs
 from flashbench._iomodel import flash_v2
 from flashbench._iomodel.tensors import FP32, sizes
-from flashbench._iomodel.types import Tiles, Work
+from flashbench._iomodel.types import Step, Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench.problem import ALIGNMENTS, UNLIMITED, Problem
 
@@ -27,18 +27,21 @@ ASSUMPTIONS = (
 
 
 def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
-    """What flash-v2's forward moves; its products are over padded head dims."""
+    """What flash-v2's forward moves, and a slope and a sink per program; products over padded head dims."""
     work = flash_v2.forward(problem, tiles, variant)
     (step,) = work.steps
     d, dv = padded(problem)
-    return work._replace(steps=(step._replace(flops=2 * step.exps * (d + dv)),))
+    once = {**_slopes(problem, step.ctas), **({"sinks": step.ctas * FP32} if problem.sinks else {})}
+    step = step._replace(read={**step.read, **once}, flops=2 * step.exps * (d + dv))
+    return work._replace(steps=(step,))
 
 
 def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
-    """delta, then dQ, then dK, dV; no atomics. Refined, norm is one more fp32 row vector.
+    """delta, then dQ, then dK, dV, then the gradient of the sinks; no atomics.
 
-    Refining dQ sums P·K as well (one more product), writes norm and delta anew, 8 B per query row;
-    the dK, dV kernel reads norm with lse and delta, 4 B more per row that it streams.
+    Refined, norm is one more fp32 row vector: refining dQ sums P·K as well (one more product), writes norm
+    and delta anew, 8 B per query row; the dK, dV kernel reads norm with lse and delta, 4 B more per row that
+    it streams. With ALiBi, dQ reads a slope per program and dK, dV one per query head of the group.
     """
     p, s = problem, sizes(problem)
     work = flash_v2.backward(p, tiles, variant)
@@ -46,23 +49,37 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
     d, dv = padded(p)
     norm = s.lse if refines(p) else 0
     per_pair = 2 * (2 * d + dv) + (2 * d if norm else 0)
-    steps = (
+    steps = [
         delta,
         dq._replace(
             flops=dq.exps * per_pair,
+            read={**dq.read, **_slopes(p, dq.ctas)},
             write={**dq.write, **({"norm": s.lse, "delta": s.lse} if norm else {})},
         ),
         dkdv._replace(
             flops=4 * dkdv.exps * (d + dv),
-            read={**dkdv.read, **({"norm": dkdv.read["lse"]} if norm else {})},
+            read={
+                **dkdv.read,
+                **({"norm": dkdv.read["lse"]} if norm else {}),
+                **_slopes(p, dkdv.ctas * p.group),
+            },
         ),
-    )
-    return work._replace(steps=steps, extra_bytes=work.extra_bytes + norm)
+    ]
+    dsinks = p.num_heads * FP32 if p.sinks else 0
+    if dsinks:
+        read = {"lse": s.lse, "delta": s.lse, "sinks": dsinks}
+        steps.append(Step(name="dsinks", read=read, write={"dsinks": dsinks}, ctas=p.num_heads))
+    return work._replace(steps=tuple(steps), extra_bytes=work.extra_bytes + norm + dsinks)
+
+
+def _slopes(problem: Problem, loads: int) -> dict[str, int]:
+    """ALiBi's slopes, so many of them read."""
+    return {"slopes": loads * FP32} if problem.alibi else {}
 
 
 def refines(problem: Problem) -> bool:
-    """Whether the backward corrects row sums: where the inputs are fp32."""
-    return problem.dtype_bytes == FP32
+    """Whether the backward corrects row sums: where the inputs are fp32 and they are known to be 1 and 0."""
+    return problem.dtype_bytes == FP32 and not problem.sinks
 
 
 def padded(problem: Problem) -> tuple[int, int]:
@@ -99,15 +116,23 @@ def refuses(problem: Problem) -> str | None:
     """Why the kernels do not run the problem, or None."""
     if problem.dtype_bytes == 1:
         return f"the bundled kernels do not take {problem.dtype}"
-    return refuses_shape(problem)
+    if problem.lengths:
+        return "of the bundled kernels it does not count packed batches"
+    return _refuses_head_dims(problem)
 
 
-def refuses_shape(problem: Problem) -> str | None:
-    """The same, whatever the dtype."""
+def _refuses_head_dims(problem: Problem) -> str | None:
     if max(problem.head_dim, problem.head_dim_v) > flash_configs.MAX_HEAD_DIM:
         return f"the bundled kernels take head dims up to {flash_configs.MAX_HEAD_DIM}"
+    return None
+
+
+def refuses_plain(problem: Problem) -> str | None:
+    """Of kernels that know no mask but the causal one, whatever the dtype."""
+    if reason := _refuses_head_dims(problem):
+        return reason
     if problem.window != (UNLIMITED, UNLIMITED) or problem.dropout_p or problem.lengths:
-        return "the bundled kernels have no window, no dropout and no packed batches"
+        return "its kernel has no window, no dropout and no packed batches"
     if problem.causal and problem.alignment != ALIGNMENTS[0] and problem.seqlen_q != problem.seqlen_k:
-        return f"the bundled kernels align a causal mask {ALIGNMENTS[0]}"
+        return f"its kernel aligns a causal mask {ALIGNMENTS[0]}"
     return None

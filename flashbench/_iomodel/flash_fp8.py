@@ -64,7 +64,7 @@ def refuses(problem: Problem) -> str | None:
     """Why the kernel does not run the problem, or None."""
     if problem.dtype_bytes != 1:
         return f"the bundled fp8 kernel does not take {problem.dtype}"
-    return flash.refuses_shape(problem)
+    return flash.refuses_plain(problem)
 
 
 shipped_tiles, footprint = flash.shipped_tiles, flash_v2.footprint

@@ -133,6 +133,7 @@ MODELS: tuple[Model, ...] = (
         footprint=flash.footprint,
         refuses=flash.refuses,
         shown=False,
+        covers=frozenset({"softcap", "alibi", "sinks"}),
         bundled=True,
     ),
     Model(

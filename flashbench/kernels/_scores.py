@@ -63,6 +63,7 @@ def keys_of(
         end = seqlen_k
     if LOWER:
         first = _held(start_m + low, seqlen_k) // BLOCK_N * BLOCK_N
+        first = tl.where(start_m + low < seqlen_k, first, seqlen_k)
         clear = last + low
     else:
         first = 0
@@ -83,7 +84,8 @@ def queries_of(
     end = tl.cdiv(seqlen_q, BLOCK_M)
     full = seqlen_q // BLOCK_M
     if UPPER:
-        first = tl.minimum(tl.maximum(start_n - high, 0) // BLOCK_M, end)
+        first = tl.maximum(start_n - high, 0) // BLOCK_M
+        first = tl.where(start_n - high < seqlen_q, first, end)
         clear = tl.minimum(tl.cdiv(tl.maximum(last - high, 0), BLOCK_M), end)
     else:
         first = 0

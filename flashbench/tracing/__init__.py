@@ -24,7 +24,10 @@ from flashbench.iomodel import Estimate, Step
 from flashbench.kernels import Target
 from flashbench.problem import Cell, Problem
 
-STEPS = {"forward": "forward", "delta_rows": "delta", "backward_dq": "dq", "backward_dkdv": "dkdv"}
+STEPS = {
+    "forward": "forward", "delta_rows": "delta", "backward_dq": "dq", "backward_dkdv": "dkdv",
+    "backward_dbias": "dbias", "backward_dsinks": "dsinks",
+}  # fmt: skip
 """Kernel → step of its model, else that of its name. A tensor argument is the model's tensor in capitals."""
 
 LIMIT = 2_000
