@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -284,3 +285,22 @@ def test_counters_of_a_copy_and_of_the_bundled_kernel_are_as_known(tmp_path: Pat
         read = compared.compare(cell, counters, "flash", config, find("h100-sxm"))[0]
         assert read.level == "L2 read"
         assert read.ratio == pytest.approx(1.0, abs=0.01)
+
+
+def test_another_makers_gpu_is_told_what_counts_there() -> None:
+    target = Target(device="cuda:0", name="AMD Instinct MI300X", capability=(9, 4))
+    assert "rocprofv3" in (counting.why_unavailable(target) or "")
+
+
+def test_what_is_counted_has_the_clocks_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(read=lambda: {"sm_clock_mhz": 1980}, others=lambda: {"other_processes": 0})
+    monkeypatch.setattr(counting.profilers, "open_clocks", lambda _: fake)
+    target = Target(device="cuda:0", name="NVIDIA H100", capability=(9, 0))
+    found = counting._clocks(target)
+    assert found == {"sm_clock_mhz": 1980, "other_processes": 0}
+    assert counting._clocks(Target()) == {}
+    cell = Cell(implementation="naive", pass_="fwd", problem=problem())
+    counters = {"total": {}, "kernels": [], "clocks": {"before": found, "after": {}}}
+    record = profile_counters._record(cell, counters, Target(), {})
+    assert record.clocks == {"before": found, "after": {}}
+    assert "clocks" not in record.counters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -262,3 +263,68 @@ def test_ctrl_c_stops_the_profiler_too(fake, tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     child.wait(timeout=20)
     assert not _alive(int(marker.read_text()))
+
+
+WIDE_HEAD = '"ID","Kernel Name","Grid Size","Block Size","dram__bytes_read.sum"\n'
+LONG_HEAD = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (WIDE_HEAD + '"0","k","1","1","5"\n', "no row of units"),
+        (WIDE_HEAD + '"","","","","Mbyte"\n"0","k","1","1","1.234,5"\n', "'1.234,5'"),
+        (WIDE_HEAD + '"","","","","byte"\n"0","k","1","1","-5"\n', "no counter is negative"),
+        (WIDE_HEAD + '"","","","","Kb"\n"0","k","1","1","5"\n', "'Kb', a unit that is not known"),
+        (LONG_HEAD.replace(',"Metric Value"', ""), "none 'Metric Value'"),
+        (LONG_HEAD.replace('"Metric Unit",', ""), "none 'Metric Unit'"),
+        (LONG_HEAD + '"0","1","k","Duration","us","5"\n', "--page raw"),
+        (WIDE_HEAD + '"","","","","byte"\n"0","' + "k" * 2**25 + '","1","1","5"\n', "no CSV: field larger"),
+    ],
+)
+def test_what_could_mean_several_things_is_refused(text: str, words: str) -> None:
+    with pytest.raises(RunFileError, match=re.escape(words)):
+        ncu_csv.parse(text, source="x.csv")
+
+
+@pytest.mark.parametrize(
+    ("unit", "factor"),
+    [("MB", 1e6), ("MiB", 2**20), ("Gbyte/second", 1e9), ("cycle", 1), ("Kcycle", 1e3), ("%", 1)],
+)
+def test_units_of_other_tools_are_known(unit: str, factor: float) -> None:
+    assert ncu_csv.factor(unit) == factor
+
+
+def test_rows_that_are_cut_off_are_told_and_a_second_header_is_none() -> None:
+    lost: list[int] = []
+    head = WIDE_HEAD + '"","","","","byte"\n'
+    text = head + '"0","k\x1b[31m","1","1","5"\n' + head + '"1","l","1","1","1,024"\n"2","m","1'
+    found = ncu_csv.parse(text, on_lost=lost.append)
+    assert [(kernel.name, kernel.metrics["dram__bytes_read.sum"]) for kernel in found] == [
+        ("k[31m", 5),
+        ("l", 1024),
+    ]
+    assert lost == [1]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            "==ERROR== Cuda driver is not compatible with Nsight Compute.\n"
+            "==ERROR== The application returned an error code (11).",
+            "install the Nsight Compute of the driver's CUDA version",
+        ),
+        ("==ERROR== Failed to prepare kernel for profiling", "stop other profilers"),
+        ("==ERROR== unrecognised option '--nvtx-include'", "2022.1 or newer"),
+        ("==ERROR== No space left on device", "make room"),
+        ("==ERROR== Profiling is not supported on this vGPU", "enable_profiling=1"),
+        ("==ERROR== Something new\n==ERROR== The application returned an error code (1).", "Something new"),
+        (
+            "Traceback (most recent call last):\n  File\nKeyError: 'x'\n==WARNING== No kernels found.",
+            "KeyError: 'x'",
+        ),
+    ],
+)
+def test_the_cause_is_named_and_what_to_do(said: str, words: str) -> None:
+    assert words in ncu._why(11, said, 1.0)

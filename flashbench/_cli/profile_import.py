@@ -19,7 +19,11 @@ def show(path: str, *, json: bool, csv: bool, quiet: bool) -> None:
     from flashbench import console
     from flashbench._profilers import counters, ncu_csv
 
-    counted = counters.count(ncu_csv.parse(_read(Path(path)), source=path))
+    def tell(lost: int) -> None:
+        if not quiet:
+            console.warn(f"--import {path!r}: {lost} rows are not whole and were left out")
+
+    counted = counters.count(ncu_csv.parse(_read(Path(path)), source=path, on_lost=tell))
     if not counted:
         raise RunFileError(f"--import {path!r}: the profiler saw no kernel; accepted: a CSV with kernels")
     if not any(value is not None for row in counted for value in row.counters.values()):

@@ -134,7 +134,9 @@ def nvml() -> Any:
 
         pynvml.nvmlInit()
     except Exception as error:
-        log.warning("no clocks, power or throttle reasons: NVML does not answer (%s)", error)
+        log.warning(
+            "no clocks, power or throttle reasons: NVML does not answer (%s); see 'flashbench doctor'", error
+        )
         return None
     return pynvml
 
@@ -154,7 +156,9 @@ def open_clocks(device: str, library: Any = None) -> Clocks | None:
 
     handle = find_handle(library, torch.cuda.get_device_properties(device))
     if handle is None:
-        log.warning("no clocks, power or throttle reasons: NVML does not know %s", device)
+        log.warning(
+            "no clocks, power or throttle reasons: NVML does not know %s; see 'nvidia-smi -L'", device
+        )
         return None
     return Clocks(library, handle)
 

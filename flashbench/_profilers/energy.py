@@ -39,7 +39,7 @@ def measure_energy(
     energy), interval_s (of the power readings). The L2 is warm. Raises what the call raises.
     """
     if clocks is None:
-        return {"reason": "energy needs a GPU that NVML can read"}
+        return {"reason": "energy needs a GPU that NVML can read; 'flashbench doctor' says why it cannot"}
     load, changed = Load(call, _waiter(device)), _Change(clocks)
     if not load.run_until(changed, most_s=TICK_S):
         load.run_for(SETTLE_S)
@@ -84,7 +84,8 @@ def settle(
     else:
         powers = [power for r in readings if (power := r.get("power_w")) is not None]
         if not powers:
-            return {"reason": "this GPU tells neither energy nor power"}
+            said = "this GPU tells neither energy nor power, as virtual and old ones do not"
+            return {"reason": f"{said}: leave --energy out"}
         joules, method = sum(powers) / len(powers) * seconds, "power"
     return {
         "joules_per_call": joules / calls,

@@ -30,13 +30,13 @@ def measure(
     slice's shares. Never raises.
     """
     if clocks is None:
-        return {"reason": "GPM needs a GPU that NVML can read"}
+        return {"reason": "GPM needs a GPU that NVML can read; 'flashbench doctor' says why it cannot"}
     nvml = clocks.nvml
     samples: list[Any] = []
     try:
         card = clocks.handle if clocks.card is None else clocks.card
         if not nvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
-            return {"reason": "this GPU has no GPM metrics; Hopper and later do"}
+            return {"reason": "this GPU has no GPM metrics; Hopper and later do: use --counters instead"}
         samples.append(nvml.nvmlGpmSampleAlloc())
         samples.append(nvml.nvmlGpmSampleAlloc())
         sample = _sampler(clocks)
@@ -47,7 +47,8 @@ def measure(
         sample(samples[1])
         return _read(nvml, samples)
     except Exception as error:  # a driver or bindings without GPM, no permission
-        return {"reason": f"GPM: {type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+        said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return {"reason": f"GPM: {said}; it needs Hopper or newer, no virtual GPU: use --counters instead"}
     finally:
         for taken in samples:
             optional(partial(nvml.nvmlGpmSampleFree, taken))

@@ -61,6 +61,32 @@ REFUSALS = (
         "allow them for all users in the NVIDIA Control Panel on the Windows side (Developer settings)",
     ),
     Refusal(
+        r"vGPU|virtual GPU",
+        "the counters of this virtual GPU are closed",
+        "let the host enable profiling for it (vGPU plugin parameter enable_profiling=1)",
+    ),
+    Refusal(
+        r"[Dd]river is not compatible with Nsight Compute",
+        "this Nsight Compute does not go with the driver",
+        "install the Nsight Compute of the driver's CUDA version, or update the driver",
+    ),
+    Refusal(
+        r"No space left on device",
+        "the disk of the results or of TMPDIR is full",
+        "make room, or name another folder with --out and TMPDIR",
+    ),
+    Refusal(
+        r"unrecognised option|unrecognized option|unknown option",
+        "this Nsight Compute is too old: it does not know an option that is needed",
+        "install 2022.1 or newer, or set FLASHBENCH_NCU to one",
+    ),
+    Refusal(
+        r"[Ff]ailed to access the following|[Ff]ailed to prepare kernel for profiling|UnknownError",
+        "Nsight Compute could not set up the counters for a kernel",
+        "stop other profilers and monitors of this GPU ('dcgmi profile --pause') and try again; if it stays,"
+        " install the Nsight Compute of the driver's CUDA version",
+    ),
+    Refusal(
         r"(not supported|unsupported).{0,40}(GPU|device|chip|driver)|LibraryNotLoaded|no compatible GPU",
         "this version of Nsight Compute does not know this GPU or driver",
         "install the Nsight Compute of the driver's CUDA version",
@@ -166,9 +192,18 @@ def _why(code: int | None, said: str, timeout_s: float) -> str:
     if code is None:
         return f"ncu did not end within {timeout_s:g} s and was stopped; profile fewer or shorter cells"
     if code != 0:
-        last = [line for line in lines.splitlines() if line.strip() and not line.startswith("==PROF==")]
-        return f"ncu exited with {code}: {last[-1].strip()[:300] if last else 'it said nothing'}"
+        return f"ncu exited with {code}: {_cause(lines)[:300]}"
     return ""
+
+
+def _cause(lines: str) -> str:
+    """Of what was said, the line that names the cause: a traceback's last, ncu's first error, the last."""
+    said = [line.strip() for line in lines.splitlines() if line.strip() and not line.startswith("==PROF==")]
+    child = [line for line in said if not line.startswith("==")]
+    if any(line.startswith("Traceback (most recent call last)") for line in child):
+        return child[-1]
+    errors = [line for line in said if line.startswith("==ERROR==") and "returned an error code" not in line]
+    return (errors or said[-1:] or ["it said nothing"])[0]
 
 
 def explain(said: str) -> str:

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flashbench import environment
+from flashbench import environment, profilers
 from flashbench._profilers import counters, ncu, ncu_csv
 from flashbench.errors import RunFileError
 from flashbench.kernels import Target
@@ -56,6 +56,11 @@ def why_unavailable(target: Target) -> str | None:
     """Why nothing can be counted here, one sentence with its remedy, or None. Starts nothing."""
     if target.type != "cuda":
         return "counters need an NVIDIA GPU; without one, 'flashbench profile --trace' counts exactly"
+    if "AMD" in target.name or "Radeon" in target.name:
+        return (
+            f"Nsight Compute counts NVIDIA GPUs only, this is {target.name}; use rocprofv3 there, or"
+            " 'flashbench profile --trace', which needs no GPU"
+        )
     return ncu.why_unavailable()
 
 
@@ -127,14 +132,16 @@ class _Batch:
         target = [sys.executable, "-m", "flashbench.counting.child", str(self.spec)]
         limit = START_S + JOB_S * len(self.jobs)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        before = _clocks(self.target)
         profile = ncu.profile(counters.metrics(detail=detail), self.log, target, limit, _surroundings())
+        clocks = {"before": before, "after": _clocks(self.target)}
         said = self._said()
         try:
             kernels = ncu_csv.parse(profile.csv, source=str(self.log))
         except RunFileError as error:
             kernels, profile = (), ncu.Profile(csv="", reason=profile.reason or str(error))
         found = [
-            counted if "reason" in counted else {**counted, "started_at": started_at}
+            counted if "reason" in counted else {**counted, "started_at": started_at, "clocks": clocks}
             for counted in self._join(kernels, said, profile)
         ]
         self.spec.unlink(missing_ok=True)
@@ -187,6 +194,12 @@ def _why_none(index: int, said: Mapping[int, str], profile: ncu.Profile, counted
 def _version() -> str | None:
     path = ncu.find()
     return ncu.version(path) if path else None
+
+
+def _clocks(target: Target) -> dict[str, Any]:
+    """Of the card, from this process: what NVML says now, or nothing."""
+    clocks = profilers.open_clocks(target.device) if target.type == "cuda" and target.capability else None
+    return {**clocks.read(), **clocks.others()} if clocks else {}
 
 
 def _surroundings() -> dict[str, str]:
