@@ -31,6 +31,9 @@ SLICE = "slice"
 SLICE_TELLS = {name for name in CALLS if "Mig" in name or name.endswith("RunningProcesses")}
 """What the handle of a MIG slice does not refuse."""
 
+NO_ENERGY = "this GPU tells neither energy nor power, as virtual and old ones do not: leave --energy out"
+NO_GPM = "GPM: RuntimeError: Not Supported; it needs Hopper or newer, no virtual GPU: use --counters instead"
+
 
 class FakeNvml:
     """A card at 1980 MHz and 300 W; ``sm_mhz(n)`` is the SM clock at the n-th question."""
@@ -358,9 +361,7 @@ def test_energy_survives_each_refusal(monkeypatch: pytest.MonkeyPatch, refuses: 
     found = energy.measure_energy(lambda: None, device="cpu", clocks=clocks, min_s=0.01)
     json.dumps(found, allow_nan=False)
     if handle == SLICE and "Mig" in refuses:
-        assert found == {
-            "reason": "this GPU tells neither energy nor power, as virtual and old ones do not: leave --energy out"
-        }
+        assert found == {"reason": NO_ENERGY}
     else:
         counted = "TotalEnergy" not in refuses
         assert found["method"] == ("counter" if counted else "power")
@@ -453,9 +454,7 @@ def test_gpm_of_a_slice_is_asked_of_its_card_by_number() -> None:
     assert use(nvml, SLICE)["tensor_utilisation"] == 0.5
     assert nvml.of_slice
     for name in ("nvmlDeviceGetGpuInstanceId", "nvmlGpmMigSampleGet"):
-        assert use(FakeGpm(name), SLICE) == {
-            "reason": "GPM: RuntimeError: Not Supported; it needs Hopper or newer, no virtual GPU: use --counters instead"
-        }
+        assert use(FakeGpm(name), SLICE) == {"reason": NO_GPM}
 
 
 def test_a_sample_that_cannot_be_freed_costs_nothing() -> None:
@@ -501,9 +500,7 @@ def test_gpms_numbers_are_those_of_the_bindings() -> None:
 )
 def test_a_gpu_without_gpm_says_so(refuses: str) -> None:
     nvml = FakeGpm(refuses)
-    assert use(nvml) == {
-        "reason": "GPM: RuntimeError: Not Supported; it needs Hopper or newer, no virtual GPU: use --counters instead"
-    }
+    assert use(nvml) == {"reason": NO_GPM}
     assert nvml.freed == (2 if refuses in ("nvmlGpmSampleGet", "nvmlGpmMetricsGet") else 0)
     assert "Hopper" in use(FakeGpm(supported=0))["reason"]
     assert "NVML" in gpm.measure(lambda: None, lambda: None, None)["reason"]
