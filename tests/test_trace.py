@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import re
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention import SHAPES, problem
+from traced import TILES, assert_exact, run
 
 from flashbench import iomodel, kernels
 from flashbench import tracing as joined
@@ -20,7 +20,6 @@ from flashbench._profilers import trace as tracing
 from flashbench.errors import UnavailableError
 from flashbench.kernels import Target, _triton
 from flashbench.kernels._inputs import make_inputs
-from flashbench.problem import Problem
 
 if torch.cuda.is_available():
     pytest.skip("with a GPU the kernels are compiled, not interpreted", allow_module_level=True)
@@ -33,9 +32,6 @@ flash = _triton.load("cpu")
 
 PROFILE = Path(__file__).resolve().parent.parent / "docs" / "profile.md"
 
-TILES = {"fwd": (32, 16), "dq": (16, 32), "dkdv": (32, 16), "delta": (16, 16)}
-"""Tiles of other shapes than the interpreter's 64x64, so that small problems have ragged and whole ones."""
-
 MORE_SHAPES = {
     "a tile's length": {"seqlen_q": 32, "seqlen_k": 64},
     "one key": {"seqlen_q": 37, "seqlen_k": 1},
@@ -45,41 +41,6 @@ MORE_SHAPES = {
     "head dims in pieces": {"head_dim": 96, "head_dim_v": 80, "seqlen_q": 33, "seqlen_k": 35},
     "ragged and shared": {"seqlen_q": 77, "seqlen_k": 101, "num_kv_heads": 2, "head_dim": 40},
 }
-
-
-def run(p: Problem, tiles: dict[str, tuple[int, int]]) -> tuple[tracing.Launch, ...]:
-    """Forward and backward of the real kernels with those tiles, traced."""
-    inputs = make_inputs(p, "cpu", 0).detached(grad=True)
-    fields = ("block_q", "block_k", "num_warps", "num_stages")
-    config = {
-        f"{name}_{field}": value
-        for name, rows in tiles.items()
-        for field, value in zip(fields, (*rows, 4, 1), strict=True)
-    }
-    prepare = kernels.get("flash").prepare_tiles
-    assert prepare is not None
-    call = prepare(p, inputs, config)
-    return tracing.trace(lambda: torch.autograd.grad(call(), inputs.leaves, inputs.dout))
-
-
-def moved(launch: tracing.Launch, kind: str) -> dict[str, int]:
-    found = {name.lower(): getattr(arg, kind) for name, arg in launch.arguments.items()}
-    return {name: count for name, count in found.items() if count}
-
-
-def assert_exact(p: Problem, tiles: dict[str, tuple[int, int]]) -> None:
-    named = {f"{name}_block_q": rows[0] for name, rows in tiles.items()}
-    named |= {f"{name}_block_k": rows[1] for name, rows in tiles.items()}
-    row = iomodel.estimate("flash", p, "fwd+bwd", tiles=named)
-    launches = run(p, tiles)
-    assert [joined.STEPS[launch.kernel] for launch in launches] == [step.name for step in row.steps]
-    for launch, step in zip(launches, row.steps, strict=True):
-        counted = tuple(moved(launch, f"{kind}_bytes") for kind in ("loaded", "stored", "atomic"))
-        said = tuple({name: n for name, n in part.items() if n} for part in step[1:4])
-        assert counted == said, f"{p.key}: {step.name}"
-        assert launch.flops == step.flops, f"{p.key}: {step.name}"
-    found = joined.compare(launches, row)
-    assert (found["difference_bytes"], found["difference_flops"]) == (0, 0)
 
 
 SHAPED = {**SHAPES, **MORE_SHAPES}
@@ -101,38 +62,6 @@ def test_with_the_tiles_that_the_interpreter_takes() -> None:
     found = {name: (tiles[f"{name}_block_q"], tiles[f"{name}_block_k"]) for name in TILES}
     assert set(found.values()) == {(64, 64)}
     assert_exact(p, found)
-
-
-MASKS = {
-    "left": {"causal": True, "window": (20, -1)},
-    "both": {"causal": False, "window": (9, 25)},
-    "right": {"causal": False, "window": (-1, 5)},
-    "top-left": {"causal": True, "alignment": "top-left"},
-    "top-left window": {"causal": False, "window": (3, 40), "alignment": "top-left"},
-}
-SCORES = {
-    "softcap": {"softcap": 5.0},
-    "alibi": {"alibi": True},
-    "sinks": {"sinks": True},
-    "dropout": {"dropout_p": 0.3},
-}
-
-
-def masks_and_scores() -> list[dict[str, object]]:
-    """Every mask with every length, every score alone and with each other, over changing masks."""
-    lengths = [(70, 70), (33, 101), (101, 33)]
-    shapes = [{"seqlen_q": q, "seqlen_k": k} for q, k in lengths]
-    chosen = [mask | shape for mask in MASKS.values() for shape in shapes]
-    pairs = [*((one, one) for one in SCORES), *itertools.combinations(SCORES, 2)]
-    masks = itertools.cycle([{"causal": False}, *MASKS.values()])
-    return chosen + [SCORES[a] | SCORES[b] | next(masks) | shapes[n % 3] for n, (a, b) in enumerate(pairs)]
-
-
-@pytest.mark.parametrize("changes", masks_and_scores(), ids=str)
-def test_masks_and_scores_move_what_the_model_says(changes: dict[str, object]) -> None:
-    dtype = "fp32" if len(str(changes)) % 3 == 0 else "fp16"
-    p = problem(batch=1, num_heads=2, num_kv_heads=1, dtype=dtype, **changes)
-    assert_exact(p, TILES)
 
 
 @pytest.mark.parametrize("causal", [False, True])

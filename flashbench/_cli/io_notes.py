@@ -52,12 +52,14 @@ def _card_notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str
     """
     from flashbench._iomodel.explain import BELOW, why_blank
     from flashbench._iomodel.setting import setting
+    from flashbench._iomodel.time import uncounted
 
     cards = {choice.device.name: choice.device for choice in request.choices if choice.device}
     dtypes = dict.fromkeys(problem.dtype for problem in request.problems)
     doubts = [f"{name}: uncertain: {card.uncertain}" for name, card in cards.items() if card.uncertain]
     borrowed: dict[str, str] = {}
     blanks: dict[str, None] = {}
+    left_out: dict[str, None] = {}
     explained = set()
     for name, card in cards.items():
         for row in request.names:
@@ -70,6 +72,9 @@ def _card_notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str
                 on = setting(card, model, None, dtype)
                 if not on.calibrated:
                     borrowed.setdefault(f"{row} on {name}", f"time not calibrated: {on.note}")
+                left_out |= dict.fromkeys(
+                    f"{row}: {text}" for problem in request.problems if (text := uncounted(problem, on))
+                )
     if any(
         row["time_s"] is None and (row["gpu"], row["model"], row["dtype"]) not in explained for row in rows
     ):
@@ -78,7 +83,7 @@ def _card_notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str
     notes = [BELOW] if timed else []
     if any(row["model"] == "flash-v2" and row["tile_source"] == "sram" for row in timed):
         notes.append(_HYPOTHETICAL)
-    return [*notes, *doubts, *(f"{pair}: {text}" for pair, text in borrowed.items()), *blanks]
+    return [*notes, *doubts, *(f"{pair}: {text}" for pair, text in borrowed.items()), *left_out, *blanks]
 
 
 _HYPOTHETICAL = (

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from flashbench._iomodel.l2 import Cache, Hits
-from flashbench._iomodel.tensors import FP32, sizes
+from flashbench._iomodel.tensors import FP32, INT32, bias_bytes, sizes
 from flashbench._iomodel.types import Estimate, Step
 from flashbench.problem import Problem
 
@@ -145,7 +145,14 @@ def tensor_bytes(problem: Problem) -> dict[str, int]:
         }  # fmt: skip
         for name, size in rows.items():
             total[name] = total.get(name, 0) + size
-    return total
+    lengths = (len(problem.lengths) + 1) * INT32
+    total |= dict.fromkeys(("slopes", "sinks", "dsinks"), problem.num_heads * FP32)
+    return {
+        **total,
+        **dict.fromkeys(("bias", "dbias"), bias_bytes(problem)),
+        "cu_q": lengths,
+        "cu_k": lengths,
+    }
 
 
 @dataclass(slots=True)

@@ -61,7 +61,8 @@ def check(row: Model, problem: Problem, variant: Variant) -> None:
     if missing := problem.features() - MODELLED - row.covers:
         named = ", ".join(sorted(missing))
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: it does not count {named}")
-    if 0 in (problem.seqlen_q, problem.seqlen_k) or any(0 in lengths for lengths in problem.lengths):
+    empty = not row.packs and any(0 in lengths for lengths in problem.lengths)
+    if empty or 0 in (problem.seqlen_q, problem.seqlen_k):
         raise SpecError(
             f"model {row.name!r} does not cover {problem.key}: a sequence without queries or keys"
         )
@@ -79,7 +80,7 @@ def check(row: Model, problem: Problem, variant: Variant) -> None:
 def work(row: Model, problem: Problem, pass_: str, tiles: Mapping[str, Tiles], variant: Variant) -> Work:
     """What one pass of the model does, ``fwd`` or ``bwd``; of a packed batch, the sum."""
     function = row.forward if pass_ == "fwd" else row.backward
-    if row.pads or not problem.lengths:
+    if row.pads or row.packs or not problem.lengths:
         return function(problem, tiles, variant)
     return varlen.work(function, problem, tiles, variant)
 

@@ -72,9 +72,12 @@ _FORMULAS["flash-v2-atomic-triton"] = {
 }
 _FORMULAS["flash"] = {
     **_FORMULAS[""],
-    "dkdv": f"{_FORMULAS['']['dkdv']}; fp32 and tf32 read g·ΣQ·4 more (norm)",
-    "dq": "read Nq(d·e + dv·e + 8) + ΣK(d+dv)e; write Nq·d·e, fp32 and tf32 8Nq more (norm, delta), per query"
-          " head",
+    "dkdv": f"{_FORMULAS['']['dkdv']}; fp32 and tf32 without sinks read g·ΣQ·4 more (norm)",
+    "dq": "read Nq(d·e + dv·e + 8) + ΣK(d+dv)e; write Nq·d·e, fp32 and tf32 without sinks 8Nq more (norm,"
+          " delta), per query head",
+    "dbias": "read Tk·Nq(d·e + dv·e + 8) + Tq·Nk(d+dv)e and the bias, per query head, masked or not; write"
+             " the bias's size",
+    "dsinks": "read 8Nq, per query head, and 4 per head; write 4 per head",
 }  # fmt: skip
 _FORMULAS["flash-fp8"] = {
     "forward": "read Nq·d + ΣK(d+dv) + 4Tr and 8 per K/V tile visited (scales); write 2Nq·dv + 4Nq, per query"

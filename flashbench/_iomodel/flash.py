@@ -1,19 +1,22 @@
 """The bundled Triton kernels of the implementation ``flash``, load by load: FlashAttention-2 as they run it.
 
-Beside ``flash-v2``: in fp32 and tf32 the dQ kernel runs first, renews delta and hands a factor per row
-to the dK, dV kernel, so that a row's p sums to 1 and its dS to 0; head dims are multiplied in pieces
-of powers of two. Held to the kernels themselves, traced in Triton's interpreter, by tests/test_trace.py.
+Beside ``flash-v2``: in fp32 and tf32 without sinks the dQ kernel runs first, renews delta and hands a factor
+per row to the dK, dV kernel, so that a row's p sums to 1 and its dS to 0; head dims are multiplied in pieces
+of powers of two. What scores take beside q and k is in flash_scores.py; softcap and dropout move nothing.
+Held to the kernels themselves, traced in Triton's interpreter, by tests/test_trace.py and
+tests/test_trace_features.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from flashbench import flash_configs
-from flashbench._iomodel import flash_v2
-from flashbench._iomodel.tensors import FP32, sizes
-from flashbench._iomodel.types import Step, Tiles, Work
+from flashbench._iomodel import flash_scores as scores
+from flashbench._iomodel import flash_v2, varlen
+from flashbench._iomodel.tensors import FP32
+from flashbench._iomodel.types import Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench.problem import ALIGNMENTS, UNLIMITED, Problem
 
@@ -27,54 +30,73 @@ ASSUMPTIONS = (
 
 
 def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
-    """What flash-v2's forward moves, and a slope and a sink per program; products over padded head dims."""
-    work = flash_v2.forward(problem, tiles, variant)
+    """What flash-v2's forward moves, and what its programs read for scores and lengths.
+
+    A slope, a sink and, of a packed batch, lengths per program; of a bias what lies under each tile visited.
+    Products are over padded head dims.
+    """
+    p = problem
+    work = _flash_v2(flash_v2.forward, p, tiles, variant)
     (step,) = work.steps
-    d, dv = padded(problem)
-    once = {**_slopes(problem, step.ctas), **({"sinks": step.ctas * FP32} if problem.sinks else {})}
-    step = step._replace(read={**step.read, **once}, flops=2 * step.exps * (d + dv))
-    return work._replace(steps=(step,))
+    d, dv = padded(p)
+    once = {**scores.slopes(p, step.ctas), **scores.sinks(p, step.ctas), **scores.lengths(p, step.ctas)}
+    read = {**step.read, **scores.bias(p, tiles["fwd"]), **once}
+    return work._replace(steps=(step._replace(read=read, flops=2 * step.exps * (d + dv)),))
 
 
 def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
-    """delta, then dQ, then dK, dV, then the gradient of the sinks; no atomics.
+    """delta, then dQ, then dK, dV, then the gradients of bias and sinks; no atomics.
 
     Refined, norm is one more fp32 row vector: refining dQ sums P·K as well (one more product), writes norm
     and delta anew, 8 B per query row; the dK, dV kernel reads norm with lse and delta, 4 B more per row that
     it streams. With ALiBi, dQ reads a slope per program and dK, dV one per query head of the group.
     """
-    p, s = problem, sizes(problem)
-    work = flash_v2.backward(p, tiles, variant)
+    p = problem
+    work = _flash_v2(flash_v2.backward, p, tiles, variant)
     delta, dkdv, dq = work.steps
     d, dv = padded(p)
-    norm = s.lse if refines(p) else 0
-    per_pair = 2 * (2 * d + dv) + (2 * d if norm else 0)
+    lse = dq.read["lse"]
+    norm = lse if refines(p) else 0
+    programs = p.batch * p.num_heads * -(-p.seqlen_q // tiles["delta"].block_q)
     steps = [
-        delta,
+        delta._replace(read={**delta.read, **scores.lengths(p, programs, ("cu_q",))}),
         dq._replace(
-            flops=dq.exps * per_pair,
-            read={**dq.read, **_slopes(p, dq.ctas)},
-            write={**dq.write, **({"norm": s.lse, "delta": s.lse} if norm else {})},
+            flops=dq.exps * (2 * (2 * d + dv) + (2 * d if norm else 0)),
+            read={
+                **dq.read,
+                **scores.bias(p, tiles["dq"]),
+                **scores.slopes(p, dq.ctas),
+                **scores.lengths(p, dq.ctas),
+            },
+            write={**dq.write, **({"norm": lse, "delta": lse} if norm else {})},
         ),
         dkdv._replace(
             flops=4 * dkdv.exps * (d + dv),
             read={
                 **dkdv.read,
                 **({"norm": dkdv.read["lse"]} if norm else {}),
-                **_slopes(p, dkdv.ctas * p.group),
+                **scores.bias(p, tiles["dkdv"]),
+                **scores.slopes(p, dkdv.ctas * p.group),
+                **scores.lengths(p, dkdv.ctas),
             },
         ),
     ]
-    dsinks = p.num_heads * FP32 if p.sinks else 0
-    if dsinks:
-        read = {"lse": s.lse, "delta": s.lse, "sinks": dsinks}
-        steps.append(Step(name="dsinks", read=read, write={"dsinks": dsinks}, ctas=p.num_heads))
-    return work._replace(steps=tuple(steps), extra_bytes=work.extra_bytes + norm + dsinks)
+    steps += [scores.dbias(p, tiles["dq"], d + dv)] if p.bias else []
+    steps += [scores.dsinks(p, lse)] if p.sinks else []
+    gradients = sum(step.write.get("dbias", 0) + step.write.get("dsinks", 0) for step in steps)
+    return work._replace(steps=tuple(steps), extra_bytes=work.extra_bytes + norm + gradients)
 
 
-def _slopes(problem: Problem, loads: int) -> dict[str, int]:
-    """ALiBi's slopes, so many of them read."""
-    return {"slopes": loads * FP32} if problem.alibi else {}
+def _flash_v2(
+    pass_: Callable[[Problem, Mapping[str, Tiles], Variant], Work],
+    problem: Problem,
+    tiles: Mapping[str, Tiles],
+    variant: Variant,
+) -> Work:
+    """What flash-v2 does; of a packed batch the sum over its sequences."""
+    if problem.lengths:
+        return varlen.summed(pass_, problem, tiles, variant)
+    return pass_(problem, tiles, variant)
 
 
 def refines(problem: Problem) -> bool:
@@ -116,8 +138,6 @@ def refuses(problem: Problem) -> str | None:
     """Why the kernels do not run the problem, or None."""
     if problem.dtype_bytes == 1:
         return f"the bundled kernels do not take {problem.dtype}"
-    if problem.lengths:
-        return "of the bundled kernels it does not count packed batches"
     return _refuses_head_dims(problem)
 
 

@@ -90,6 +90,11 @@ def atomic_backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Varia
     return Work(steps=steps, extra_bytes=s.q + s.k + s.v + s.lse + dq_acc)
 
 
+def refuses(problem: Problem) -> str | None:
+    """Why the kernels do not run the problem, or None."""
+    return flash.refuses(problem) or flash.refuses_plain(problem)
+
+
 def shipped_tiles(table: Mapping[str, str], problem: Problem, kernel: str, device: Device | None) -> Tiles:
     """The tile that the kernel ships with for the card; without one, that of the interpreter.
 

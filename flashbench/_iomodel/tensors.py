@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from flashbench._iomodel.types import Traffic
@@ -61,18 +62,43 @@ def sizes(problem: Problem) -> Sizes:
     return latest
 
 
+def bias_bytes(problem: Problem) -> int:
+    """Bytes of the bias, and of its gradient; 0 without one."""
+    return math.prod(problem.bias_shape) * problem.dtype_bytes if problem.bias else 0
+
+
 def compulsory(problem: Problem, pass_: str, variant: Variant = DEFAULT) -> Traffic:
     """Bytes that any algorithm moves: each tensor once, and of a paged cache its block table.
 
     Forward: reads q, k, v; writes o, lse. Backward: reads q, k, v, o, do, lse; writes dq, dk, dv.
     Query rows without keys, and key rows without queries, need not be read. A density is taken to
-    leave no row out.
+    leave no row out. Of a bias, the entries that a visible pair has; it, slopes and sinks in each pass;
+    the backward writes the gradients of bias and sinks.
     """
     parts = [_compulsory(part, pass_, variant) for part in problem.parts()]
     total = parts[0]
     for part in parts[1:]:
         total += part
+    if problem.bias or problem.alibi or problem.sinks:
+        for kind in ("fwd", "bwd") if pass_ == "fwd+bwd" else (pass_,):
+            total += _of_scores(problem, kind)
     return total
+
+
+def _of_scores(problem: Problem, pass_: str) -> Traffic:
+    """What scores take beside q and k, once, and in the backward its gradients."""
+    p, per_head = problem, problem.num_heads * FP32
+    read = {"slopes": per_head} if p.alibi else {}
+    read |= {"sinks": per_head} if p.sinks else {}
+    write = {"dsinks": per_head} if p.sinks else {}
+    if p.bias:
+        batches, heads, rows, columns = p.bias_shape
+        nq, nk = seen_rows(p)
+        pairs = visible_pairs(p) // (p.batch * p.num_heads)
+        entries = pairs if rows > 1 < columns else nq if rows > 1 else nk if columns > 1 else min(1, pairs)
+        read["bias"] = batches * heads * entries * p.dtype_bytes
+        write["dbias"] = bias_bytes(p)
+    return Traffic(level="compulsory", read=read, write=write if pass_ == "bwd" else {})
 
 
 def _compulsory(problem: Problem, pass_: str, variant: Variant) -> Traffic:
@@ -80,8 +106,10 @@ def _compulsory(problem: Problem, pass_: str, variant: Variant) -> Traffic:
     q, o, lse, k, v = s.q, s.o, s.lse, s.k, s.v
     if variant.cache_bytes:
         k, v = (x // problem.dtype_bytes * variant.cache_bytes for x in (k, v))
-    if problem.masked or variant.blocks is not None:
-        nq, nk = problem.seqlen_q, problem.seqlen_k
+    nq, nk = problem.seqlen_q, problem.seqlen_k
+    if not (nq and nk):
+        q = o = lse = k = v = 0
+    elif problem.masked or variant.blocks is not None:
         rows, keys = seen_rows(problem, variant)
         q, o, lse = q // nq * rows, o // nq * rows, lse // nq * rows
         k, v = k // nk * keys, v // nk * keys

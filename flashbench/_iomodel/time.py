@@ -25,7 +25,7 @@ from flashbench.problem import Problem
 if TYPE_CHECKING:
     from flashbench.devices import Device
 
-KERNELS = {"forward": "fwd", "backward": "bwd", "dkdv": "dkdv", "dq": "dq"}
+KERNELS = {"forward": "fwd", "backward": "bwd", "dkdv": "dkdv", "dq": "dq", "dbias": "dq"}
 """Steps that are tiled kernels, and the name of their tiles."""
 
 TAIL = 0.5
@@ -119,9 +119,20 @@ def predict(estimate: Estimate, device: Device, family: str | None = None) -> Pr
         family=on.family.name,
         device=device.name,
         calibrated=on.calibrated,
-        note=on.note,
+        note=on.note + (f"; {left_out}" if (left_out := uncounted(estimate.problem, on)) else ""),
         setting=on,
     )
+
+
+_OPS = ("softcap", "alibi", "bias", "dropout")
+"""Features that cost arithmetic per score, which no constant stands for; their bytes are counted."""
+
+
+def uncounted(problem: Problem, on: Setting) -> str:
+    """What the time of a tiled kernel leaves out, in words; empty where nothing is."""
+    asked = problem.features()
+    named = ", ".join(name for name in _OPS if name in asked)
+    return f"time without the arithmetic of {named}" if named and on.fwd else ""
 
 
 def kernels_alone(estimate: Estimate, device: Device, family: str | None = None) -> tuple[Alone, ...]:

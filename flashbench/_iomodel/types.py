@@ -144,10 +144,11 @@ class Model:
     kernel, tiles): elements that must be in fast memory at once. refuses(problem): why the model
     does not cover it, or None. takes: the options of a Variant that it knows. settle(problem,
     tiles, variant, device): the variant with what is left open (pack_gqa None, num_splits 0) decided. pads: a
-    packed batch is padded to its longest sequence. covers: features of a problem (problem.FEATURES) that it
-    counts beyond those that every model does. shown: in the default table. passes: those that it
-    covers. bundled: describes an implementation of this package, launch by launch, with the tiles that it
-    ships with.
+    packed batch is padded to its longest sequence. packs: forward and backward take a packed batch whole,
+    empty sequences too; else it is the sum over its sequences (varlen.py). covers: features of a problem
+    (problem.FEATURES) that it counts beyond those that every model does. shown: in the default table. passes:
+    those that it covers. bundled: describes an implementation of this package, launch by launch, with the
+    tiles that it ships with.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Model:
     covers: frozenset[str] = frozenset()
     settle: Callable[[Problem, Mapping[str, Tiles], Variant, Device | None], Variant] = _as_it_is
     pads: bool = False
+    packs: bool = False
     shown: bool = True
     passes: tuple[str, ...] = PASSES
     bundled: bool = False

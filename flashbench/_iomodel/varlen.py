@@ -20,10 +20,21 @@ def work(
     tiles: Mapping[str, Tiles],
     variant: Variant,
 ) -> Work:
-    """The sum over the sequences; the grid is as large as if all were as long as the longest.
+    """The sum over the sequences, and the lengths that every thread block reads.
 
     Thread blocks beyond the end of their sequence read their lengths and stop.
     """
+    total = summed(pass_, problem, tiles, variant)
+    return total._replace(steps=tuple(_with_lengths(step) for step in total.steps))
+
+
+def summed(
+    pass_: Callable[[Problem, Mapping[str, Tiles], Variant], Work],
+    problem: Problem,
+    tiles: Mapping[str, Tiles],
+    variant: Variant,
+) -> Work:
+    """The sum over the sequences; the grid is as large as if all were as long as the longest."""
     parts = [pass_(part, tiles, variant) for part in problem.parts()]
     grid = pass_(replace(problem, lengths=()), tiles, variant)
     steps = [
@@ -39,11 +50,16 @@ def work(
     )
 
 
+def _with_lengths(step: Step) -> Step:
+    if not step.ctas:
+        return step
+    return step._replace(read={**step.read, "cu_seqlens": step.ctas * LENGTH_BYTES})
+
+
 def _together(steps: list[Step], ctas: int) -> Step:
-    lengths = {"cu_seqlens": ctas * LENGTH_BYTES} if ctas else {}
     return Step(
         name=steps[0].name,
-        read=merge(*(step.read for step in steps), lengths),
+        read=merge(*(step.read for step in steps)),
         write=merge(*(step.write for step in steps)),
         atomic=merge(*(step.atomic for step in steps)),
         flops=sum(step.flops for step in steps),

@@ -17,14 +17,16 @@ from flashbench.problem import Problem
 
 
 class Visits(NamedTuple):
-    """Per head: tiles visited, K/V rows streamed (Q outside), Q rows streamed (K/V outside).
+    """Per head: tiles visited, K/V rows streamed (Q outside), Q rows streamed (K/V outside), scores.
 
-    Ragged last tiles count their true rows in key_rows and query_rows: loads are masked.
+    Ragged last tiles count their true rows in key_rows and query_rows, and rows times columns in scores:
+    loads are masked.
     """
 
     tiles: int
     key_rows: int
     query_rows: int
+    scores: int
 
 
 class Band(NamedTuple):
@@ -57,7 +59,7 @@ def packed_visits(problem: Problem, block_q: int, block_k: int, variant: Variant
     lo, hi = problem.band
     wide = Band(g * problem.seqlen_q, g * problem.seqlen_k, g * lo, g * hi)
     seen = band_visits(wide, block_q, g * block_k)
-    seen = Visits(seen.tiles, seen.key_rows // g, seen.query_rows)
+    seen = Visits(seen.tiles, seen.key_rows // g, seen.query_rows, seen.scores // g)
     return Visits(*map(variant.thin, seen)) if variant.density < 1 else seen
 
 
@@ -69,9 +71,11 @@ def band_visits(band: Band, block_q: int, block_k: int) -> Visits:
     floor(min(nk - 1, R1 + hi) / block_k): a difference of two floor sums.
     """
     nq, nk, lo, hi = band
+    if not (nq and nk):
+        return Visits(0, 0, 0, 0)
     rows, columns = -(-nq // block_q), -(-nk // block_k)
     if lo <= 1 - nq and hi >= nk - 1:
-        return Visits(rows * columns, rows * nk, columns * nq)
+        return Visits(rows * columns, rows * nk, columns * nq, nq * nk)
     reach = min(rows, max(0, (nk - 1 - lo) // block_q + 1))  # query tiles that begin before the band ends
     whole = min(reach, rows - 1)  # of those, all but the last query tile, which may be ragged
     tiles = clamped_floor_sum(whole, block_q, block_q - 1 + hi + block_k, block_k, columns)
@@ -80,11 +84,12 @@ def band_visits(band: Band, block_q: int, block_k: int) -> Visits:
     last_row = _span((rows - 1) * block_q + lo, nq - 1 + hi, nk, block_k)
     last_column = _span((columns - 1) * block_k - hi, nk - 1 - lo, nq, block_q)
     tiles += last_row
-    return Visits(
-        tiles=tiles,
-        key_rows=block_k * tiles - (columns * block_k - nk) * last_column,
-        query_rows=block_q * tiles - (rows * block_q - nq) * last_row,
-    )
+    short_q, short_k = rows * block_q - nq, columns * block_k - nk  # what the last tiles lack
+    key_rows, query_rows = block_k * tiles - short_k * last_column, block_q * tiles - short_q * last_row
+    scores = block_q * key_rows - short_q * block_k * last_row
+    if nk - 1 - (rows - 1) * block_q >= lo and (columns - 1) * block_k - (nq - 1) <= hi:
+        scores += short_q * short_k  # the tile in the corner lacks both, and is one
+    return Visits(tiles, key_rows, query_rows, scores)
 
 
 def _span(first: int, last: int, length: int, block: int) -> int:
@@ -96,7 +101,7 @@ def _span(first: int, last: int, length: int, block: int) -> int:
 def _masked_visits(band: Band, mask: BlockMask, block_q: int, block_k: int) -> Visits:
     """The visits inside the blocks that the mask keeps; their sizes are multiples of the tiles'."""
     mask.check(band.nq, band.nk, block_q, block_k)
-    total = Visits(0, 0, 0)
+    total = Visits(0, 0, 0, 0)
     for i, j in mask.kept:
         top, left = i * mask.block_q, j * mask.block_k
         part = Band(

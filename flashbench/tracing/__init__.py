@@ -30,6 +30,11 @@ STEPS = {
 }  # fmt: skip
 """Kernel → step of its model, else that of its name. A tensor argument is the model's tensor in capitals."""
 
+_TILES_OF = {
+    "forward": "fwd", "decode": "fwd", "dq": "dq", "dbias": "dq", "dkdv": "dkdv", "backward": "bwd",
+}  # fmt: skip
+"""Step → the kernel whose tiles it visits."""
+
 LIMIT = 2_000
 """Tile visits of a cell that are interpreted at most, unless told otherwise: a quarter to one and a half
 minutes, at the 20 to 150 a second that a core does, by dtype and tile."""
@@ -79,13 +84,14 @@ def trace_cell(
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
     if not one_head:
         return compare(launches, _estimate(cell, config))
-    count = cell.problem.batch * cell.problem.num_kv_heads
+    count = parts_of(cell.problem)
+    few = _own(cell.problem), _own(traced.problem)
     changed = {
         name: value for name, value in asdict(traced.problem).items()
         if name in ("batch", "num_heads", "num_kv_heads", "dtype")
     }  # fmt: skip
     said = {"traced_as": changed, "scaled_by": count, "traced_share": 1 / count}
-    return {**said, **compare([_times(launch, count) for launch in launches], _estimate(cell, config))}
+    return {**said, **compare([_times(launch, count, few) for launch in launches], _estimate(cell, config))}
 
 
 def _interpretable(problem: Problem) -> Problem:
@@ -93,8 +99,23 @@ def _interpretable(problem: Problem) -> Problem:
 
 
 def part_of(problem: Problem) -> Problem:
-    """Batch 1 and one K/V head with its query heads: what every other part of the problem repeats."""
-    return replace(problem, batch=1, num_heads=problem.group, num_kv_heads=1)
+    """Batch 1 and one K/V head with its query heads: what every other part of the problem repeats.
+
+    A packed batch keeps all its sequences, as they differ.
+    """
+    batch = problem.batch if problem.lengths else 1
+    return replace(problem, batch=batch, num_heads=problem.group, num_kv_heads=1)
+
+
+def parts_of(problem: Problem) -> int:
+    """How often the problem repeats ``part_of`` it."""
+    return problem.num_kv_heads * (1 if problem.lengths else problem.batch)
+
+
+def _own(problem: Problem) -> dict[str, int]:
+    """Programs, but for tiles, of the kernels that sum over what shares an entry: of bias and sinks."""
+    batches, heads = problem.bias_shape[:2] if problem.bias else (1, 1)
+    return {"backward_dbias": batches * heads, "backward_dsinks": problem.num_heads}
 
 
 def why_too_large(cell: Cell, config: Mapping[str, Any], limit: int) -> str | None:
@@ -109,22 +130,32 @@ def _estimate(cell: Cell, config: Mapping[str, Any]) -> Estimate:
     return iomodel.estimate(model, cell.problem, cell.pass_, tiles=config)
 
 
-def _times(launch: Launch, count: int) -> Launch:
-    """A launch of so many times the programs, each part of which does the same."""
-    arguments = {
-        name: Moved(**{what: count * number for what, number in asdict(moved).items()})
-        for name, moved in launch.arguments.items()
-    }
-    numbers = {name: count * getattr(launch, name) for name in ("flops", "exps", "programs")}
-    return Launch(launch.kernel, arguments, **numbers)
+def _times(launch: Launch, count: int, own: tuple[dict[str, int], dict[str, int]]) -> Launch:
+    """A launch that does so many times as much, each part the same.
+
+    own: of the whole problem and of the part, programs of kernels that have one for what several parts share;
+    they do not grow with the parts, nor does what each of them moves once.
+    """
+    whole, part = (kind.get(launch.kernel, 0) for kind in own)
+    programs = launch.programs * whole // part if part else count * launch.programs
+    arguments = {}
+    for name, moved in launch.arguments.items():
+        times = whole // part if part and name in _ONCE else count
+        arguments[name] = Moved(**{what: times * number for what, number in asdict(moved).items()})
+    return Launch(
+        launch.kernel, arguments, flops=count * launch.flops, exps=count * launch.exps, programs=programs
+    )
+
+
+_ONCE = ("DBIAS", "SINKS", "DSINKS")
+"""Arguments that a program of those kernels moves once, however long it loops."""
 
 
 def tile_visits(row: Estimate) -> int:
     """How many tiles the tiled kernels of an estimate visit."""
-    kernels_of = {"forward": "fwd", "decode": "fwd", "dq": "dq", "dkdv": "dkdv", "backward": "bwd"}
     areas = {
         step: row.tiles.get(f"{kernel}_block_q", 0) * row.tiles.get(f"{kernel}_block_k", 0)
-        for step, kernel in kernels_of.items()
+        for step, kernel in _TILES_OF.items()
     }
     return sum(step.exps // areas[step.name] for step in row.steps if areas.get(step.name))
 
