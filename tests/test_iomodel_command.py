@@ -180,7 +180,10 @@ def test_an_implementation_keeps_its_tiles_whatever_the_other_rows_have(io_model
     rows = json.loads(io_model(*line, "--block-q", "32", "--block-k", "32", "--sram", "64KB")[1])
     assert [row["tile_source"] for row in rows] == ["kernel", "shipped", "given"]
     assert [row["tiles"] for row in rows[:2]] == [row["tiles"] for row in json.loads(io_model(*line)[1])[:2]]
-    for more, why in ((("--window", "128"), "no window"), (("--dtypes", "fp8"), "do not take fp8")):
+    for more, why in (
+        (("--block-mask", "causal"), "does not count block-mask"),
+        (("--dtypes", "fp8"), "do not take fp8"),
+    ):
         code, _, err = io_model("--seqlens", "1k", "--models", "flash", *more)
         assert (code, why in err) == (2, True), err
 

@@ -124,6 +124,8 @@ def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles
         device.capability if device else None,
         device.smem_per_block_bytes if device else None,
     )
+    if problem.bias.endswith("qk") and kernel != "delta":
+        config = flash_configs.with_bias(config)
     return Tiles(config.block_q, config.block_k)
 
 
