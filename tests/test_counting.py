@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from attention import problem
 from fake_ncu import COUNT, install
 
 from flashbench import cli, compared, counting, iomodel, runfile
-from flashbench._cli import profile_counters
+from flashbench._cli import profile_counters, profile_known, profile_timeline
+from flashbench._profilers.timeline import KernelTime, Timeline
 from flashbench.counting import known
 from flashbench.devices import find
 from flashbench.errors import UnavailableError
 from flashbench.kernels import Target
 from flashbench.problem import Cell
+from flashbench.profilers import Timing
+from flashbench.record import Samples
 
 GPU = Target(device="cuda:0", name="NVIDIA H100 80GB HBM3", capability=(9, 0), l2_bytes=50 * 2**20)
 ON_A_CPU = "run --device cpu --seqlens 64 --head-dims 16 --dtypes fp32 --passes fwd --causal no"
@@ -63,6 +67,79 @@ def test_each_cell_gets_its_own_kernels(fake, tmp_path: Path, monkeypatch: pytes
     assert sorted(path.name for path in (tmp_path / "raw").iterdir()) == [
         "counters-001.csv", "counters-002.csv"
     ]  # fmt: skip
+
+
+class FakeClocks:
+    """A card whose clock falls by 10 MHz at each reading."""
+
+    def __init__(self) -> None:
+        self.mhz = 2000
+
+    def read(self) -> dict[str, Any]:
+        self.mhz -= 10
+        return {"sm_clock_mhz": self.mhz, "power_w": None}
+
+    def others(self) -> dict[str, Any]:
+        return {"other_processes": 0}
+
+
+def reading(mhz: int) -> dict[str, Any]:
+    return {"sm_clock_mhz": mhz, "power_w": None, "other_processes": 0}
+
+
+def test_the_clocks_are_read_before_and_after_each_process(
+    fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "BATCH", 2)
+    monkeypatch.setattr(counting, "open_clocks", lambda device: FakeClocks())
+    fake()
+    found = [one["clocks"] for one in count(cells(3), tmp_path / "raw")]
+    assert found == [
+        {"before": reading(1990), "after": reading(1980)}, {"before": reading(1990), "after": reading(1980)},
+        {"before": reading(1970), "after": reading(1960)},
+    ]  # fmt: skip
+
+
+def test_without_nvml_cells_are_counted_and_have_no_clocks(
+    fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: str) -> None:
+        raise RuntimeError("Not Supported")
+
+    fake()
+    for silent in (refuse, lambda device: None):
+        monkeypatch.setattr(counting, "open_clocks", silent)
+        (found,) = count(cells(1), tmp_path / "raw")
+        assert (found["clocks"], found["total"]["dram_read_bytes"]) == ({}, 2000)
+
+
+def test_known_traffic_and_the_timeline_tell_the_clocks(
+    fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(counting, "open_clocks", lambda device: FakeClocks())
+    monkeypatch.setattr("flashbench.environment.collect", lambda target: {})
+    job = counting.Job(kind="known", what={"name": "copy", "bytes": 1000})
+    monkeypatch.setattr(known, "jobs", lambda target: [job])
+    fake()
+    profile_known.show(GPU, tmp_path, json=True, csv=False, quiet=True)
+    shown = json.loads(capsys.readouterr().out)
+    kept = json.loads((tmp_path / "known.json").read_text(encoding="utf-8"))["rows"]
+    clocks = {"before": reading(1990), "after": reading(1980)}
+    assert shown[0]["clocks"] == kept[0]["clocks"] == clocks
+
+    line = Timeline(kernels=(KernelTime(name="k", start_s=0.0, duration_s=1e-3),))
+    timing = Timing(samples=Samples(samples_s=(1e-3,), cache="hot", method="events"), clocks=clocks)
+    monkeypatch.setattr("flashbench.plan.refuses", lambda *_: None)
+    monkeypatch.setattr("flashbench.counting.child.call_of", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr("flashbench._profilers.timeline.timeline", lambda *_: line)
+    monkeypatch.setattr("flashbench.profilers.open_clocks", lambda device: "the clocks")
+    monkeypatch.setattr(
+        "flashbench.profilers.measure_time",
+        lambda call, *, clocks, **_: timing if clocks == "the clocks" else None,
+    )
+    monkeypatch.setattr("flashbench._profilers.gpm.measure", lambda *_: {"reason": "no"})
+    profile_timeline.show(cells(1), GPU, seed=0, json=True, csv=False, quiet=True)
+    assert json.loads(capsys.readouterr().out)[0]["clocks"] == clocks
 
 
 def test_a_cell_that_cannot_run_says_why_and_the_others_are_counted(fake, tmp_path: Path) -> None:
@@ -215,6 +292,7 @@ def test_the_command_keeps_every_cell_in_a_results_file(
         + COUNT
     )
     monkeypatch.setattr("flashbench.environment.collect", lambda target: {"device_name": GPU.name})
+    monkeypatch.setattr(counting, "open_clocks", lambda device: FakeClocks())
     asked = cells(2)
     options = profile_counters.Options(json=True, argv=("flashbench", "profile"))
     profile_counters.show(asked, GPU, tmp_path / "out", options)
@@ -224,6 +302,8 @@ def test_the_command_keeps_every_cell_in_a_results_file(
     assert [record.status for record in found] == ["profiled", "unsupported"]
     assert all(datetime.fromisoformat(record.started_at).tzinfo for record in found)
     assert found[0].counters["total"]["dram_read_bytes"] == 2000
+    assert [record.clocks for record in found] == [{"before": reading(1990), "after": reading(1980)}, {}]
+    assert "clocks" not in found[0].counters
     with pytest.raises(UnavailableError, match="no counters"):
         profile_counters.show(asked, Target(), tmp_path / "out2", options)
 

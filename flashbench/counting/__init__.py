@@ -6,11 +6,12 @@ The cells run in processes of their own under the profiler (child.py), some doze
 crash or a hang costs that batch only. A cell's counters are a mapping, as they stand in a record::
 
     {"tool": "ncu 2025.3.1.0", "cache_control": "all", "clock_control": "none", "replay": "kernel",
-     "started_at": "2026-…", "total": {counter: value, …},
+     "started_at": "2026-…", "clocks": {"before": {…}, "after": {…}}, "total": {counter: value, …},
      "kernels": [{"kernel", "grid", "block", counter: value, …}, …]}
 
-or ``{"reason": "…"}`` where there are none. started_at (UTC) is of the cell's process. Counter names and
-units: _profilers/counters.py. Times in them are the profiler's and only good for shares.
+or ``{"reason": "…"}`` where there are none. started_at (UTC) is of the cell's process, and so are clocks:
+what NVML reads just before it starts and just after it ends, empty where NVML does not answer. Counter
+names and units: _profilers/counters.py. Times in them are the profiler's and only good for shares.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 
 from flashbench import environment
 from flashbench._profilers import counters, ncu, ncu_csv
+from flashbench._profilers.clocks import Clocks, open_clocks, optional
 from flashbench.errors import RunFileError
 from flashbench.kernels import Target
 from flashbench.problem import Cell
@@ -92,12 +94,14 @@ def count_jobs(
 ) -> None:
     """As count_cells, for jobs of any kind; on_count gets the job's index."""
     reason = why_unavailable(target)
+    clocks = None
     if reason is None:
         folder.mkdir(parents=True, exist_ok=True)
+        clocks = optional(lambda: open_clocks(target.device))
     for first in range(0, len(jobs), BATCH):
         batch = jobs[first : first + BATCH]
         if reason is None:
-            found, reason = _Batch(batch, target, folder, seed).run(detail)
+            found, reason = _Batch(batch, target, folder, seed).run(detail, clocks)
         else:
             found = [{"reason": reason}] * len(batch)
         for offset, counted in enumerate(found):
@@ -116,7 +120,7 @@ class _Batch:
         self.spec = self.log.with_suffix(".jobs.json")
         self.said = self.log.with_suffix(".said.jsonl")
 
-    def run(self, detail: bool) -> tuple[list[Counters], str | None]:
+    def run(self, detail: bool, clocks: Clocks | None) -> tuple[list[Counters], str | None]:
         """Each job's counters, and why no further batch needs to be tried, if so."""
         spec = {
             "device": self.target.device, "seed": self.seed, "said": str(self.said),
@@ -127,14 +131,16 @@ class _Batch:
         target = [sys.executable, "-m", "flashbench.counting.child", str(self.spec)]
         limit = START_S + JOB_S * len(self.jobs)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
+        before = _read(clocks)
         profile = ncu.profile(counters.metrics(detail=detail), self.log, target, limit, _surroundings())
+        read = {"before": before, "after": _read(clocks)} if clocks else {}
         said = self._said()
         try:
             kernels = ncu_csv.parse(profile.csv, source=str(self.log))
         except RunFileError as error:
             kernels, profile = (), ncu.Profile(csv="", reason=profile.reason or str(error))
         found = [
-            counted if "reason" in counted else {**counted, "started_at": started_at}
+            counted if "reason" in counted else {**counted, "started_at": started_at, "clocks": read}
             for counted in self._join(kernels, said, profile)
         ]
         self.spec.unlink(missing_ok=True)
@@ -182,6 +188,10 @@ def _why_none(index: int, said: Mapping[int, str], profile: ncu.Profile, counted
     if index in said:
         return "" if counted else profile.reason or "the profiler saw no kernel of this cell"
     return profile.reason or "the profiled process ended before this cell"
+
+
+def _read(clocks: Clocks | None) -> dict[str, Any]:
+    return clocks.read() | clocks.others() if clocks else {}
 
 
 def _version() -> str | None:
