@@ -149,6 +149,15 @@ LOG = "log = sys.argv[sys.argv.index('--log-file') + 1]\n"
         ("==ERROR== Profiling is not supported on MIG devices", "MIG", "whole GPU"),
         ("==ERROR== Profiling is not supported on this device under WSL", "WSL", "Control Panel"),
         ("==ERROR== The application uses an unsupported device", "does not know this GPU", "driver"),
+        ("==ERROR== Cuda driver is not compatible with Nsight Compute", "fit each other", "the driver"),
+        ("==ERROR== UnknownError", "could not prepare", "dcgmi profile --pause"),
+        ("==ERROR== Failed to prepare kernel for profiling", "could not prepare", "DCGM"),
+        ("==ERROR== unrecognised option '--nvtx-include'. Use --help for further details.",
+         "too old: unrecognised option '--nvtx-include'", "newer"),
+        ("==ERROR== Failed to write /tmp/x: No space left on device", "disk is full", "TMPDIR"),
+        ("==ERROR== Failed to access the following 2 metrics: dram__bytes_read.sum, x__tma.sum",
+         "lacks metrics: dram__bytes_read.sum, x__tma.sum", "newest"),
+        ("==ERROR== Profiling is not supported on this vGPU", "virtual GPU", "hypervisor"),
         ("==ERROR== Failed to open/create lock file /tmp/nsight-compute-lock", "lock file", "TMPDIR"),
     ],
 )  # fmt: skip
@@ -181,6 +190,57 @@ def test_metrics_that_the_chip_lacks_are_left_out_in_a_second_try(fake, tmp_path
     found = ncu.profile(("a__b.sum", "x__tma.sum"), tmp_path / "log.csv", ["true"], 20)
     assert (found.missing, found.reason) == (("x__tma.sum",), "")
     assert len(ncu_csv.parse(found.csv)) == 3
+
+
+@pytest.mark.parametrize("said", [
+    "Failed to find metric x__tma.sum", "Failed to access the following metrics: x__tma.sum, y__other.sum",
+    "Failed to access the following 1 metrics:\n  x__tma.sum",
+])  # fmt: skip
+def test_metrics_that_cannot_be_read_are_left_out_however_they_are_named(
+    fake, tmp_path: Path, said: str
+) -> None:
+    fake(
+        f"{LOG}asked = sys.argv[sys.argv.index('--metrics') + 1]\n"
+        f"if 'tma' in asked:\n    print('==ERROR== ' + {said!r}); sys.exit(1)\n"
+        f"open(log, 'w').write({WIDE.read_text(encoding='utf-8')!r})\n"
+    )
+    found = ncu.profile(("a__b.sum", "x__tma.sum"), tmp_path / "log.csv", ["true"], 20)
+    assert (found.missing, found.reason) == (("x__tma.sum",), "")
+
+
+def test_metrics_are_named_also_where_each_has_a_line() -> None:
+    said = "==ERROR== Failed to access the following metrics:\n  x__tma.sum\n"
+    assert "lacks metrics: x__tma.sum; install" in ncu.explain(said)
+
+
+CHILD_FAILED = "==ERROR== The application returned an error code (1)."
+RAISED = """Traceback (most recent call last):
+  File "child.py", line 1, in <module>
+    import torch
+ModuleNotFoundError: No module named 'torch'
+==PROF== Disconnected from process 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            f"==ERROR== Cannot make sense of it\n==ERROR== More of it\n{CHILD_FAILED}\nbye",
+            "Cannot make sense",
+        ),
+        (f"{RAISED}{CHILD_FAILED}", "ModuleNotFoundError: No module named 'torch'"),
+        (f"{RAISED.replace('torch', 'first')}\nDuring handling:\n\n{RAISED}{CHILD_FAILED}", "named 'torch'"),
+        (f"{RAISED}==ERROR== Cannot make sense of it\n", "Cannot make sense"),
+        (CHILD_FAILED, "error code (1)"),
+        ("", "it said nothing"),
+    ],
+)
+def test_a_failure_shows_its_cause_and_not_what_followed(fake, tmp_path: Path, said: str, cause: str) -> None:
+    fake(f"print({said!r})\nsys.exit(1)\n")
+    found = ncu.profile(("a__b.sum",), tmp_path / "log.csv", ["true"], 20)
+    assert found.reason.startswith("ncu exited with 1: ")
+    assert cause in found.reason
 
 
 def test_another_failure_shows_the_last_line(fake, tmp_path: Path) -> None:
