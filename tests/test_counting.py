@@ -179,6 +179,26 @@ def test_without_a_gpu_or_ncu_every_cell_says_so(tmp_path: Path, monkeypatch: py
     assert all("install it" in one["reason"] for one in count(cells(2), tmp_path / "raw"))
 
 
+@pytest.mark.parametrize("name", ["AMD Instinct MI300X", "Instinct MI250", "AMD Radeon PRO W7900"])
+def test_on_an_amd_gpu_the_other_profiler_is_named(tmp_path: Path, name: str) -> None:
+    target = Target(device="cuda:0", name=name, capability=(9, 4))
+    reason = str(counting.why_unavailable(target))
+    assert "rocprofv3" in reason
+    assert "NVIDIA GPUs only" in reason
+    assert "\n" not in reason
+
+
+def test_on_a_torch_for_rocm_the_other_profiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    for target in (GPU, Target(name="AMD EPYC 9654 96-Core Processor")):
+        assert "rocprofv3" in str(counting.why_unavailable(target))
+
+
+def test_an_amd_cpu_is_no_amd_gpu() -> None:
+    reason = counting.why_unavailable(Target(name="AMD EPYC 9654 96-Core Processor"))
+    assert "counters need an NVIDIA GPU" in str(reason)
+
+
 def test_a_job_comes_back_from_json_as_its_cell() -> None:
     p = problem(num_kv_heads=2, causal=True)
     what = json.loads(

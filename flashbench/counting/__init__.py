@@ -56,9 +56,22 @@ def cell_job(cell: Cell) -> Job:
 
 def why_unavailable(target: Target) -> str | None:
     """Why nothing can be counted here, one sentence with its remedy, or None. Starts nothing."""
+    if _is_amd(target):
+        return (
+            "Nsight Compute counts on NVIDIA GPUs only; on AMD's use rocprofv3 by hand, as flashbench does"
+            " not support it yet"
+        )
     if target.type != "cuda":
         return "counters need an NVIDIA GPU; without one, 'flashbench profile --trace' counts exactly"
     return ncu.why_unavailable()
+
+
+def _is_amd(target: Target) -> bool:
+    """By its name, or as this torch is one for ROCm, whose GPUs are called ``cuda`` as well."""
+    import torch
+
+    named = target.type == "cuda" and re.search(r"\bAMD\b|Instinct|Radeon", target.name)
+    return bool(torch.version.hip or named)
 
 
 def count_cells(
