@@ -63,6 +63,8 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
         (["--static", "--arch", "sm_1"], "sm_1"),
         (["--import", "/nonexistent"], "--import '/nonexistent'"),
         (["--import", "."], "is a folder"),
+        (["--import", ""], "--import ''"),
+        (["--import", "", "--trace"], "--trace and --import exclude each other"),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
@@ -81,12 +83,27 @@ def test_a_file_that_is_no_profile_is_unreadable(capsys: pytest.CaptureFixture[s
     code, _, err = run(capsys, "--import", str(path))
     assert (code, "saw no kernel" in err) == (EXIT_UNREADABLE, True)
     path.write_text('"ID","Kernel Name","sm__x.sum"\n"","",""\n"0","k","1"\n')
+    assert "--page raw --csv" in run(capsys, "--import", str(path))[2]
     code, _, err = run(capsys, "--import", str(path))
     assert (code, "none of the metrics" in err, "dram__bytes_read.sum" in err) == (
         EXIT_UNREADABLE,
         True,
         True,
     )
+
+
+def test_an_imported_file_without_certain_values_is_refused_and_broken_lines_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, text = tmp_path / "x.csv", Path(WIDE).read_text(encoding="utf-8")
+    path.write_text(text.replace('"byte"', '"furlong"'), encoding="utf-8")
+    code, out, err = run(capsys, "--import", str(path))
+    assert (code, out) == (EXIT_UNREADABLE, "")
+    assert f"--import {str(path)!r}: column " in err
+    assert "'furlong'" in err.splitlines()[0]
+    path.write_text(text[: text.rindex('"(2, 64, 1)"')], encoding="utf-8")
+    code, out, err = run(capsys, "--import", str(path), "--json")
+    assert (code, len(json.loads(out)), "1 lines below the header" in err) == (0, 2, True)
 
 
 def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flashbench._profilers import counters, ncu, ncu_csv
+from flashbench._profilers import counters, ncu, ncu_csv, ncu_units
 from flashbench.errors import RunFileError
 
 WIDE = Path(__file__).parent / "data" / "ncu_wide.csv"
@@ -56,10 +57,102 @@ def test_a_long_table_has_units_of_their_own_per_row() -> None:
         ("3", "ns", 3e-9), ("3", "msecond", 3e-3), ("55.5", "%", 55.5), ("2", "Tbyte", 2e12),
         ("n/a", "byte", None), ("", "byte", None), ("nan", "byte", None), ("inf", "", None),
         ("255", "register/thread", 255), ("-", "%", None),
+        ("3", "MB", 3e6), ("3", "KB", 3e3), ("3", "kB", 3e3),
+        ("3", "MiB", 3 * 2**20), ("3", "KiB", 3072), ("3", "B", 3), ("7", "cycle", 7), ("2", "Kcycle", 2000),
+        ("2", "Gbyte/second", 2e9), ("2", "byte/ns", 2e9), ("2", "cycle/nsecond", 2e9), ("2", "GHz", 2e9),
+        ("5", "us", 5e-6), ("1e+06", "byte", 1e6), ("1'000", "byte", 1000), ("0", "inst/cycle", 0),
     ],
 )  # fmt: skip
 def test_numbers_come_in_base_units(text: str, unit: str, value: float | None) -> None:
-    assert ncu_csv.number(text, unit) == (None if value is None else pytest.approx(value))
+    assert ncu_units.number(text, unit) == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(
+    "unit", ["furlong", "Xbyte", "byte/furlong", "byte/second/second", "MBi", "meter", "KKbyte"]
+)
+def test_an_unknown_unit_is_no_factor_of_1(unit: str) -> None:
+    with pytest.raises(ValueError, match="is not known"):
+        ncu_units.number("1", unit)
+
+
+@pytest.mark.parametrize(
+    "text", ["1.234,5", "1,5", "12,34", "1,2345", "1.234.567", "1,234.567,8", "1 234", "1,,000"]
+)
+def test_a_decimal_comma_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="ambiguous"):
+        ncu_units.number(text, "byte")
+
+
+def wide(*rows: str, units: str | None = '"","byte","ns"') -> str:
+    head = '"Kernel Name","dram__bytes_read.sum","gpu__time_duration.sum"'
+    return "\n".join([head, *([] if units is None else [units]), *rows]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (wide('"k","1","1"', units='"","furlong","ns"'), ["'dram__bytes_read.sum'", "unit 'furlong'"]),
+        (wide('"k","1.234,5","1"'), ["'dram__bytes_read.sum'", "'1.234,5' is ambiguous"]),
+        (wide('"k","-5","1"'), ["'dram__bytes_read.sum'", "'-5' is below zero"]),
+        (wide('"k","5","1"', units=None), ["no row of units"]),
+        (LONG.replace("Metric Unit", "Other"), ["no column 'Metric Unit'"]),
+        (LONG.replace("Metric Value", "Other"), ["no column 'Metric Value'"]),
+        (LONG.replace("Metric Name", "Other"), ["no column 'Metric Name'"]),
+        (LONG.replace("Gbyte", "Gfurlong"), ["'dram__bytes_write.sum'", "unit 'Gfurlong'"]),
+        ("[7] python3@h\n  softmax (64, 1, 1)x(128, 1, 1), Device 0\n    Section: GPU Speed Of Light\n"
+         "    ----- ----- -----\n    Metric Name Metric Unit Metric Value\n",
+         ["details page", "--page raw --csv"]),
+    ],
+)  # fmt: skip
+def test_what_has_no_certain_value_is_refused_in_one_line(text: str, says: list[str]) -> None:
+    with pytest.raises(RunFileError) as refused:
+        ncu_csv.parse(text, source="x.csv")
+    for part in ("x.csv: ", "accepted: ", *says):
+        assert part in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "--page raw" in refused.value.hint
+
+
+def test_a_cell_that_is_too_long_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = csv.field_size_limit()
+    monkeypatch.setattr(ncu_csv, "_FIELD_BYTES", 1000)
+    assert len(ncu_csv.parse(wide(f'"{"k" * 1000}","1","1"'))) == 1
+    with pytest.raises(RunFileError, match=r"x\.csv: field larger .*accepted: cells of 1000"):
+        ncu_csv.parse(wide(f'"{"k" * 1001}","1","1"'), source="x.csv")
+    assert csv.field_size_limit() == usual
+
+
+def test_what_is_not_asked_for_may_have_any_unit() -> None:
+    text = wide('"k","-1","1"', units='"","furlong","ns"')
+    (kernel,) = ncu_csv.parse(text, only={"gpu__time_duration.sum"})
+    assert kernel.metrics == {"gpu__time_duration.sum": 1e-9}
+
+
+def test_two_outputs_in_one_file_are_read_one_after_the_other() -> None:
+    text = wide('"a","1","1"') + "==PROF== bye\n" + wide('"b","2","1"', units='"","Kbyte","us"')
+    first, second = ncu_csv.parse(text)
+    assert (first.name, first.metrics["dram__bytes_read.sum"]) == ("a", 1)
+    assert (second.name, second.metrics["dram__bytes_read.sum"]) == ("b", 2000)
+    assert len(ncu_csv.parse(LONG + LONG)) == 4
+    assert len(ncu_csv.parse(LONG + wide('"a","1","1"'))) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "dropped"),
+    [
+        ('"k","5"', 1), ('"k","5","1', 1), ('"k","5","1","2"', 1), ('"k"x","5","1"', 1), ('"k,"5","1"', 1),
+        ("something that the program printed", 1), ("==PROF== bye", 0), ("", 0), ("  ", 0),
+    ],
+)  # fmt: skip
+def test_a_broken_line_costs_itself_only_and_is_told(line: str, dropped: int) -> None:
+    found = ncu_csv.read(wide('"a","1","1"', line, '"b","2","1"'))
+    assert ([kernel.name for kernel in found.kernels], found.dropped) == (["a", "b"], dropped)
+
+
+def test_a_kernels_name_is_shown_without_control_characters_and_however_long() -> None:
+    found = ncu_csv.parse(wide('"ev\x1b[31mil\x07\x85\u202e\x0bname","1","1"', f'"{"k" * 200_000}","1","1"'))
+    assert found[0].name == "ev[31milname"
+    assert len(found[1].name) == 200_000
 
 
 def test_a_row_that_was_cut_off_is_left_out() -> None:

@@ -166,8 +166,8 @@ def open_clocks(device: str, library: Any = None) -> Clocks | None:
 def find_handle(library: Any, properties: Any) -> Any:
     """NVML's handle for torch's device properties, or None."""
     by_uuid = getattr(library, "nvmlDeviceGetHandleByUUID", None)
-    uuid = getattr(properties, "uuid", None) if by_uuid else None
-    if uuid is not None:
+    uuid = getattr(properties, "uuid", None)
+    if by_uuid is not None and uuid is not None:
         name = str(uuid)
         known = name.startswith(("GPU-", "MIG-"))
         full = (name,) if known else (f"GPU-{name}", f"MIG-{name}")

@@ -149,7 +149,7 @@ class _Batch:
         read = {"before": before, "after": _read(clocks)} if clocks else {}
         said = self._said()
         try:
-            kernels = ncu_csv.parse(profile.csv, source=str(self.log))
+            kernels = ncu_csv.parse(profile.csv, source=str(self.log), only=counters.READ)
         except RunFileError as error:
             kernels, profile = (), ncu.Profile(csv="", reason=profile.reason or str(error))
         found = [
