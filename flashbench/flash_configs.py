@@ -5,7 +5,7 @@ Plain Python, so that a refusal and the IO model's tile sizes are to be had with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 KERNELS = ("fwd", "dkdv", "dq", "delta")
@@ -182,6 +182,11 @@ def choose(
         if limit is None or need <= limit:
             return config
     return configs[needs.index(min(needs))]
+
+
+def with_bias(config: Config) -> Config:
+    """The configuration where a bias of a number per pair streams along with the keys, in their room."""
+    return replace(config, block_k=max(16, config.block_k // 2), num_stages=min(2, config.num_stages))
 
 
 def shared_bytes(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from flashbench.flash_configs import Config, choose, widest
+from flashbench.flash_configs import Config, choose, widest, with_bias
 from flashbench.kernels import _flash_kernels as kernels
 
 INTERPRETED = isinstance(kernels.forward, InterpretedFunction)
@@ -55,7 +55,7 @@ class Call:
     """What the launches of one attention call share, beside tensors.
 
     window: (keys before the diagonal, keys after it), -1 is unlimited; causal: none after it. scale,
-    softcap, dropout_p, seed: as of ``flash_attention``.
+    softcap, dropout_p, seed: as of ``flash_attention``. biased: whether a bias has a number per pair.
     card: (compute capability, shared memory per block in bytes) to compile for; None is q's device.
     configs: takes the place of the table for the kernels that it names.
     """
@@ -68,6 +68,7 @@ class Call:
     softcap: float = 0.0
     dropout_p: float = 0.0
     seed: int = 0
+    biased: bool = False
     card: tuple[tuple[int, int], int | None] | None = None
     configs: tuple[tuple[str, Config], ...] = ()
 
@@ -87,7 +88,8 @@ class Call:
         for kernel, config in self.configs:
             if kernel == name:
                 return config
-        return choose(name, self.math(q), q.shape[-1], v.shape[-1], *(self.card or _card(q.device)))
+        config = choose(name, self.math(q), q.shape[-1], v.shape[-1], *(self.card or _card(q.device)))
+        return with_bias(config) if self.biased and name != "delta" else config
 
     def math(self, q: Tensor) -> str:
         """How q's dtype is multiplied, as the table of configurations has it."""

@@ -68,6 +68,7 @@ def flash_attention(
     call = Call(
         causal=causal, scale=scale, tf32=tf32, window=window, top_left=top_left, softcap=softcap,
         dropout_p=dropout_p, seed=seed, configs=configs,
+        biased=bias is not None and 1 not in bias.shape[2:],
     )  # fmt: skip
     extra = Extra(
         slopes=alibi_slopes, bias=bias, sinks=sinks, cu_q=cu_seqlens_q, cu_k=cu_seqlens_k,

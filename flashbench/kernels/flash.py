@@ -9,7 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flashbench.flash_configs import KERNELS, MAX_HEAD_DIM, Config, choose, math_of, shared_bytes
+from flashbench.flash_configs import (
+    KERNELS,
+    MAX_HEAD_DIM,
+    Config,
+    choose,
+    math_of,
+    shared_bytes,
+    with_bias,
+)
 from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
 from flashbench.problem import ALIGNMENTS, Cell, Problem
 
@@ -98,9 +106,7 @@ def describe(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
 
 def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     """As describe, for a card that need not be here, in whichever mode Triton is in this process."""
-    shape = math_of(problem.dtype), problem.head_dim, problem.head_dim_v
-    limits = target.capability, target.smem_per_block_bytes
-    return _named({kernel: choose(kernel, *shape, *limits) for kernel in _KERNELS[pass_]})
+    return _named(_chosen(problem, pass_, target.capability, target.smem_per_block_bytes))
 
 
 def _named(configs: Mapping[str, Config]) -> Mapping[str, Any]:
@@ -122,8 +128,17 @@ def _configs(problem: Problem, pass_: str, target: Target) -> dict[str, Config]:
     capability, limit = target.capability, target.smem_per_block_bytes
     if _triton.interpreted(target):
         capability = limit = None
+    return _chosen(problem, pass_, capability, limit)
+
+
+def _chosen(
+    problem: Problem, pass_: str, capability: tuple[int, int] | None, limit: int | None
+) -> dict[str, Config]:
     shape = math_of(problem.dtype), problem.head_dim, problem.head_dim_v
-    return {kernel: choose(kernel, *shape, capability, limit) for kernel in _KERNELS[pass_]}
+    found = {kernel: choose(kernel, *shape, capability, limit) for kernel in _KERNELS[pass_]}
+    if problem.bias.endswith("qk"):
+        found = {kernel: c if kernel == "delta" else with_bias(c) for kernel, c in found.items()}
+    return found
 
 
 _V2 = Implementation(
