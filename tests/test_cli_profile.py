@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,8 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
         (["--static", "--arch", "sm_1"], "sm_1"),
         (["--import", "/nonexistent"], "--import '/nonexistent'"),
         (["--import", "."], "is a folder"),
+        (["--import", ""], "--import ''"),
+        (["--import", "", "--trace"], "--trace and --import exclude each other"),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
@@ -81,12 +86,27 @@ def test_a_file_that_is_no_profile_is_unreadable(capsys: pytest.CaptureFixture[s
     code, _, err = run(capsys, "--import", str(path))
     assert (code, "saw no kernel" in err) == (EXIT_UNREADABLE, True)
     path.write_text('"ID","Kernel Name","sm__x.sum"\n"","",""\n"0","k","1"\n')
+    assert "--page raw --csv" in run(capsys, "--import", str(path))[2]
     code, _, err = run(capsys, "--import", str(path))
     assert (code, "none of the metrics" in err, "dram__bytes_read.sum" in err) == (
         EXIT_UNREADABLE,
         True,
         True,
     )
+
+
+def test_an_imported_file_without_certain_values_is_refused_and_broken_lines_are_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, text = tmp_path / "x.csv", Path(WIDE).read_text(encoding="utf-8")
+    path.write_text(text.replace('"byte"', '"furlong"'), encoding="utf-8")
+    code, out, err = run(capsys, "--import", str(path))
+    assert (code, out) == (EXIT_UNREADABLE, "")
+    assert f"--import {str(path)!r}: column " in err
+    assert "'furlong'" in err.splitlines()[0]
+    path.write_text(text[: text.rindex('"(2, 64, 1)"')], encoding="utf-8")
+    code, out, err = run(capsys, "--import", str(path), "--json")
+    assert (code, len(json.loads(out)), "1 lines below the header" in err) == (0, 2, True)
 
 
 def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -157,6 +177,34 @@ def test_what_cannot_be_traced_says_why(capsys: pytest.CaptureFixture[str]) -> N
     assert (code, "1 cells were not traced: naive is no Triton kernel" in err) == (0, True)
     code, _, err = run(capsys, "--trace", *SMALL, "--trace-limit", "1")
     assert (code, "too many to interpret" in err) == (EXIT_UNAVAILABLE, True)
+
+
+@interpreted
+def test_each_reason_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ["--impls", "naive,flash", "--seqlens", "65,129,1000", *SMALL[2:]]
+    code, _, err = run(capsys, "--trace", *grid, "--trace-limit", "1")
+    assert code == EXIT_UNAVAILABLE
+    assert err.count("too many to interpret") == err.count("no Triton kernel") == 1
+    assert re.search(r"up to \d+ tile visits", err)
+    _, _, err = run(capsys, "--trace", *grid, "--trace-limit", "1", "--seqlens", "65", "--passes", "fwd")
+    assert "up to" not in err
+
+
+@pytest.mark.parametrize("mode", ["--static", "--trace"])
+def test_a_broken_triton_is_one_line(tmp_path: Path, mode: str) -> None:
+    pytest.importorskip("triton")
+    (tmp_path / "triton").mkdir()
+    (tmp_path / "triton" / "__init__.py").write_text("raise RuntimeError('no\\nsuch symbol')\n")
+    line = [mode, "--head-dims", "64", "--dtypes", "bf16", "--causal", "no", "--passes", "fwd"]
+    done = subprocess.run(
+        [sys.executable, "-m", "flashbench", "profile", *line, "--quiet"],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+    )  # fmt: skip
+    assert done.returncode == EXIT_UNAVAILABLE, done.stderr
+    (said,) = done.stderr.splitlines()
+    assert mode in said
+    assert "triton cannot be imported: RuntimeError: no such symbol; reinstall it" in said
 
 
 LOADS_K = "k = tiles.load(tiles.at(K, start_n, k_n), k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from datetime import datetime
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +14,15 @@ from attention import problem
 from fake_ncu import COUNT, install
 
 from flashbench import cli, compared, counting, iomodel, runfile
-from flashbench._cli import profile_counters
+from flashbench._cli import profile_counters, profile_known, profile_timeline
+from flashbench._profilers.timeline import KernelTime, Timeline
 from flashbench.counting import known
 from flashbench.devices import find
 from flashbench.errors import UnavailableError
 from flashbench.kernels import Target
 from flashbench.problem import Cell
+from flashbench.profilers import Timing
+from flashbench.record import Samples
 
 GPU = Target(device="cuda:0", name="NVIDIA H100 80GB HBM3", capability=(9, 0), l2_bytes=50 * 2**20)
 ON_A_CPU = "run --device cpu --seqlens 64 --head-dims 16 --dtypes fp32 --passes fwd --causal no"
@@ -66,6 +69,79 @@ def test_each_cell_gets_its_own_kernels(fake, tmp_path: Path, monkeypatch: pytes
     ]  # fmt: skip
 
 
+class FakeClocks:
+    """A card whose clock falls by 10 MHz at each reading."""
+
+    def __init__(self) -> None:
+        self.mhz = 2000
+
+    def read(self) -> dict[str, Any]:
+        self.mhz -= 10
+        return {"sm_clock_mhz": self.mhz, "power_w": None}
+
+    def others(self) -> dict[str, Any]:
+        return {"other_processes": 0}
+
+
+def reading(mhz: int) -> dict[str, Any]:
+    return {"sm_clock_mhz": mhz, "power_w": None, "other_processes": 0}
+
+
+def test_the_clocks_are_read_before_and_after_each_process(
+    fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "BATCH", 2)
+    monkeypatch.setattr(counting, "open_clocks", lambda device: FakeClocks())
+    fake()
+    found = [one["clocks"] for one in count(cells(3), tmp_path / "raw")]
+    assert found == [
+        {"before": reading(1990), "after": reading(1980)}, {"before": reading(1990), "after": reading(1980)},
+        {"before": reading(1970), "after": reading(1960)},
+    ]  # fmt: skip
+
+
+def test_without_nvml_cells_are_counted_and_have_no_clocks(
+    fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(device: str) -> None:
+        raise RuntimeError("Not Supported")
+
+    fake()
+    for silent in (refuse, lambda device: None):
+        monkeypatch.setattr(counting, "open_clocks", silent)
+        (found,) = count(cells(1), tmp_path / "raw")
+        assert (found["clocks"], found["total"]["dram_read_bytes"]) == ({}, 2000)
+
+
+def test_known_traffic_and_the_timeline_tell_the_clocks(
+    fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(counting, "open_clocks", lambda device: FakeClocks())
+    monkeypatch.setattr("flashbench.environment.collect", lambda target: {})
+    job = counting.Job(kind="known", what={"name": "copy", "bytes": 1000})
+    monkeypatch.setattr(known, "jobs", lambda target: [job])
+    fake()
+    profile_known.show(GPU, tmp_path, json=True, csv=False, quiet=True)
+    shown = json.loads(capsys.readouterr().out)
+    kept = json.loads((tmp_path / "known.json").read_text(encoding="utf-8"))["rows"]
+    clocks = {"before": reading(1990), "after": reading(1980)}
+    assert shown[0]["clocks"] == kept[0]["clocks"] == clocks
+
+    line = Timeline(kernels=(KernelTime(name="k", start_s=0.0, duration_s=1e-3),))
+    timing = Timing(samples=Samples(samples_s=(1e-3,), cache="hot", method="events"), clocks=clocks)
+    monkeypatch.setattr("flashbench.plan.refuses", lambda *_: None)
+    monkeypatch.setattr("flashbench.counting.child.call_of", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr("flashbench._profilers.timeline.timeline", lambda *_: line)
+    monkeypatch.setattr("flashbench.profilers.open_clocks", lambda device: "the clocks")
+    monkeypatch.setattr(
+        "flashbench.profilers.measure_time",
+        lambda call, *, clocks, **_: timing if clocks == "the clocks" else None,
+    )
+    monkeypatch.setattr("flashbench._profilers.gpm.measure", lambda *_: {"reason": "no"})
+    profile_timeline.show(cells(1), GPU, seed=0, json=True, csv=False, quiet=True)
+    assert json.loads(capsys.readouterr().out)[0]["clocks"] == clocks
+
+
 def test_a_cell_that_cannot_run_says_why_and_the_others_are_counted(fake, tmp_path: Path) -> None:
     fake(
         "    if index == 1:\n"
@@ -101,6 +177,26 @@ def test_without_a_gpu_or_ncu_every_cell_says_so(tmp_path: Path, monkeypatch: py
     assert "--trace" in str(counting.why_unavailable(Target()))
     monkeypatch.setenv("FLASHBENCH_NCU", str(tmp_path / "none"))
     assert all("install it" in one["reason"] for one in count(cells(2), tmp_path / "raw"))
+
+
+@pytest.mark.parametrize("name", ["AMD Instinct MI300X", "Instinct MI250", "AMD Radeon PRO W7900"])
+def test_on_an_amd_gpu_the_other_profiler_is_named(tmp_path: Path, name: str) -> None:
+    target = Target(device="cuda:0", name=name, capability=(9, 4))
+    reason = str(counting.why_unavailable(target))
+    assert "rocprofv3" in reason
+    assert "NVIDIA GPUs only" in reason
+    assert "\n" not in reason
+
+
+def test_on_a_torch_for_rocm_the_other_profiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.version.hip", "6.4")
+    for target in (GPU, Target(name="AMD EPYC 9654 96-Core Processor")):
+        assert "rocprofv3" in str(counting.why_unavailable(target))
+
+
+def test_an_amd_cpu_is_no_amd_gpu() -> None:
+    reason = counting.why_unavailable(Target(name="AMD EPYC 9654 96-Core Processor"))
+    assert "counters need an NVIDIA GPU" in str(reason)
 
 
 def test_a_job_comes_back_from_json_as_its_cell() -> None:
@@ -216,6 +312,7 @@ def test_the_command_keeps_every_cell_in_a_results_file(
         + COUNT
     )
     monkeypatch.setattr("flashbench.environment.collect", lambda target: {"device_name": GPU.name})
+    monkeypatch.setattr(counting, "open_clocks", lambda device: FakeClocks())
     asked = cells(2)
     options = profile_counters.Options(json=True, argv=("flashbench", "profile"))
     profile_counters.show(asked, GPU, tmp_path / "out", options)
@@ -225,6 +322,8 @@ def test_the_command_keeps_every_cell_in_a_results_file(
     assert [record.status for record in found] == ["profiled", "unsupported"]
     assert all(datetime.fromisoformat(record.started_at).tzinfo for record in found)
     assert found[0].counters["total"]["dram_read_bytes"] == 2000
+    assert [record.clocks for record in found] == [{"before": reading(1990), "after": reading(1980)}, {}]
+    assert "clocks" not in found[0].counters
     with pytest.raises(UnavailableError, match="no counters"):
         profile_counters.show(asked, Target(), tmp_path / "out2", options)
 
@@ -285,22 +384,3 @@ def test_counters_of_a_copy_and_of_the_bundled_kernel_are_as_known(tmp_path: Pat
         read = compared.compare(cell, counters, "flash", config, find("h100-sxm"))[0]
         assert read.level == "L2 read"
         assert read.ratio == pytest.approx(1.0, abs=0.01)
-
-
-def test_another_makers_gpu_is_told_what_counts_there() -> None:
-    target = Target(device="cuda:0", name="AMD Instinct MI300X", capability=(9, 4))
-    assert "rocprofv3" in (counting.why_unavailable(target) or "")
-
-
-def test_what_is_counted_has_the_clocks_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(read=lambda: {"sm_clock_mhz": 1980}, others=lambda: {"other_processes": 0})
-    monkeypatch.setattr(counting.profilers, "open_clocks", lambda _: fake)
-    target = Target(device="cuda:0", name="NVIDIA H100", capability=(9, 0))
-    found = counting._clocks(target)
-    assert found == {"sm_clock_mhz": 1980, "other_processes": 0}
-    assert counting._clocks(Target()) == {}
-    cell = Cell(implementation="naive", pass_="fwd", problem=problem())
-    counters = {"total": {}, "kernels": [], "clocks": {"before": found, "after": {}}}
-    record = profile_counters._record(cell, counters, Target(), {})
-    assert record.clocks == {"before": found, "after": {}}
-    assert "clocks" not in record.counters

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import csv
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flashbench._profilers import counters, ncu, ncu_csv
+from flashbench._profilers import counters, ncu, ncu_csv, ncu_units
 from flashbench.errors import RunFileError
 
 WIDE = Path(__file__).parent / "data" / "ncu_wide.csv"
@@ -57,10 +57,102 @@ def test_a_long_table_has_units_of_their_own_per_row() -> None:
         ("3", "ns", 3e-9), ("3", "msecond", 3e-3), ("55.5", "%", 55.5), ("2", "Tbyte", 2e12),
         ("n/a", "byte", None), ("", "byte", None), ("nan", "byte", None), ("inf", "", None),
         ("255", "register/thread", 255), ("-", "%", None),
+        ("3", "MB", 3e6), ("3", "KB", 3e3), ("3", "kB", 3e3),
+        ("3", "MiB", 3 * 2**20), ("3", "KiB", 3072), ("3", "B", 3), ("7", "cycle", 7), ("2", "Kcycle", 2000),
+        ("2", "Gbyte/second", 2e9), ("2", "byte/ns", 2e9), ("2", "cycle/nsecond", 2e9), ("2", "GHz", 2e9),
+        ("5", "us", 5e-6), ("1e+06", "byte", 1e6), ("1'000", "byte", 1000), ("0", "inst/cycle", 0),
     ],
 )  # fmt: skip
 def test_numbers_come_in_base_units(text: str, unit: str, value: float | None) -> None:
-    assert ncu_csv.number(text, unit) == (None if value is None else pytest.approx(value))
+    assert ncu_units.number(text, unit) == (None if value is None else pytest.approx(value))
+
+
+@pytest.mark.parametrize(
+    "unit", ["furlong", "Xbyte", "byte/furlong", "byte/second/second", "MBi", "meter", "KKbyte"]
+)
+def test_an_unknown_unit_is_no_factor_of_1(unit: str) -> None:
+    with pytest.raises(ValueError, match="is not known"):
+        ncu_units.number("1", unit)
+
+
+@pytest.mark.parametrize(
+    "text", ["1.234,5", "1,5", "12,34", "1,2345", "1.234.567", "1,234.567,8", "1 234", "1,,000"]
+)
+def test_a_decimal_comma_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="ambiguous"):
+        ncu_units.number(text, "byte")
+
+
+def wide(*rows: str, units: str | None = '"","byte","ns"') -> str:
+    head = '"Kernel Name","dram__bytes_read.sum","gpu__time_duration.sum"'
+    return "\n".join([head, *([] if units is None else [units]), *rows]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (wide('"k","1","1"', units='"","furlong","ns"'), ["'dram__bytes_read.sum'", "unit 'furlong'"]),
+        (wide('"k","1.234,5","1"'), ["'dram__bytes_read.sum'", "'1.234,5' is ambiguous"]),
+        (wide('"k","-5","1"'), ["'dram__bytes_read.sum'", "'-5' is below zero"]),
+        (wide('"k","5","1"', units=None), ["no row of units"]),
+        (LONG.replace("Metric Unit", "Other"), ["no column 'Metric Unit'"]),
+        (LONG.replace("Metric Value", "Other"), ["no column 'Metric Value'"]),
+        (LONG.replace("Metric Name", "Other"), ["no column 'Metric Name'"]),
+        (LONG.replace("Gbyte", "Gfurlong"), ["'dram__bytes_write.sum'", "unit 'Gfurlong'"]),
+        ("[7] python3@h\n  softmax (64, 1, 1)x(128, 1, 1), Device 0\n    Section: GPU Speed Of Light\n"
+         "    ----- ----- -----\n    Metric Name Metric Unit Metric Value\n",
+         ["details page", "--page raw --csv"]),
+    ],
+)  # fmt: skip
+def test_what_has_no_certain_value_is_refused_in_one_line(text: str, says: list[str]) -> None:
+    with pytest.raises(RunFileError) as refused:
+        ncu_csv.parse(text, source="x.csv")
+    for part in ("x.csv: ", "accepted: ", *says):
+        assert part in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert "--page raw" in refused.value.hint
+
+
+def test_a_cell_that_is_too_long_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = csv.field_size_limit()
+    monkeypatch.setattr(ncu_csv, "_FIELD_BYTES", 1000)
+    assert len(ncu_csv.parse(wide(f'"{"k" * 1000}","1","1"'))) == 1
+    with pytest.raises(RunFileError, match=r"x\.csv: field larger .*accepted: cells of 1000"):
+        ncu_csv.parse(wide(f'"{"k" * 1001}","1","1"'), source="x.csv")
+    assert csv.field_size_limit() == usual
+
+
+def test_what_is_not_asked_for_may_have_any_unit() -> None:
+    text = wide('"k","-1","1"', units='"","furlong","ns"')
+    (kernel,) = ncu_csv.parse(text, only={"gpu__time_duration.sum"})
+    assert kernel.metrics == {"gpu__time_duration.sum": 1e-9}
+
+
+def test_two_outputs_in_one_file_are_read_one_after_the_other() -> None:
+    text = wide('"a","1","1"') + "==PROF== bye\n" + wide('"b","2","1"', units='"","Kbyte","us"')
+    first, second = ncu_csv.parse(text)
+    assert (first.name, first.metrics["dram__bytes_read.sum"]) == ("a", 1)
+    assert (second.name, second.metrics["dram__bytes_read.sum"]) == ("b", 2000)
+    assert len(ncu_csv.parse(LONG + LONG)) == 4
+    assert len(ncu_csv.parse(LONG + wide('"a","1","1"'))) == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "dropped"),
+    [
+        ('"k","5"', 1), ('"k","5","1', 1), ('"k","5","1","2"', 1), ('"k"x","5","1"', 1), ('"k,"5","1"', 1),
+        ("something that the program printed", 1), ("==PROF== bye", 0), ("", 0), ("  ", 0),
+    ],
+)  # fmt: skip
+def test_a_broken_line_costs_itself_only_and_is_told(line: str, dropped: int) -> None:
+    found = ncu_csv.read(wide('"a","1","1"', line, '"b","2","1"'))
+    assert ([kernel.name for kernel in found.kernels], found.dropped) == (["a", "b"], dropped)
+
+
+def test_a_kernels_name_is_shown_without_control_characters_and_however_long() -> None:
+    found = ncu_csv.parse(wide('"ev\x1b[31mil\x07\x85\u202e\x0bname","1","1"', f'"{"k" * 200_000}","1","1"'))
+    assert found[0].name == "ev[31milname"
+    assert len(found[1].name) == 200_000
 
 
 def test_a_row_that_was_cut_off_is_left_out() -> None:
@@ -150,6 +242,15 @@ LOG = "log = sys.argv[sys.argv.index('--log-file') + 1]\n"
         ("==ERROR== Profiling is not supported on MIG devices", "MIG", "whole GPU"),
         ("==ERROR== Profiling is not supported on this device under WSL", "WSL", "Control Panel"),
         ("==ERROR== The application uses an unsupported device", "does not know this GPU", "driver"),
+        ("==ERROR== Cuda driver is not compatible with Nsight Compute", "fit each other", "the driver"),
+        ("==ERROR== UnknownError", "could not prepare", "dcgmi profile --pause"),
+        ("==ERROR== Failed to prepare kernel for profiling", "could not prepare", "DCGM"),
+        ("==ERROR== unrecognised option '--nvtx-include'. Use --help for further details.",
+         "too old: unrecognised option '--nvtx-include'", "newer"),
+        ("==ERROR== Failed to write /tmp/x: No space left on device", "disk is full", "TMPDIR"),
+        ("==ERROR== Failed to access the following 2 metrics: dram__bytes_read.sum, x__tma.sum",
+         "lacks metrics: dram__bytes_read.sum, x__tma.sum", "newest"),
+        ("==ERROR== Profiling is not supported on this vGPU", "virtual GPU", "hypervisor"),
         ("==ERROR== Failed to open/create lock file /tmp/nsight-compute-lock", "lock file", "TMPDIR"),
     ],
 )  # fmt: skip
@@ -182,6 +283,57 @@ def test_metrics_that_the_chip_lacks_are_left_out_in_a_second_try(fake, tmp_path
     found = ncu.profile(("a__b.sum", "x__tma.sum"), tmp_path / "log.csv", ["true"], 20)
     assert (found.missing, found.reason) == (("x__tma.sum",), "")
     assert len(ncu_csv.parse(found.csv)) == 3
+
+
+@pytest.mark.parametrize("said", [
+    "Failed to find metric x__tma.sum", "Failed to access the following metrics: x__tma.sum, y__other.sum",
+    "Failed to access the following 1 metrics:\n  x__tma.sum",
+])  # fmt: skip
+def test_metrics_that_cannot_be_read_are_left_out_however_they_are_named(
+    fake, tmp_path: Path, said: str
+) -> None:
+    fake(
+        f"{LOG}asked = sys.argv[sys.argv.index('--metrics') + 1]\n"
+        f"if 'tma' in asked:\n    print('==ERROR== ' + {said!r}); sys.exit(1)\n"
+        f"open(log, 'w').write({WIDE.read_text(encoding='utf-8')!r})\n"
+    )
+    found = ncu.profile(("a__b.sum", "x__tma.sum"), tmp_path / "log.csv", ["true"], 20)
+    assert (found.missing, found.reason) == (("x__tma.sum",), "")
+
+
+def test_metrics_are_named_also_where_each_has_a_line() -> None:
+    said = "==ERROR== Failed to access the following metrics:\n  x__tma.sum\n"
+    assert "lacks metrics: x__tma.sum; install" in ncu.explain(said)
+
+
+CHILD_FAILED = "==ERROR== The application returned an error code (1)."
+RAISED = """Traceback (most recent call last):
+  File "child.py", line 1, in <module>
+    import torch
+ModuleNotFoundError: No module named 'torch'
+==PROF== Disconnected from process 7
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (
+            f"==ERROR== Cannot make sense of it\n==ERROR== More of it\n{CHILD_FAILED}\nbye",
+            "Cannot make sense",
+        ),
+        (f"{RAISED}{CHILD_FAILED}", "ModuleNotFoundError: No module named 'torch'"),
+        (f"{RAISED.replace('torch', 'first')}\nDuring handling:\n\n{RAISED}{CHILD_FAILED}", "named 'torch'"),
+        (f"{RAISED}==ERROR== Cannot make sense of it\n", "Cannot make sense"),
+        (CHILD_FAILED, "error code (1)"),
+        ("", "it said nothing"),
+    ],
+)
+def test_a_failure_shows_its_cause_and_not_what_followed(fake, tmp_path: Path, said: str, cause: str) -> None:
+    fake(f"print({said!r})\nsys.exit(1)\n")
+    found = ncu.profile(("a__b.sum",), tmp_path / "log.csv", ["true"], 20)
+    assert found.reason.startswith("ncu exited with 1: ")
+    assert cause in found.reason
 
 
 def test_another_failure_shows_the_last_line(fake, tmp_path: Path) -> None:
@@ -263,68 +415,3 @@ def test_ctrl_c_stops_the_profiler_too(fake, tmp_path: Path) -> None:
     child.send_signal(signal.SIGINT)
     child.wait(timeout=20)
     assert not _alive(int(marker.read_text()))
-
-
-WIDE_HEAD = '"ID","Kernel Name","Grid Size","Block Size","dram__bytes_read.sum"\n'
-LONG_HEAD = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        (WIDE_HEAD + '"0","k","1","1","5"\n', "no row of units"),
-        (WIDE_HEAD + '"","","","","Mbyte"\n"0","k","1","1","1.234,5"\n', "'1.234,5'"),
-        (WIDE_HEAD + '"","","","","byte"\n"0","k","1","1","-5"\n', "no counter is negative"),
-        (WIDE_HEAD + '"","","","","Kb"\n"0","k","1","1","5"\n', "'Kb', a unit that is not known"),
-        (LONG_HEAD.replace(',"Metric Value"', ""), "none 'Metric Value'"),
-        (LONG_HEAD.replace('"Metric Unit",', ""), "none 'Metric Unit'"),
-        (LONG_HEAD + '"0","1","k","Duration","us","5"\n', "--page raw"),
-        (WIDE_HEAD + '"","","","","byte"\n"0","' + "k" * 2**25 + '","1","1","5"\n', "no CSV: field larger"),
-    ],
-)
-def test_what_could_mean_several_things_is_refused(text: str, words: str) -> None:
-    with pytest.raises(RunFileError, match=re.escape(words)):
-        ncu_csv.parse(text, source="x.csv")
-
-
-@pytest.mark.parametrize(
-    ("unit", "factor"),
-    [("MB", 1e6), ("MiB", 2**20), ("Gbyte/second", 1e9), ("cycle", 1), ("Kcycle", 1e3), ("%", 1)],
-)
-def test_units_of_other_tools_are_known(unit: str, factor: float) -> None:
-    assert ncu_csv.factor(unit) == factor
-
-
-def test_rows_that_are_cut_off_are_told_and_a_second_header_is_none() -> None:
-    lost: list[int] = []
-    head = WIDE_HEAD + '"","","","","byte"\n'
-    text = head + '"0","k\x1b[31m","1","1","5"\n' + head + '"1","l","1","1","1,024"\n"2","m","1'
-    found = ncu_csv.parse(text, on_lost=lost.append)
-    assert [(kernel.name, kernel.metrics["dram__bytes_read.sum"]) for kernel in found] == [
-        ("k[31m", 5),
-        ("l", 1024),
-    ]
-    assert lost == [1]
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        (
-            "==ERROR== Cuda driver is not compatible with Nsight Compute.\n"
-            "==ERROR== The application returned an error code (11).",
-            "install the Nsight Compute of the driver's CUDA version",
-        ),
-        ("==ERROR== Failed to prepare kernel for profiling", "stop other profilers"),
-        ("==ERROR== unrecognised option '--nvtx-include'", "2022.1 or newer"),
-        ("==ERROR== No space left on device", "make room"),
-        ("==ERROR== Profiling is not supported on this vGPU", "enable_profiling=1"),
-        ("==ERROR== Something new\n==ERROR== The application returned an error code (1).", "Something new"),
-        (
-            "Traceback (most recent call last):\n  File\nKeyError: 'x'\n==WARNING== No kernels found.",
-            "KeyError: 'x'",
-        ),
-    ],
-)
-def test_the_cause_is_named_and_what_to_do(said: str, words: str) -> None:
-    assert words in ncu._why(11, said, 1.0)

@@ -31,9 +31,6 @@ SLICE = "slice"
 SLICE_TELLS = {name for name in CALLS if "Mig" in name or name.endswith("RunningProcesses")}
 """What the handle of a MIG slice does not refuse."""
 
-NO_ENERGY = "this GPU tells neither energy nor power, as virtual and old ones do not: leave --energy out"
-NO_GPM = "GPM: RuntimeError: Not Supported; it needs Hopper or newer, no virtual GPU: use --counters instead"
-
 
 class FakeNvml:
     """A card at 1980 MHz and 300 W; ``sm_mhz(n)`` is the SM clock at the n-th question."""
@@ -261,6 +258,39 @@ def test_without_clocks_nothing_is_read() -> None:
     assert summary(readings) == {}
 
 
+class Lookup:
+    """NVML's look-ups of a card, of which some refuse and some are not in its bindings."""
+
+    def __init__(self, refuses: tuple[str, ...] = (), lacks: tuple[str, ...] = ()) -> None:
+        for name in ("nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByPciBusId_v2"):
+            if name not in lacks:
+                setattr(self, name, self._refuse if name in refuses else lambda key: "card")
+
+    def _refuse(self, key: object) -> str:
+        raise RuntimeError("Not Supported")
+
+
+LOOKUPS = ("nvmlDeviceGetHandleByUUID", "nvmlDeviceGetHandleByPciBusId_v2")
+
+
+@pytest.mark.parametrize("how", ["refuses", "lacks"])
+def test_a_card_is_found_by_either_look_up_and_else_the_message_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    properties = SimpleNamespace(uuid="12", pci_bus_id=1, pci_domain_id=0, pci_device_id=0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: properties)
+    for name in LOOKUPS:
+        found = profilers.open_clocks("cuda:0", Lookup(**{how: (name,)}))
+        assert found is not None
+        assert found.handle == "card"
+    assert not caplog.messages
+    assert profilers.open_clocks("cuda:0", Lookup(**{how: LOOKUPS})) is None
+    (said,) = caplog.messages
+    assert "does not know cuda:0" in said
+    assert "CUDA_VISIBLE_DEVICES" in said
+    assert "\n" not in said
+
+
 def test_others_on_the_card_are_counted_without_this_process() -> None:
     assert Clocks(FakeNvml(), "h").others() == {"other_processes": 1, "other_bytes": 7}
     in_container = FakeNvml()
@@ -284,9 +314,12 @@ def test_energy_is_the_counter_and_else_the_power_and_else_a_reason() -> None:
     assert (counted["joules_per_call"], counted["watts"], counted["method"]) == (10.0, 300.0, "counter")
     for before, after in ((None, 5.0), (5.0, None), (5.0, 5.0)):
         assert energy.settle(before, after, powers, seconds=2.0, calls=60) == counted | {"method": "power"}
-    assert "neither" in energy.settle(None, None, [{"power_w": None}], 2.0, 60)["reason"]
+    silent = energy.settle(None, None, [{"power_w": None}], 2.0, 60)["reason"]
+    assert "neither" in silent
+    assert "without --energy" in silent
     asked = energy.measure_energy(lambda: None, device="cpu", clocks=None)
     assert "NVML" in asked["reason"]
+    assert "without --energy" in asked["reason"]
 
 
 class Board:
@@ -361,7 +394,8 @@ def test_energy_survives_each_refusal(monkeypatch: pytest.MonkeyPatch, refuses: 
     found = energy.measure_energy(lambda: None, device="cpu", clocks=clocks, min_s=0.01)
     json.dumps(found, allow_nan=False)
     if handle == SLICE and "Mig" in refuses:
-        assert found == {"reason": NO_ENERGY}
+        assert set(found) == {"reason"}
+        assert "without --energy" in found["reason"]
     else:
         counted = "TotalEnergy" not in refuses
         assert found["method"] == ("counter" if counted else "power")
@@ -454,7 +488,7 @@ def test_gpm_of_a_slice_is_asked_of_its_card_by_number() -> None:
     assert use(nvml, SLICE)["tensor_utilisation"] == 0.5
     assert nvml.of_slice
     for name in ("nvmlDeviceGetGpuInstanceId", "nvmlGpmMigSampleGet"):
-        assert use(FakeGpm(name), SLICE) == {"reason": NO_GPM}
+        assert use(FakeGpm(name), SLICE) == {"reason": f"GPM: RuntimeError: Not Supported; {gpm.NEEDS}"}
 
 
 def test_a_sample_that_cannot_be_freed_costs_nothing() -> None:
@@ -500,11 +534,13 @@ def test_gpms_numbers_are_those_of_the_bindings() -> None:
 )
 def test_a_gpu_without_gpm_says_so(refuses: str) -> None:
     nvml = FakeGpm(refuses)
-    assert use(nvml) == {"reason": NO_GPM}
+    assert use(nvml) == {"reason": f"GPM: RuntimeError: Not Supported; {gpm.NEEDS}"}
     assert nvml.freed == (2 if refuses in ("nvmlGpmSampleGet", "nvmlGpmMetricsGet") else 0)
-    assert "Hopper" in use(FakeGpm(supported=0))["reason"]
-    assert "NVML" in gpm.measure(lambda: None, lambda: None, None)["reason"]
-    assert "reason" in use(FakeNvml())  # type: ignore[arg-type]  # bindings that know no GPM
+    old, unread = use(FakeGpm(supported=0)), gpm.measure(lambda: None, lambda: None, None)
+    unknown = use(FakeNvml())  # type: ignore[arg-type]  # bindings that know no GPM
+    for found in (old, unread, unknown):
+        for part in ("Hopper", "driver from 520", "--counters"):
+            assert part in found["reason"]
 
 
 @pytest.mark.gpu

@@ -116,6 +116,25 @@ def test_slices_of_one_tensor_are_told_apart_and_masked_lanes_do_not_count() -> 
     assert tracing.OUTSIDE not in launch.arguments
 
 
+@pytest.mark.parametrize(("offset", "first", "second"), [(0, 16, 0), (4, 12, 4), (16, 8, 8)])
+def test_an_address_that_two_arguments_hold_counts_under_the_first(
+    offset: int, first: int, second: int
+) -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def kernel(A, B, BLOCK: tl.constexpr):
+        lanes = tl.arange(0, BLOCK)
+        tl.store(B + lanes, tl.load(A + lanes))
+
+    whole = torch.zeros(32)
+    a, b = whole[:8], whole[offset : offset + 8]
+    (launch,) = tracing.trace(lambda: kernel[(1,)](a, b, BLOCK=8))
+    held = [launch.arguments[name] for name in ("A", "B")]
+    assert [one.loaded + one.stored for one in held] == [first, second]
+
+
 def test_exponentials_and_programs_are_counted_in_whole_tiles() -> None:
     import triton
     import triton.language as tl
@@ -267,8 +286,8 @@ def test_an_interpreter_of_another_make_is_named(monkeypatch: pytest.MonkeyPatch
 
     assert tracing.why_unavailable() is None
     monkeypatch.delattr(interpreter.InterpreterBuilder, "create_masked_load")
-    assert "has no InterpreterBuilder.create_masked_load" in str(tracing.why_unavailable())
-    with pytest.raises(UnavailableError, match="create_masked_load"):
+    assert "has no InterpreterBuilder.create_masked_load; install" in str(tracing.why_unavailable())
+    with pytest.raises(UnavailableError, match=r"create_masked_load; install triton 3\.6"):
         tracing.trace(lambda: None)
 
 
@@ -279,10 +298,12 @@ def test_an_interpreter_with_other_parameters_is_named(monkeypatch: pytest.Monke
         interpreter.InterpreterBuilder, "create_masked_store", lambda self, mask, ptrs, value: None
     )
     reason = str(tracing.why_unavailable())
-    assert reason.endswith("another kind (mask, ptrs, value) of InterpreterBuilder.create_masked_store")
+    assert "another kind (mask, ptrs, value) of InterpreterBuilder.create_masked_store; install" in reason
 
 
 def test_without_an_interpreter_it_says_so() -> None:
     code = "from flashbench._profilers import trace; print(trace.why_unavailable())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "trace: triton does not interpret in this process"
+    assert done.stdout.strip() == (
+        "trace: triton does not interpret in this process; set TRITON_INTERPRET=1 before it starts"
+    )

@@ -182,9 +182,7 @@ TAKES: Mapping[str, tuple[str, ...]] = {
 
 def _chosen(line: Mapping[str, Any]) -> str:
     """The mode that was asked for, or what this machine can do."""
-    if line.get("import_") == "":
-        raise UsageError("--import '': the name is empty; accepted: a CSV file that 'ncu --csv' wrote")
-    found = [name for name in MODES if line.get(name)]
+    found = [name for name in MODES if line.get(name, False) is not False]  # an empty name is one, too
     if found == ["trace", "counters"]:
         return BOTH
     if len(found) > 1:

@@ -120,16 +120,14 @@ def _record(cell: Cell, counters: Mapping[str, Any], target: Target, about: Mapp
     from flashbench.record import Record
 
     implementation = kernels.get(cell.implementation)
-    counters = dict(counters)
-    clocks = counters.pop("clocks", {})  # those around the process that counted several cells
     failed = str(counters.get("reason", ""))
     refused = failed.split(": ")[0] in ("unavailable", "unsupported")
     return Record(
         cell=cell,
         status=failed.split(": ")[0] if refused else "failed" if failed else "profiled",
         reason=failed or COUNTED,
-        counters=counters,
-        clocks=clocks,
+        counters={name: value for name, value in counters.items() if name != "clocks"},
+        clocks=counters.get("clocks", {}),
         started_at=str(counters.get("started_at") or datetime.now(UTC).isoformat(timespec="seconds")),
         io_model=implementation.io_model,
         config={} if failed else implementation.describe(cell.problem, cell.pass_, target),

@@ -19,17 +19,19 @@ def show(path: str, *, json: bool, csv: bool, quiet: bool) -> None:
     from flashbench import console
     from flashbench._profilers import counters, ncu_csv
 
-    def tell(lost: int) -> None:
-        if not quiet:
-            console.warn(f"--import {path!r}: {lost} rows are not whole and were left out")
-
-    counted = counters.count(ncu_csv.parse(_read(Path(path)), source=path, on_lost=tell))
+    if not path:
+        raise UsageError("--import '': no name; accepted: a CSV file that 'ncu --csv' wrote")
+    found = ncu_csv.read(_read(Path(path)), source=f"--import {path!r}", only=counters.READ)
+    counted = counters.count(found.kernels)
+    if found.dropped and not quiet:
+        console.note(f"{found.dropped} lines below the header are no whole rows (cut off?) and are left out")
     if not counted:
         raise RunFileError(f"--import {path!r}: the profiler saw no kernel; accepted: a CSV with kernels")
     if not any(value is not None for row in counted for value in row.counters.values()):
         raise RunFileError(
             f"--import {path!r}: {len(counted)} kernels, but none of the metrics that flashbench reads",
-            hint=f"profile with --metrics {','.join(counters.metrics(detail=False))}",
+            hint="print the whole report by 'ncu --import REP --page raw --csv' (the default page has other"
+            f" names), or profile with --metrics {','.join(counters.metrics(detail=False))}",
         )
     everything = json or csv
     names = [c.name for c in counters.COUNTERS if c.name in counted[0].counters]

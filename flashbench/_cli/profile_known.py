@@ -23,6 +23,7 @@ def show(target: Target, out: Path, *, json: bool, csv: bool, quiet: bool) -> No
     Raises UnavailableError where nothing can be counted here.
     """
     from flashbench import console, counting, environment
+    from flashbench.console import Column
     from flashbench.counting import known
 
     if reason := counting.why_unavailable(target):
@@ -38,8 +39,9 @@ def show(target: Target, out: Path, *, json: bool, csv: bool, quiet: bool) -> No
     about = environment.row_fields(environment.collect(target))
     document = {"type": "known", "schema": 1, "environment": about, "l2_bytes": target.l2_bytes, "rows": rows}
     (out / FILE).write_text(json_.dumps(document, indent=1) + "\n", encoding="utf-8")
+    columns = [*_columns(), Column(name="clocks", header="clocks")] if json else _columns()
     if json or csv or not quiet:
-        console.show_table(_columns(), rows, json=json, csv=csv, title="Known traffic, expected and counted")
+        console.show_table(columns, rows, json=json, csv=csv, title="Known traffic, expected and counted")
     if not quiet:
         console.note(f"results: {out / FILE}")
     if all(row["reason"] for row in rows):

@@ -50,7 +50,10 @@ def show(
         raise UnavailableError(f"--static: {reason}")
     if not quiet:
         console.note(f"compiling {static.kernel_count(grid)} kernels; Triton's cache keeps them")
-    rows = static.profile(grid)
+    try:
+        rows = static.profile(grid)
+    except UnavailableError as error:
+        raise UnavailableError(f"--static: {error}", error.hint) from None
     if json or csv:
         console.show_table(_raw_columns(rows), rows, json=json, csv=csv)
     else:

@@ -49,17 +49,19 @@ def _timed(counting: Any, cell: Cell, target: Target, seed: int) -> dict[str, An
         with call_of(cell, target, seed) as call:
             call()
             line = timeline.timeline(call, target.device)
-            event_s = profilers.measure_time(call, device=target.device, cache="hot").samples.median_s
-            busy = gpm.measure(call, torch.cuda.synchronize, profilers.open_clocks(target.device))
+            clocks = profilers.open_clocks(target.device)
+            timing = profilers.measure_time(call, device=target.device, cache="hot", clocks=clocks)
+            busy = gpm.measure(call, torch.cuda.synchronize, clocks)
     except FlashbenchError:
         raise
     except Exception as error:  # out of memory in one cell leaves the others
         return {"reason": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    event_s = timing.samples.median_s
     return {
         **line.to_json(), "event_s": event_s, "launch_bound": line.launch_bound(event_s),
         "backend": timeline.backend_of([k.name for k in line.kernels])
         if cell.implementation.startswith("sdpa") else None,
-        "gpm": busy,
+        "gpm": busy, "clocks": timing.clocks,
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashbench.errors import GateError, UnavailableError
@@ -50,14 +50,13 @@ def show(
 def _verdict(found: Sequence[tuple[Cell, Mapping[str, Any]]], *, quiet: bool) -> None:
     from flashbench import console
 
-    left_out = {traced["reason"] for _, traced in found if "reason" in traced}
+    left_out = _reasons(row["reason"] for _, row in found if "reason" in row)
     traced = [(cell, row) for cell, row in found if "reason" not in row]
     if not traced:
-        raise UnavailableError(f"--trace: nothing was traced: {'; '.join(sorted(left_out))}")
+        raise UnavailableError(f"--trace: nothing was traced: {'; '.join(left_out)}")
     wrong = [(cell, why_wrong(row)) for cell, row in traced if why_wrong(row)]
     if not quiet:
-        for reason in sorted(left_out):
-            count = sum(row.get("reason") == reason for _, row in found)
+        for reason, count in left_out.items():
             console.note(f"{count} cells were not traced: {reason}")
         console.note(f"{len(traced)} cells traced, {len(wrong)} differ from the model")
     if wrong:
@@ -66,6 +65,23 @@ def _verdict(found: Sequence[tuple[Cell, Mapping[str, Any]]], *, quiet: bool) ->
             f"{len(wrong)} of {len(traced)} cells are not as their model says, first: {cell.key}: {text}",
             hint="'flashbench profile --trace --json' shows it tensor by tensor",
         )
+
+
+def _reasons(given: Iterable[str]) -> dict[str, int]:
+    """Each reason once, with how many cells have it.
+
+    Those that differ by a number at their start only (``48 tile visits …``) are one, with the largest.
+    """
+    alike: dict[str, list[str]] = {}
+    for reason in sorted(given):
+        alike.setdefault(reason.lstrip("0123456789"), []).append(reason)
+    return {_largest(reasons): len(reasons) for reasons in alike.values()}
+
+
+def _largest(reasons: Sequence[str]) -> str:
+    if len(set(reasons)) == 1:
+        return reasons[0]
+    return "up to " + max(reasons, key=lambda reason: int(reason.split(" ")[0]))
 
 
 def why_wrong(row: Mapping[str, Any]) -> str | None:

@@ -23,6 +23,10 @@ Source: nvml.h, nvmlClocksEventReason*; idle, application clocks, sync boost and
 """
 
 
+_DRIVER = "see whether 'nvidia-smi' works: if driver and library do not match, reboot or reinstall the driver"
+_CARD = "see that 'nvidia-smi -L' lists it (CUDA_VISIBLE_DEVICES, a container started without that card)"
+
+
 class Clocks:
     """One GPU's telemetry. Its methods never raise: what NVML refuses is None.
 
@@ -134,9 +138,7 @@ def nvml() -> Any:
 
         pynvml.nvmlInit()
     except Exception as error:
-        log.warning(
-            "no clocks, power or throttle reasons: NVML does not answer (%s); see 'flashbench doctor'", error
-        )
+        log.warning("no clocks, power or throttle reasons: NVML does not answer (%s); %s", error, _DRIVER)
         return None
     return pynvml
 
@@ -156,22 +158,21 @@ def open_clocks(device: str, library: Any = None) -> Clocks | None:
 
     handle = find_handle(library, torch.cuda.get_device_properties(device))
     if handle is None:
-        log.warning(
-            "no clocks, power or throttle reasons: NVML does not know %s; see 'nvidia-smi -L'", device
-        )
+        log.warning("no clocks, power or throttle reasons: NVML does not know %s; %s", device, _CARD)
         return None
     return Clocks(library, handle)
 
 
 def find_handle(library: Any, properties: Any) -> Any:
     """NVML's handle for torch's device properties, or None."""
+    by_uuid = getattr(library, "nvmlDeviceGetHandleByUUID", None)
     uuid = getattr(properties, "uuid", None)
-    if uuid is not None:
+    if by_uuid is not None and uuid is not None:
         name = str(uuid)
         known = name.startswith(("GPU-", "MIG-"))
         full = (name,) if known else (f"GPU-{name}", f"MIG-{name}")
         for key in (form for text in full for form in (text, text.encode())):
-            handle = optional(partial(library.nvmlDeviceGetHandleByUUID, key))
+            handle = optional(partial(by_uuid, key))
             if handle is not None:
                 return handle
     bus = getattr(properties, "pci_bus_id", None)

@@ -129,6 +129,10 @@ def metrics(*, detail: bool) -> tuple[str, ...]:
     return tuple(dict.fromkeys(m for c in COUNTERS if c.group in groups for m in c.metrics))
 
 
+READ = frozenset(metric for counter in COUNTERS for metric in counter.metrics)
+"""Every metric that is read from a profile."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Counted:
     """One kernel's counters, by the names of COUNTERS; None where the chip or the profile lacks one."""

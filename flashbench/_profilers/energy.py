@@ -29,6 +29,10 @@ Source: nvml.h, nvmlDeviceGetPowerUsage.
 """
 
 
+REMEDY = "run without --energy, or on a whole NVIDIA GPU of which 'nvidia-smi' shows the power"
+"""What helps where there is no energy to be had."""
+
+
 def measure_energy(
     call: Callable[[], object], *, device: str, clocks: Clocks | None, min_s: float = MIN_S
 ) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def measure_energy(
     energy), interval_s (of the power readings). The L2 is warm. Raises what the call raises.
     """
     if clocks is None:
-        return {"reason": "energy needs a GPU that NVML can read; 'flashbench doctor' says why it cannot"}
+        return {"reason": f"energy: NVML does not answer for this device; {REMEDY}"}
     load, changed = Load(call, _waiter(device)), _Change(clocks)
     if not load.run_until(changed, most_s=TICK_S):
         load.run_for(SETTLE_S)
@@ -84,8 +88,9 @@ def settle(
     else:
         powers = [power for r in readings if (power := r.get("power_w")) is not None]
         if not powers:
-            said = "this GPU tells neither energy nor power, as virtual and old ones do not"
-            return {"reason": f"{said}: leave --energy out"}
+            return {
+                "reason": f"this GPU tells neither energy nor power (a virtual GPU, an old board); {REMEDY}"
+            }
         joules, method = sum(powers) / len(powers) * seconds, "power"
     return {
         "joules_per_call": joules / calls,

@@ -16,6 +16,11 @@ from flashbench._profilers.load import Load
 MIN_S = 0.3
 """Seconds between the samples, at least: GPM renews its values about ten times a second."""
 
+NEEDS = (
+    "it needs an NVIDIA GPU from Hopper on, not a virtual one, and a driver from 520 on; else use --counters"
+)
+"""What helps where GPM is refused."""
+
 METRICS = {"sm_utilisation": 2, "occupancy": 3, "tensor_utilisation": 5, "dram_utilisation": 10}
 """Name here, and the number of NVML's metric."""
 
@@ -30,13 +35,13 @@ def measure(
     slice's shares. Never raises.
     """
     if clocks is None:
-        return {"reason": "GPM needs a GPU that NVML can read; 'flashbench doctor' says why it cannot"}
+        return {"reason": f"GPM: NVML does not answer for this GPU; {NEEDS}"}
     nvml = clocks.nvml
     samples: list[Any] = []
     try:
         card = clocks.handle if clocks.card is None else clocks.card
         if not nvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
-            return {"reason": "this GPU has no GPM metrics; Hopper and later do: use --counters instead"}
+            return {"reason": f"this GPU has no GPM metrics; {NEEDS}"}
         samples.append(nvml.nvmlGpmSampleAlloc())
         samples.append(nvml.nvmlGpmSampleAlloc())
         sample = _sampler(clocks)
@@ -48,7 +53,7 @@ def measure(
         return _read(nvml, samples)
     except Exception as error:  # a driver or bindings without GPM, no permission
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return {"reason": f"GPM: {said}; it needs Hopper or newer, no virtual GPU: use --counters instead"}
+        return {"reason": f"GPM: {said}; {NEEDS}"}
     finally:
         for taken in samples:
             optional(partial(nvml.nvmlGpmSampleFree, taken))

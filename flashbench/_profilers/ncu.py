@@ -30,7 +30,7 @@ _PLACES = ("/usr/local/cuda/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu", "/usr/
 
 @dataclass(frozen=True)
 class Refusal:
-    """What in ncu's output means what, and what to do about it."""
+    """What in ncu's output means what, and what to do about it. ``{}`` is the pattern's first group."""
 
     pattern: str
     meaning: str
@@ -56,35 +56,15 @@ REFUSALS = (
         "profile on a whole GPU, or use the interpreter's trace ('flashbench profile --trace')",
     ),
     Refusal(
+        r"(?i)\bv-?GPU\b|virtual GPU",
+        "the counters of this virtual GPU are closed",
+        "enable profiling for the vGPU in the hypervisor (plugin parameter enable_profiling=1), or profile on"
+        " a whole GPU",
+    ),
+    Refusal(
         r"\bWSL\b|Windows Subsystem",
         "the counters are closed under WSL",
         "allow them for all users in the NVIDIA Control Panel on the Windows side (Developer settings)",
-    ),
-    Refusal(
-        r"vGPU|virtual GPU",
-        "the counters of this virtual GPU are closed",
-        "let the host enable profiling for it (vGPU plugin parameter enable_profiling=1)",
-    ),
-    Refusal(
-        r"[Dd]river is not compatible with Nsight Compute",
-        "this Nsight Compute does not go with the driver",
-        "install the Nsight Compute of the driver's CUDA version, or update the driver",
-    ),
-    Refusal(
-        r"No space left on device",
-        "the disk of the results or of TMPDIR is full",
-        "make room, or name another folder with --out and TMPDIR",
-    ),
-    Refusal(
-        r"unrecognised option|unrecognized option|unknown option",
-        "this Nsight Compute is too old: it does not know an option that is needed",
-        "install 2022.1 or newer, or set FLASHBENCH_NCU to one",
-    ),
-    Refusal(
-        r"[Ff]ailed to access the following|[Ff]ailed to prepare kernel for profiling|UnknownError",
-        "Nsight Compute could not set up the counters for a kernel",
-        "stop other profilers and monitors of this GPU ('dcgmi profile --pause') and try again; if it stays,"
-        " install the Nsight Compute of the driver's CUDA version",
     ),
     Refusal(
         r"(not supported|unsupported).{0,40}(GPU|device|chip|driver)|LibraryNotLoaded|no compatible GPU",
@@ -92,14 +72,45 @@ REFUSALS = (
         "install the Nsight Compute of the driver's CUDA version",
     ),
     Refusal(
+        r"(?i)cuda driver is not compatible",
+        "this Nsight Compute and the CUDA driver do not fit each other",
+        "update the older of them: ncu, or the driver",
+    ),
+    Refusal(
+        r"(?i)(unrecogni[sz]ed (?:command[- ]line )?option\s*\S*)",
+        "this Nsight Compute is too old: {}",
+        "install a newer one, or set FLASHBENCH_NCU to its path",
+    ),
+    Refusal(
+        r"[Ff]ailed to (?:access|find)(?: the following)?(?: \d+)? metrics?:?\s*(?:regex:)?(.*)",
+        "this Nsight Compute or this GPU lacks metrics: {}",
+        "install the newest Nsight Compute that knows the GPU, or count without --detail",
+    ),
+    Refusal(
+        r"No space left on device",
+        "the disk is full (No space left on device)",
+        "free some of it, or name other folders with --out and TMPDIR",
+    ),
+    Refusal(
         r"InterprocessLockFailed|[Ff]ailed to (open|create|obtain).{0,40}lock",
         "another Nsight Compute holds its lock file",
         "wait for it, or give this one a folder of its own: set TMPDIR",
     ),
+    Refusal(
+        r"==ERROR==.*\bUnknown ?Error\b|[Ff]ailed to prepare kernel for profiling",
+        "Nsight Compute could not prepare a kernel (UnknownError)",
+        "stop what else profiles this GPU (DCGM: 'dcgmi profile --pause'), and see that the cell runs without"
+        " --counters",
+    ),
 )  # fmt: skip
 """Why a profile may be refused. To know another one, add a row."""
 
-UNKNOWN_METRIC = re.compile(r"[Ff]ailed to find metric[s:]*\s*(?:regex:)?\^?\(?([\w.]+)")
+_UNKNOWN_METRICS = re.compile(
+    r"[Ff]ailed to (?:find metric|access the following(?: \d+)? metric)(.*?)(?=^==|^\"|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+_CHILD_FAILED = "The application returned an error code"
+_TRACEBACK = "Traceback (most recent call last):"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +187,13 @@ def profile(
         log.unlink(missing_ok=True)
         code, said = _run(command(path, wanted, log, target), timeout_s, environment)
         csv = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
-        unknown = [name for name in UNKNOWN_METRIC.findall(said + csv) if name in wanted]
+        named = re.findall(r"\w[\w.]*\w", " ".join(_UNKNOWN_METRICS.findall(f"{said}\n{csv}")))
+        unknown = [name for name in wanted if name in named]
         if not unknown or len(unknown) == len(wanted):
             break
         missing += unknown
         wanted = [name for name in wanted if name not in unknown]
-    return Profile(csv=csv, reason=_why(code, said + csv, timeout_s), missing=tuple(missing))
+    return Profile(csv=csv, reason=_why(code, f"{said}\n{csv}", timeout_s), missing=tuple(missing))
 
 
 def _why(code: int | None, said: str, timeout_s: float) -> str:
@@ -192,26 +204,29 @@ def _why(code: int | None, said: str, timeout_s: float) -> str:
     if code is None:
         return f"ncu did not end within {timeout_s:g} s and was stopped; profile fewer or shorter cells"
     if code != 0:
-        return f"ncu exited with {code}: {_cause(lines)[:300]}"
+        return f"ncu exited with {code}: {_cause(lines)}"
     return ""
 
 
-def _cause(lines: str) -> str:
-    """Of what was said, the line that names the cause: a traceback's last, ncu's first error, the last."""
-    said = [line.strip() for line in lines.splitlines() if line.strip() and not line.startswith("==PROF==")]
-    child = [line for line in said if not line.startswith("==")]
-    if any(line.startswith("Traceback (most recent call last)") for line in child):
-        return child[-1]
-    errors = [line for line in said if line.startswith("==ERROR==") and "returned an error code" not in line]
-    return (errors or said[-1:] or ["it said nothing"])[0]
+def _cause(said: str) -> str:
+    """The line that tells most: ncu's first error, else what the child raised, else what came last."""
+    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("==PROF==")]
+    errors = [line for line in lines if line.startswith("==ERROR==") and _CHILD_FAILED not in line]
+    raised: list[str] = []
+    if _TRACEBACK in said:
+        after = said.rpartition(_TRACEBACK)[2].splitlines()
+        raised = [line for line in after if line.strip() and line[0] not in " \t=|+"]
+    told = [*errors, *raised, *lines[-1:], "it said nothing"]
+    return told[0].strip()[:300]
 
 
 def explain(said: str) -> str:
     """The meaning and the remedy of a refusal in ncu's output, or empty where none is known in it."""
-    errors = "\n".join(line for line in said.splitlines() if re.search(r"ERR|rror|==WARN|not |WSL", line))
+    joined = re.sub(r"(metrics:)\s*\n\s+", r"\1 ", said)  # their names may begin on a line of their own
+    errors = "\n".join(line for line in joined.splitlines() if re.search(r"ERR|rror|==WARN|not |WSL", line))
     for row in REFUSALS:
-        if re.search(row.pattern, errors):
-            return f"{row.meaning}; {row.remedy}"
+        if found := re.search(row.pattern, errors):
+            return f"{row.meaning.format(*found.groups())}; {row.remedy}"
     return ""
 
 

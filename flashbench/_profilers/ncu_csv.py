@@ -1,37 +1,27 @@
 """CSV files of Nsight Compute: each kernel's metrics, in base units, whoever made the file.
 
 Two layouts exist. Wide (``--page raw``): a row per kernel, a column per metric, the units in the second
-row. Long (``--page raw`` of older versions): a row per metric, its unit beside it, which may differ from
-row to row. Numbers may carry thousands separators; what the profiler's own lines say (``==PROF== …``) is
-passed over. A number whose meaning is not plain is refused, not guessed.
+row. Long (``--page details`` and the default page): a row per metric, its unit beside it, which may
+differ from row to row. Numbers may carry thousands separators; what the profiler's own lines say
+(``==PROF== …``) is passed over. A file may hold several outputs, one after the other.
 """
 
 from __future__ import annotations
 
 import csv
-import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flashbench._profilers.ncu_units import number
 from flashbench.errors import RunFileError
 
 NAME, METRIC, UNIT, VALUE = "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"
 _RANGES = re.compile(r"(?:Push/Pop|Start/Stop)_Range")
-
-PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
-"""Of bytes, instructions, hertz: Nsight Compute's multiples are decimal."""
-
-BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-"""Of bytes written KiB, MiB, …, as other tools do."""
-
-FIELD_LIMIT = 2**24
-"""Characters of one cell; csv's own limit, 131072, is less than some kernels' names."""
-
-SECONDS = {
-    "ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3,
-    "s": 1.0, "second": 1.0,
-}  # fmt: skip
+_FIELD_BYTES = 2**24
+"""Longest cell that is read: kernel names of templates pass the csv module's own 128 KiB."""
+AGAIN = "make one with 'ncu --csv --page raw --log-file FILE …' or 'ncu --import REP --page raw --csv'"
+"""How to get a file that can be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,93 +39,139 @@ class Kernel:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Profiled:
+    """What a file holds. dropped: lines below the header that are no whole rows of its table."""
+
+    kernels: tuple[Kernel, ...] = ()
+    dropped: int = 0
+
+
 def parse(
-    text: str, *, source: str = "ncu's output", on_lost: Callable[[int], None] = lambda _: None
+    text: str, *, source: str = "ncu's output", only: Collection[str] | None = None
 ) -> tuple[Kernel, ...]:
+    """The kernels of ``read``."""
+    return read(text, source=source, only=only).kernels
+
+
+def read(text: str, *, source: str = "ncu's output", only: Collection[str] | None = None) -> Profiled:
     """The kernels of a CSV file, in order; none where the profiler saw none.
 
-    on_lost: told how many rows are not whole (cut off, a stray quote), if any. Raises RunFileError, naming
-    the source, for a text that holds something else.
+    only: the metrics to read, all by default; what the others hold does not matter. Raises RunFileError,
+    naming the source, for a text that holds something else, and for a cell that has no certain value.
     """
-    csv.field_size_limit(FIELD_LIMIT)
+    kernels: list[Kernel] = []
+    dropped = 0
     try:
-        return _parse(text, source, on_lost)
+        tables = _tables(text, source)
+        for names, rows in tables:
+            table = _Table(names, source, only)
+            kernels += table.long(rows) if METRIC in names or VALUE in names else table.wide(rows)
+            dropped += table.dropped
     except csv.Error as error:
-        raise RunFileError(f"{source}: no CSV: {error}") from None
-    except _Unclear as error:
-        raise RunFileError(f"{source}: {error}") from None
+        raise RunFileError(
+            f"{source}: {error}; accepted: cells of {_FIELD_BYTES} characters", AGAIN
+        ) from None
+    return Profiled(kernels=tuple(kernels), dropped=dropped)
 
 
-class _Unclear(Exception):
-    """A table whose numbers could mean several things."""
+def _tables(text: str, source: str) -> list[tuple[list[str], list[list[str]]]]:
+    """Each header with the rows below it. A line that is no CSV is an empty row."""
+    lines = [
+        line
+        for line in re.split(r"\r\n|\n|\r", text.lstrip("\ufeff"))
+        if line.strip() and not line.startswith("==")
+    ]
+    tables: list[tuple[list[str], list[list[str]]]] = []
+    for line in lines:
+        row = _cells(line)
+        if NAME in line and NAME in (names := [cell.strip() for cell in row]):
+            tables.append((names, []))
+        elif tables:
+            tables[-1][1].append(row)
+    if lines and not tables:
+        page = re.search(r"^\s+Section: |^\s*Metric Name\s+Metric Unit\s+Metric Value", text, re.MULTILINE)
+        what = "the text of ncu's details page" if page else "no table of Nsight Compute"
+        raise RunFileError(
+            f"{source}: {what}; accepted: the CSV of 'ncu --page raw --csv', with a column {NAME!r}", AGAIN
+        )
+    return tables
 
 
-def _parse(text: str, source: str, on_lost: Callable[[int], None]) -> tuple[Kernel, ...]:
-    lines = [line for line in text.lstrip("\ufeff").splitlines() if line and not line.startswith("==")]
-    start = next((at for at, line in enumerate(lines) if _header(line)), None)
-    if start is None:
-        if any(line.strip() for line in lines):
-            raise RunFileError(
-                f"{source}: no table of Nsight Compute; accepted: the CSV of 'ncu --csv', with a column"
-                f" {NAME!r}",
-                hint="make one with 'ncu --csv --page raw --log-file FILE …' or 'ncu --import REP --csv'",
+def _cells(line: str) -> list[str]:
+    """Empty for a line that is cut off within quotes. Raises csv.Error for a cell that is too long.
+
+    Each line is read by itself, so that a stray quote costs its own line only.
+    """
+    usual = csv.field_size_limit(_FIELD_BYTES)
+    try:
+        return next(csv.reader([line], strict=True), [])
+    except csv.Error as error:
+        if "field limit" in str(error):
+            raise
+        return []
+    finally:
+        csv.field_size_limit(usual)
+
+
+class _Table:
+    """The rows below one header."""
+
+    def __init__(self, names: list[str], source: str, only: Collection[str] | None) -> None:
+        self.names, self.source, self.only = names, source, only
+        self.dropped = 0
+
+    def wide(self, rows: Sequence[list[str]]) -> Iterator[Kernel]:
+        """A row per kernel. The row of units comes first and has no kernel's name."""
+        asked = [name for name in self.names if "__" in name and not name.startswith("device__")]
+        metrics = [name for name in asked if self.only is None or name in self.only]
+        units: Mapping[str, str] | None = None
+        for cells in self._whole(rows):
+            if not cells[NAME]:
+                units = cells
+                continue
+            if units is None and metrics:
+                raise RunFileError(
+                    f"{self.source}: there is no row of units below the header; accepted: the CSV of"
+                    " 'ncu --page raw --csv' as it was written", AGAIN
+                )  # fmt: skip
+            yield _kernel(
+                cells, {name: self._number(name, cells[name], (units or {})[name]) for name in metrics}
             )
-        return ()
-    rows = csv.reader(lines[start:])
-    names = [name.strip() for name in next(rows)]
-    whole, lost = [], 0
-    for row in rows:
-        if len(row) != len(names):  # cut off in the middle, as when the profiler was killed
-            lost += 1
-        elif row != names:  # the header of a second output in the same file
-            whole.append(row)
-    kernels = tuple(_long(names, whole) if METRIC in names else _wide(names, whole))
-    if lost:
-        on_lost(lost)
-    return kernels
 
+    def long(self, rows: Sequence[list[str]]) -> Iterator[Kernel]:
+        """A row per metric; a kernel is what shares ID, process and name."""
+        for column in (METRIC, UNIT, VALUE):
+            if column not in self.names:
+                raise RunFileError(
+                    f"{self.source}: there is no column {column!r}; accepted: the CSV of 'ncu --page raw"
+                    f" --csv', or one with {METRIC!r}, {UNIT!r} and {VALUE!r}", AGAIN
+                )  # fmt: skip
+        found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, float | None]]] = {}
+        for cells in self._whole(rows):
+            if not cells[NAME]:
+                continue
+            key = (cells.get("Process ID", ""), cells.get("ID", ""), cells[NAME])
+            _, metrics = found.setdefault(key, (cells, {}))
+            name = cells[METRIC]  # empty where the row is a rule's advice
+            if name and (self.only is None or name in self.only):
+                metrics[name] = self._number(name, cells[VALUE], cells[UNIT])
+        for cells, metrics in found.values():
+            yield _kernel(cells, metrics)
 
-def _header(line: str) -> bool:
-    return NAME in line and NAME in [cell.strip() for cell in next(csv.reader([line]), [])]
+    def _whole(self, rows: Sequence[list[str]]) -> Iterator[dict[str, str]]:
+        """The rows that are as long as the header; others were cut off, as when the profiler was killed."""
+        for row in rows:
+            if len(row) == len(self.names):
+                yield dict(zip(self.names, row, strict=True))
+            else:
+                self.dropped += 1
 
-
-def _wide(names: list[str], rows: Iterable[list[str]]) -> Iterator[Kernel]:
-    """A row per kernel. The row of units comes first and has no kernel's name."""
-    units = [""] * len(names)
-    known = False
-    for row in rows:
-        cells = dict(zip(names, row, strict=True))
-        if not cells[NAME]:
-            units, known = row, True
-            continue
-        if not known:
-            raise _Unclear("no row of units under the header, so its numbers could be of any unit")
-        metrics = {
-            name: number(text, unit, name)
-            for name, text, unit in zip(names, row, units, strict=True)
-            if "__" in name and not name.startswith("device__")
-        }
-        yield _kernel(cells, metrics)
-
-
-def _long(names: list[str], rows: Iterable[list[str]]) -> Iterator[Kernel]:
-    """A row per metric; a kernel is what shares ID, process and name."""
-    for name in (VALUE, UNIT):
-        if name not in names:
-            raise _Unclear(f"it has a column {METRIC!r} but none {name!r}")
-    found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, float | None]]] = {}
-    for row in rows:
-        cells = dict(zip(names, row, strict=True))
-        if not cells[NAME]:
-            continue
-        key = (cells.get("Process ID", ""), cells.get("ID", ""), cells[NAME])
-        _, metrics = found.setdefault(key, (cells, {}))
-        if cells[METRIC]:  # empty where the row is a rule's advice
-            metrics[cells[METRIC]] = number(cells[VALUE], cells[UNIT], cells[METRIC])
-    if found and not any("__" in name for _, metrics in found.values() for name in metrics):
-        raise _Unclear("a page of headings, not of metrics; make the file with 'ncu --csv --page raw'")
-    for cells, metrics in found.values():
-        yield _kernel(cells, metrics)
+    def _number(self, name: str, text: str, unit: str) -> float | None:
+        try:
+            return number(text, unit)
+        except ValueError as error:
+            raise RunFileError(f"{self.source}: column {name!r}: {error}", AGAIN) from None
 
 
 def _kernel(cells: Mapping[str, str], metrics: Mapping[str, float | None]) -> Kernel:
@@ -153,39 +189,3 @@ def _range_names(cell: str) -> list[str]:
     """The names in `` "2:<default domain>:NAME:none:none:none:none:none:none" …``."""
     found = re.findall(r'"?[^":]*:?<default domain>:(.*?)(?::[^:"]*){6}"?(?=\s|$)', cell)
     return [str(name) for name in found]
-
-
-def number(text: str, unit: str, metric: str = "a metric") -> float | None:
-    """The value in base units; None for n/a, an empty cell and what is no finite number.
-
-    ``("500", "Mbyte")`` is 5e8: the multiples are decimal. ``("1,024", "sector")`` is 1024. Commas that part
-    no thousands, a negative count and a unit that is not known are refused.
-    """
-    text = text.strip().replace("\u202f", "").replace("'", "")
-    if "," in text and not re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?", text):
-        if re.fullmatch(r"[+-]?[\d.,]+", text):
-            raise _Unclear(f"{metric} is {text!r}; a decimal point and commas between thousands are taken")
-        return None
-    try:
-        value = float(text.replace(",", ""))
-    except ValueError:
-        return None
-    if not math.isfinite(value):
-        return None
-    if value < 0:
-        raise _Unclear(f"{metric} is {text!r}; no counter is negative")
-    return value * factor(unit, metric)
-
-
-def factor(unit: str, metric: str = "a metric") -> float:
-    """What one of the unit is in base units: ``Kbyte/block`` 1000, ``usecond`` 1e-6, ``sector`` 1."""
-    base = unit.strip().split("/")[0]
-    if base in SECONDS:
-        return SECONDS[base]
-    if found := re.fullmatch(r"([KMGTP]?)(bytes?|B|inst|Hz|hz|cycles?)", base):
-        return PREFIXES[found.group(1)]
-    if found := re.fullmatch(r"([KMGT])iB", base):
-        return BINARY[found.group(1)]
-    if re.fullmatch(r"[KMGTPkmgtpuµn]i?(b|B|bit|byte|s|sec|Hz).*", base):
-        raise _Unclear(f"{metric} is in {unit!r}, a unit that is not known here")
-    return 1.0

@@ -6,7 +6,6 @@ tiles that it is launched with on a card of the given limits.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -56,13 +55,7 @@ class Grid:
 
 def why_unavailable() -> str | None:
     """Why nothing can be compiled here, one sentence, or None."""
-    if reason := _triton.why_missing():
-        return reason
-    try:
-        importlib.import_module("triton")
-    except Exception as error:  # a broken installation raises whatever it likes
-        return f"triton cannot be imported: {type(error).__name__}: {error}; install it anew"
-    return None
+    return _triton.why_missing()
 
 
 def profile(grid: Grid, workers: int | None = None) -> list[dict[str, Any]]:

@@ -109,7 +109,7 @@ def _interpreter() -> Any:
     language = sys.modules.get("triton.language")
     if language is None or type(getattr(language, "cdiv", None)).__name__ != "InterpretedFunction":
         raise UnavailableError(
-            "trace: triton does not interpret in this process", "set TRITON_INTERPRET=1 before it starts"
+            "trace: triton does not interpret in this process; set TRITON_INTERPRET=1 before it starts"
         )
     from triton.runtime import interpreter
 
@@ -118,7 +118,10 @@ def _interpreter() -> Any:
             if problem := _why_unknown(getattr(getattr(interpreter, owner, None), name, None), begins):
                 import triton
 
-                raise UnavailableError(f"trace: triton {triton.__version__} has {problem} {owner}.{name}")
+                raise UnavailableError(
+                    f"trace: triton {triton.__version__} has {problem} {owner}.{name}; install triton 3.6,"
+                    " which is tested, or a newer flashbench"
+                )
     return interpreter
 
 

@@ -6,11 +6,12 @@ The cells run in processes of their own under the profiler (child.py), some doze
 crash or a hang costs that batch only. A cell's counters are a mapping, as they stand in a record::
 
     {"tool": "ncu 2025.3.1.0", "cache_control": "all", "clock_control": "none", "replay": "kernel",
-     "started_at": "2026-…", "total": {counter: value, …},
+     "started_at": "2026-…", "clocks": {"before": {…}, "after": {…}}, "total": {counter: value, …},
      "kernels": [{"kernel", "grid", "block", counter: value, …}, …]}
 
-or ``{"reason": "…"}`` where there are none. started_at (UTC) is of the cell's process. Counter names and
-units: _profilers/counters.py. Times in them are the profiler's and only good for shares.
+or ``{"reason": "…"}`` where there are none. started_at (UTC) is of the cell's process, and so are clocks:
+what NVML reads just before it starts and just after it ends, empty where NVML does not answer. Counter
+names and units: _profilers/counters.py. Times in them are the profiler's and only good for shares.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flashbench import environment, profilers
+from flashbench import environment
 from flashbench._profilers import counters, ncu, ncu_csv
+from flashbench._profilers.clocks import Clocks, open_clocks, optional
 from flashbench.errors import RunFileError
 from flashbench.kernels import Target
 from flashbench.problem import Cell
@@ -54,14 +56,22 @@ def cell_job(cell: Cell) -> Job:
 
 def why_unavailable(target: Target) -> str | None:
     """Why nothing can be counted here, one sentence with its remedy, or None. Starts nothing."""
+    if _is_amd(target):
+        return (
+            "Nsight Compute counts on NVIDIA GPUs only; on AMD's use rocprofv3 by hand, as flashbench does"
+            " not support it yet"
+        )
     if target.type != "cuda":
         return "counters need an NVIDIA GPU; without one, 'flashbench profile --trace' counts exactly"
-    if "AMD" in target.name or "Radeon" in target.name:
-        return (
-            f"Nsight Compute counts NVIDIA GPUs only, this is {target.name}; use rocprofv3 there, or"
-            " 'flashbench profile --trace', which needs no GPU"
-        )
     return ncu.why_unavailable()
+
+
+def _is_amd(target: Target) -> bool:
+    """By its name, or as this torch is one for ROCm, whose GPUs are called ``cuda`` as well."""
+    import torch
+
+    named = target.type == "cuda" and re.search(r"\bAMD\b|Instinct|Radeon", target.name)
+    return bool(torch.version.hip or named)
 
 
 def count_cells(
@@ -97,12 +107,14 @@ def count_jobs(
 ) -> None:
     """As count_cells, for jobs of any kind; on_count gets the job's index."""
     reason = why_unavailable(target)
+    clocks = None
     if reason is None:
         folder.mkdir(parents=True, exist_ok=True)
+        clocks = optional(lambda: open_clocks(target.device))
     for first in range(0, len(jobs), BATCH):
         batch = jobs[first : first + BATCH]
         if reason is None:
-            found, reason = _Batch(batch, target, folder, seed).run(detail)
+            found, reason = _Batch(batch, target, folder, seed).run(detail, clocks)
         else:
             found = [{"reason": reason}] * len(batch)
         for offset, counted in enumerate(found):
@@ -121,7 +133,7 @@ class _Batch:
         self.spec = self.log.with_suffix(".jobs.json")
         self.said = self.log.with_suffix(".said.jsonl")
 
-    def run(self, detail: bool) -> tuple[list[Counters], str | None]:
+    def run(self, detail: bool, clocks: Clocks | None) -> tuple[list[Counters], str | None]:
         """Each job's counters, and why no further batch needs to be tried, if so."""
         spec = {
             "device": self.target.device, "seed": self.seed, "said": str(self.said),
@@ -132,16 +144,16 @@ class _Batch:
         target = [sys.executable, "-m", "flashbench.counting.child", str(self.spec)]
         limit = START_S + JOB_S * len(self.jobs)
         started_at = datetime.now(UTC).isoformat(timespec="seconds")
-        before = _clocks(self.target)
+        before = _read(clocks)
         profile = ncu.profile(counters.metrics(detail=detail), self.log, target, limit, _surroundings())
-        clocks = {"before": before, "after": _clocks(self.target)}
+        read = {"before": before, "after": _read(clocks)} if clocks else {}
         said = self._said()
         try:
-            kernels = ncu_csv.parse(profile.csv, source=str(self.log))
+            kernels = ncu_csv.parse(profile.csv, source=str(self.log), only=counters.READ)
         except RunFileError as error:
             kernels, profile = (), ncu.Profile(csv="", reason=profile.reason or str(error))
         found = [
-            counted if "reason" in counted else {**counted, "started_at": started_at, "clocks": clocks}
+            counted if "reason" in counted else {**counted, "started_at": started_at, "clocks": read}
             for counted in self._join(kernels, said, profile)
         ]
         self.spec.unlink(missing_ok=True)
@@ -191,15 +203,13 @@ def _why_none(index: int, said: Mapping[int, str], profile: ncu.Profile, counted
     return profile.reason or "the profiled process ended before this cell"
 
 
+def _read(clocks: Clocks | None) -> dict[str, Any]:
+    return clocks.read() | clocks.others() if clocks else {}
+
+
 def _version() -> str | None:
     path = ncu.find()
     return ncu.version(path) if path else None
-
-
-def _clocks(target: Target) -> dict[str, Any]:
-    """Of the card, from this process: what NVML says now, or nothing."""
-    clocks = profilers.open_clocks(target.device) if target.type == "cuda" and target.capability else None
-    return {**clocks.read(), **clocks.others()} if clocks else {}
 
 
 def _surroundings() -> dict[str, str]:

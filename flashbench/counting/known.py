@@ -108,7 +108,7 @@ def rows(asked: Sequence[Job], found: Sequence[Counters]) -> list[dict[str, Any]
     """One row per job: expected and counted bytes at L2 and DRAM, and the share found in L2.
 
     hit: of the bytes that were asked for again, those that DRAM did not deliver, 1 − (DRAM reads −
-    size)/(requested − size); None for a kernel that reads once.
+    size)/(requested − size); None for a kernel that reads once. clocks: as of the counters.
     """
     return [_row(job.what, counted) for job, counted in zip(asked, found, strict=True)]
 
@@ -129,4 +129,5 @@ def _row(what: Mapping[str, Any], counted: Counters) -> dict[str, Any]:
         "dram_write_bytes": total.get("dram_write_bytes"),
         "hit": 1 - (dram - size) / again if again and dram is not None else None,
         "reason": counted.get("reason"),
+        "clocks": counted.get("clocks", {}),
     }

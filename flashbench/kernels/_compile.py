@@ -19,8 +19,9 @@ from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+from flashbench.errors import UnavailableError
 from flashbench.flash_configs import Config, choose
-from flashbench.kernels import Target
+from flashbench.kernels import Target, _triton
 from flashbench.problem import DTYPES, Cell, Problem
 
 if TYPE_CHECKING:
@@ -113,7 +114,10 @@ def lacking(tasks: Iterable[Task]) -> list[Task]:
 
 
 def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool = False) -> list[Compiled]:
-    """Compile every task, in spawned processes; with inspect the machine code is read too."""
+    """Compile every task, in spawned processes; with inspect the machine code is read too.
+
+    Raises UnavailableError where they cannot import Triton.
+    """
     tasks = list(tasks)
     if not tasks:
         return []
@@ -139,10 +143,16 @@ def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool
 
 
 def compile_one(task: Task, inspect: bool = False) -> Compiled:
-    """Compile one task in this process, which must not hold Triton as an interpreter."""
+    """Compile one task in this process, which must not hold Triton as an interpreter.
+
+    Raises UnavailableError where Triton cannot be imported.
+    """
     os.environ.pop("TRITON_INTERPRET", None)
-    import triton
-    from triton.backends.compiler import GPUTarget
+    try:
+        import triton
+        from triton.backends.compiler import GPUTarget
+    except Exception as error:  # a broken installation raises whatever it likes
+        raise UnavailableError(_triton.why_broken(error)) from None
 
     architecture = GPUTarget("cuda", 10 * task.capability[0] + task.capability[1], 32)
     triton.runtime.driver.set_active(_NoDevice(architecture))

@@ -40,6 +40,12 @@ def why_missing() -> str | None:
     return None
 
 
+def why_broken(error: Exception) -> str:
+    """One sentence on what importing Triton raised."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"triton cannot be imported: {said}; reinstall it: pip install --force-reinstall triton"
+
+
 def why_unavailable(target: Target) -> str | None:
     """Why no Triton kernel can run on the target, one sentence, or None."""
     missing = why_missing()
@@ -53,7 +59,7 @@ def why_unavailable(target: Target) -> str | None:
     try:
         importlib.import_module("triton.language")
     except Exception as error:  # a broken installation raises whatever it likes
-        return f"triton cannot be imported: {type(error).__name__}: {error}"
+        return why_broken(error)
     return _why_wrong_mode(target, version)
 
 
