@@ -160,12 +160,13 @@ def made(features: tuple[str, ...], generator: pick.Random, heads: int) -> dict[
     return options
 
 
-def cases() -> list[tuple[str, tuple[str, ...], int]]:
+def cases() -> list[Any]:
+    """The full suite's pairs over a mask as well."""
     chosen = [(mask, (), n) for mask in MASKS for n in range(2)]
     chosen += [(mask, (one,), n) for n, (mask, one) in enumerate(itertools.product(MASKS, SCORES))]
     chosen += [("full", pair, n) for n, pair in enumerate(itertools.combinations(SCORES, 2))]
-    chosen += [("left window", pair, n + 1) for n, pair in enumerate(itertools.combinations(SCORES, 2))]
-    return chosen
+    pairs = [("left window", pair, n + 1) for n, pair in enumerate(itertools.combinations(SCORES, 2))]
+    return [*chosen, *(pytest.param(*one, marks=pytest.mark.slow) for one in pairs)]
 
 
 @pytest.mark.parametrize(("mask", "features", "number"), cases(), ids=str)
