@@ -360,7 +360,7 @@ def test_problems_out_of_range_are_refused() -> None:
         packed(LLAMA_DECODE, [])
 
 
-@pytest.mark.parametrize("model", ["standard", "flash-v2", "flash"])
+@pytest.mark.parametrize("model", ["standard", "flash-v2", "flash-v1"])
 def test_a_sequence_without_queries_or_keys_is_not_counted(model: str) -> None:
     p = packed(LLAMA_DECODE, [(1, 5), (0, 3), (2, 0)])
     with pytest.raises(SpecError, match="a sequence without queries or keys"):
