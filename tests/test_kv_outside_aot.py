@@ -16,6 +16,7 @@ from flashbench.flash_configs import TABLE, choose, math_of, shared_bytes
 from flashbench.kernels import _compile
 
 triton = pytest.importorskip("triton")
+pytestmark = pytest.mark.slow  # many compiles
 
 KERNELS = ("v1_fwd", "v1_bwd", "atomic")
 IMPLEMENTATION = {"v1_fwd": "flash-v1", "v1_bwd": "flash-v1"}
