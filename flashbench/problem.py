@@ -134,7 +134,8 @@ class Problem:
             )
         # as read back from JSON, which knows lists only
         object.__setattr__(self, "window", tuple(self.window))
-        object.__setattr__(self, "lengths", tuple((q, k) for q, k in self.lengths))
+        if self.lengths != ():
+            object.__setattr__(self, "lengths", tuple((q, k) for q, k in self.lengths))
         if self.options():
             self._check_options()
         if self.lengths:
@@ -263,11 +264,8 @@ class Problem:
 
     def options(self) -> dict[str, Any]:
         """The fields that differ from their defaults, of those that have one."""
-        return {
-            field.name: value
-            for field in fields(self)
-            if field.default is not MISSING and (value := getattr(self, field.name)) != field.default
-        }
+        values = self.__dict__
+        return {name: values[name] for name, default in _OPTIONAL if values[name] != default}
 
     def features(self) -> frozenset[str]:
         """What an implementation must know beyond plain and causal attention: names of FEATURES."""
@@ -310,6 +308,9 @@ class Problem:
             words.append(self.layout)
         return "".join(f" {word}" for word in words)
 
+
+_OPTIONAL = tuple((field.name, field.default) for field in fields(Problem) if field.default is not MISSING)
+"""Fields with a default, looked up once: 100,000 problems ask."""
 
 FEATURES = {
     "window": "window", "alignment": "top-left", "softcap": "softcap", "alibi": "alibi", "bias": "bias",
