@@ -188,6 +188,30 @@ def test_an_implementation_keeps_its_tiles_whatever_the_other_rows_have(io_model
         assert (code, why in err) == (2, True), err
 
 
+def test_options_of_attention_are_counted_of_the_bundled_kernel(io_model: Any) -> None:
+    line = (
+        "--seqlens",
+        "1k",
+        "--gpu",
+        "h100-sxm",
+        "--models",
+        "flash",
+        "--passes",
+        "bwd",
+        "--window",
+        "32,0",
+    )
+    code, plain, err = io_model(*line, "--json")
+    assert (code, "without the arithmetic" in err) == (0, False)
+    code, out, err = io_model(*line, "--bias", "1hqk", "--alibi", "--sinks", "--json")
+    assert (code, "flash: time without the arithmetic of alibi, bias" in err) == (0, True)
+    one, two = json.loads(plain)[0], json.loads(out)[0]
+    assert two["requested_read_bytes"] > one["requested_read_bytes"]
+    gradients = 2 * two["num_heads"] * 1024 * 1024 + 4 * two["num_heads"]
+    assert two["requested_write_bytes"] - one["requested_write_bytes"] == gradients
+    assert two["extra_bytes"] - one["extra_bytes"] == gradients
+
+
 def test_a_window_is_typed_as_keys_or_as_tokens(io_model: Any) -> None:
     base = ("--seqlens", "1k", "--causal", "yes", "--models", "flash-v2", "--json", "-q", "--window")
     rows = {

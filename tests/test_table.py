@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from flashbench import iomodel, runfile, table
+from flashbench import devices, iomodel, runfile, table
 from flashbench.metrics import METRICS
 from flashbench.runfile import RunFile
 
@@ -41,6 +41,21 @@ def test_the_predicted_memory_follows_the_implementations_own_model() -> None:
     expected = [iomodel.estimate(model, problem, "fwd").extra_bytes for model in ("standard", "flash-v2")]
     assert list(frame["predicted_extra_bytes"]) == expected
     assert expected[0] > 10 * expected[1]
+
+
+def test_a_row_with_options_of_attention_has_its_models_bytes() -> None:
+    options = {"window": (32, 0), "bias": "1hqk", "alibi": True, "sinks": True}
+    frame = built(
+        synthetic.record(
+            "flash", 1024, "bwd", io_model="flash", status="checked", reason="not timed", **options
+        )
+    )
+    row = iomodel.estimate(
+        "flash", synthetic.problem(1024, **options), "bwd", device=devices.find("h100-sxm")
+    )
+    assert frame["requested_bytes"].iloc[0] == row.requested.total_bytes
+    assert frame["predicted_extra_bytes"].iloc[0] == row.extra_bytes
+    assert frame["compulsory_bytes"].iloc[0] == row.compulsory.total_bytes
 
 
 def test_the_records_tiles_decide_its_requested_bytes() -> None:

@@ -56,9 +56,9 @@ COMMON: dict[str, tuple[dict[str, Any], ...]] = {
 HEADS = (
     {"batch": 1, "num_heads": 2, "num_kv_heads": 1},
     {"batch": 2, "num_heads": 2, "num_kv_heads": 2},
-    {"batch": 2, "num_heads": 2, "num_kv_heads": 1},
+    {"batch": 2, "num_heads": 1, "num_kv_heads": 1},
 )
-LENGTHS = ((33, 33), (17, 50), (50, 17), (1, 40), (37, 1), (32, 16))
+LENGTHS = ((32, 48), (17, 40), (40, 17), (1, 33), (33, 1))
 DENSE = {
     **COMMON,
     "bias along": tuple({"along": sides} for sides in ("", "qk", "q1", "1k", "11")),

@@ -145,14 +145,13 @@ def tensor_bytes(problem: Problem) -> dict[str, int]:
         }  # fmt: skip
         for name, size in rows.items():
             total[name] = total.get(name, 0) + size
-    lengths = (len(problem.lengths) + 1) * INT32
-    total |= dict.fromkeys(("slopes", "sinks", "dsinks"), problem.num_heads * FP32)
-    return {
-        **total,
-        **dict.fromkeys(("bias", "dbias"), bias_bytes(problem)),
-        "cu_q": lengths,
-        "cu_k": lengths,
-    }
+    if problem.alibi or problem.sinks:
+        total |= dict.fromkeys(("slopes", "sinks", "dsinks"), problem.num_heads * FP32)
+    if problem.bias:
+        total |= dict.fromkeys(("bias", "dbias"), bias_bytes(problem))
+    if problem.lengths:
+        total |= dict.fromkeys(("cu_q", "cu_k"), (len(problem.lengths) + 1) * INT32)
+    return total
 
 
 @dataclass(slots=True)

@@ -119,20 +119,18 @@ def predict(estimate: Estimate, device: Device, family: str | None = None) -> Pr
         family=on.family.name,
         device=device.name,
         calibrated=on.calibrated,
-        note=on.note + (f"; {left_out}" if (left_out := uncounted(estimate.problem, on)) else ""),
+        note=on.note + (f"; {words}" if (words := uncounted(estimate.problem, on)) else ""),
         setting=on,
     )
 
 
-_OPS = ("softcap", "alibi", "bias", "dropout")
-"""Features that cost arithmetic per score, which no constant stands for; their bytes are counted."""
-
-
 def uncounted(problem: Problem, on: Setting) -> str:
-    """What the time of a tiled kernel leaves out, in words; empty where nothing is."""
-    asked = problem.features()
-    named = ", ".join(name for name in _OPS if name in asked)
-    return f"time without the arithmetic of {named}" if named and on.fwd else ""
+    """The arithmetic per score that no constant stands for, though its bytes are counted; empty for none."""
+    p = problem
+    asked = {"softcap": p.softcap, "alibi": p.alibi, "bias": p.bias, "dropout": p.dropout_p}
+    if on.fwd is None or not any(asked.values()):
+        return ""
+    return f"time without the arithmetic of {', '.join(name for name in asked if asked[name])}"
 
 
 def kernels_alone(estimate: Estimate, device: Device, family: str | None = None) -> tuple[Alone, ...]:
