@@ -157,6 +157,17 @@ def test_the_trace_is_the_model_to_the_byte(capsys: pytest.CaptureFixture[str]) 
 
 
 @interpreted
+def test_options_of_attention_are_traced_with_their_gradients(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ["--seqlens", "33", "--head-dims", "16", "--dtypes", "fp16", "--passes", "bwd", "--causal", "no"]
+    options = ["--window", "9,0", "--bias", "1hqk", "--sinks", "--alibi"]
+    code, out, err = run(capsys, "--trace", *grid, *options, "--json")
+    assert code == 0, err
+    (cell,) = json.loads(out)
+    assert (cell["difference_bytes"], cell["difference_flops"]) == (0, 0)
+    assert [kernel["step"] for kernel in cell["kernels"]] == ["delta", "dq", "dkdv", "dbias", "dsinks"]
+
+
+@interpreted
 def test_the_tiles_of_a_card_can_be_traced(capsys: pytest.CaptureFixture[str]) -> None:
     grid = ["--seqlens", "200", "--head-dims", "64", "--dtypes", "bf16", "--passes", "fwd", "--causal", "no"]
     reads = []
