@@ -21,6 +21,7 @@ from traced import TILES, assert_exact
 
 from flashbench import devices, iomodel, kernels, tracing
 from flashbench._iomodel.visits import visits
+from flashbench._profilers.trace import trace
 from flashbench.errors import SpecError
 from flashbench.kernels import Target, _triton
 from flashbench.kernels._inputs import make_inputs
@@ -117,6 +118,18 @@ def test_masks_and_scores_move_what_the_model_says(changes: dict[str, Any]) -> N
 @pytest.mark.parametrize("changes", cells(PACKED), ids=str)
 def test_packed_batches_move_what_the_model_says(changes: dict[str, Any]) -> None:
     assert_exact(packed(**changes), TILES)
+
+
+@pytest.mark.parametrize("lengths", [(70, 70), (1, 70), (70, 1)], ids=str)
+def test_a_bias_per_pair_has_its_own_tiles_in_kernel_row_and_model(lengths: tuple[int, int]) -> None:
+    p = problem(batch=1, num_heads=1, num_kv_heads=1, bias="bhqk", seqlen_q=lengths[0], seqlen_k=lengths[1])
+    row = iomodel.estimate("flash", p, "fwd")
+    inputs, flash_row = make_inputs(p, "cpu", 0), kernels.get("flash")
+    found = tracing.compare(trace(flash_row.prepare(p, inputs)), row)
+    assert (found["difference_bytes"], found["difference_flops"]) == (0, 0)
+    said = flash_row.describe(p, "fwd", tracing.CPU)
+    assert row.tiles == {name: said[name] for name in row.tiles}
+    assert row.tiles["fwd_block_k"] == (64 if 1 in lengths else 32)
 
 
 def packed(**changes: Any) -> Problem:

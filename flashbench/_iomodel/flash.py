@@ -116,6 +116,12 @@ def padded(problem: Problem) -> tuple[int, int]:
 
 def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles:
     """The tile that the kernel ships with for the card; without one, that of the interpreter."""
+    config = shipped_config(problem, kernel, device)
+    return Tiles(config.block_q, config.block_k)
+
+
+def shipped_config(problem: Problem, kernel: str, device: Device | None) -> flash_configs.Config:
+    """The configuration of that tile."""
     config = flash_configs.choose(
         kernel,
         flash_configs.math_of(problem.dtype),
@@ -124,9 +130,9 @@ def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles
         device.capability if device else None,
         device.smem_per_block_bytes if device else None,
     )
-    if problem.bias.endswith("qk") and kernel != "delta":
-        config = flash_configs.with_bias(config)
-    return Tiles(config.block_q, config.block_k)
+    if problem.bias and 1 not in problem.bias_shape[2:] and kernel != "delta":
+        return flash_configs.with_bias(config)
+    return config
 
 
 def footprint(problem: Problem, kernel: str, tiles: Tiles) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from flashbench import flash_configs
 from flashbench._iomodel.constants import LAUNCH_S
 from flashbench._iomodel.dram import Alone, Band, Grid, alone, dram
+from flashbench._iomodel.flash import shipped_config
 from flashbench._iomodel.roofline import Roofs
 from flashbench._iomodel.setting import Setting, setting
 from flashbench._iomodel.types import Estimate, Step
@@ -203,9 +204,8 @@ def _resident(estimate: Estimate, kernel: str, most: int, device: Device) -> int
     if estimate.model != "flash":
         return most
     p, math = estimate.problem, flash_configs.math_of(estimate.problem.dtype)
-    dims, limit = (p.head_dim, p.head_dim_v), device.smem_per_block_bytes
-    config = flash_configs.choose(kernel, math, *dims, device.capability, limit)
-    block = flash_configs.shared_bytes(kernel, config, math, *dims, device.capability)
+    config = shipped_config(p, kernel, device)
+    block = flash_configs.shared_bytes(kernel, config, math, p.head_dim, p.head_dim_v, device.capability)
     return max(1, min(most, device.smem_per_sm_bytes // block))
 
 

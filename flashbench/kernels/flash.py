@@ -136,7 +136,7 @@ def _chosen(
 ) -> dict[str, Config]:
     shape = math_of(problem.dtype), problem.head_dim, problem.head_dim_v
     found = {kernel: choose(kernel, *shape, capability, limit) for kernel in _KERNELS[pass_]}
-    if problem.bias.endswith("qk"):
+    if problem.bias and 1 not in problem.bias_shape[2:]:
         found = {kernel: c if kernel == "delta" else with_bias(c) for kernel, c in found.items()}
     return found
 
