@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import TYPE_CHECKING
 
-KERNELS = ("fwd", "dkdv", "dq", "delta")
+if TYPE_CHECKING:
+    from flashbench.problem import Problem
+
 MAX_HEAD_DIM = 256
 STATISTICS_BYTES = 1024
 BARRIER_BYTES = 256
@@ -182,6 +185,14 @@ def choose(
         if limit is None or need <= limit:
             return config
     return configs[needs.index(min(needs))]
+
+
+def chosen(problem: Problem, kernel: str, capability: tuple[int, int] | None, limit: int | None) -> Config:
+    """What the kernel is launched with for the problem: ``choose``, with room for its bias."""
+    shape = math_of(problem.dtype), problem.head_dim, problem.head_dim_v
+    config = choose(kernel, *shape, capability, limit)
+    biased = problem.bias and 1 not in problem.bias_shape[2:] and kernel != "delta"
+    return with_bias(config) if biased else config
 
 
 def with_bias(config: Config) -> Config:

@@ -122,17 +122,8 @@ def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles
 
 def shipped_config(problem: Problem, kernel: str, device: Device | None) -> flash_configs.Config:
     """The configuration of that tile."""
-    config = flash_configs.choose(
-        kernel,
-        flash_configs.math_of(problem.dtype),
-        problem.head_dim,
-        problem.head_dim_v,
-        device.capability if device else None,
-        device.smem_per_block_bytes if device else None,
-    )
-    if problem.bias and 1 not in problem.bias_shape[2:] and kernel != "delta":
-        return flash_configs.with_bias(config)
-    return config
+    limits = (device.capability, device.smem_per_block_bytes) if device else (None, None)
+    return flash_configs.chosen(problem, kernel, *limits)
 
 
 def footprint(problem: Problem, kernel: str, tiles: Tiles) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from flashbench.flash_configs import Config, choose, widest, with_bias
+from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, widest, with_bias
 from flashbench.kernels import _flash_kernels as kernels
 
 INTERPRETED = isinstance(kernels.forward, InterpretedFunction)
@@ -88,7 +88,7 @@ class Call:
         for kernel, config in self.configs:
             if kernel == name:
                 return config
-        config = choose(name, self.math(q), q.shape[-1], v.shape[-1], *(self.card or _card(q.device)))
+        config = choose(name, self.math(q), q.shape[-1], v.shape[-1], *(self.card or card(q.device)))
         return with_bias(config) if self.biased and name != "delta" else config
 
     def math(self, q: Tensor) -> str:
@@ -164,8 +164,48 @@ class Extra:
 NOTHING = Extra()
 
 
+def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Raise ValueError unless the shapes are those of one attention problem with head dims that run."""
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.ndim == k.ndim == v.ndim == 4:
+        raise ValueError(f"q, k and v have 4 dimensions (batch, heads, seqlen, head_dim); got {shapes}")
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"batch, K/V heads, seqlen_k or head_dim differ: {shapes}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"num_heads {q.shape[1]} is not divisible by num_kv_heads {k.shape[1]}")
+    if not 1 <= min(q.shape[3], v.shape[3]) <= max(q.shape[3], v.shape[3]) <= MAX_HEAD_DIM:
+        raise ValueError(f"head dims must be 1 to {MAX_HEAD_DIM}: {shapes}")
+
+
+def computable(x: Tensor) -> Tensor:
+    """x; in fp32 where the interpreter would garble it.
+
+    The interpreter's bf16 arithmetic is wrong and its rounding to bf16 truncates, so there bf16
+    comes in as fp32, goes out as fp32, and torch rounds.
+    """
+    return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """x with unit stride along the head dim."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def like(q: Tensor, columns: int) -> Tensor:
+    """An output for q's rows, its heads inside or outside its rows as q's are."""
+    batch, heads, rows, _ = q.shape
+    if rows > 1 < heads and q.stride(1) < q.stride(2):
+        return q.new_empty(batch, rows, heads, columns).transpose(1, 2)
+    return q.new_empty(batch, heads, rows, columns)
+
+
+def on(device: torch.device) -> Any:
+    """Triton launches on the current device; make it the tensors'."""
+    return torch.cuda.device(device if device.type == "cuda" else -1)
+
+
 @cache
-def _card(device: torch.device) -> tuple[tuple[int, int] | None, int | None]:
+def card(device: torch.device) -> tuple[tuple[int, int] | None, int | None]:
     """(compute capability, shared memory per block in bytes), both None in the interpreter."""
     if INTERPRETED:
         return None, None

@@ -230,8 +230,8 @@ def _flash_v2_atomic(task: Task) -> Launch:
     if task.kernel == "fwd":
         return _flash(task)
     saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=o)
-    _, launches = flash.backward_launches(saved, call, lse_has_gradient=False)
-    return next(one for one in launches if one.name == task.kernel)
+    work = flash.backward_launches(saved, call, lse_has_gradient=False)
+    return next(one for one in work.launches if one.name == task.kernel)
 
 
 def _flash_fp8(task: Task) -> Launch:

@@ -11,8 +11,6 @@ length back from the device, so that a call can be captured in a CUDA graph.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache as cached
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,8 +20,7 @@ from flashbench import decode_configs as configs
 from flashbench.decode_configs import DecodeConfig, Shape
 from flashbench.flash_configs import MAX_HEAD_DIM, widest
 from flashbench.kernels import _decode_kernels as kernels
-from flashbench.kernels._call import INTERPRETED, Launch
-from flashbench.kernels._launches import _like
+from flashbench.kernels._call import INTERPRETED, Launch, card, computable, like, on
 
 FP8 = torch.float8_e4m3fn
 FP8_NEEDS = (8, 9)
@@ -142,7 +139,7 @@ def flash_decode(
 def run(q: Tensor, cache: Cache, call: Call, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:
     """As flash_decode, with everything decided or left open in call."""
     o, lse, launched = launches(q, cache, call)
-    with _on(q.device):
+    with on(q.device):
         for launch in launched:
             launch.run()
     o = o.to(q.dtype)
@@ -155,10 +152,10 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     dim_v, group = cache.v.shape[-1], heads // cache.num_kv_heads
     config, split_keys, num_splits = plan(q, cache, call)
     block_m = configs.block_q(max(1, group * seqlen_q), _math(q, cache, call.tf32))
-    q, k, v = (_computable(x) for x in (q, cache.k, cache.v))
+    q, k, v = (computable(x) for x in (q, cache.k, cache.v))
     lengths = cache.lengths()
     num_tiles = cdiv(group * seqlen_q, block_m)
-    o = _like(q, dim_v)
+    o = like(q, dim_v)
     lse = q.new_empty(batch, heads, seqlen_q, dtype=torch.float32)
     o_part = lse_part = None
     if num_splits > 1:
@@ -207,7 +204,7 @@ def append(cache: Cache, k: Tensor, v: Tensor) -> None:
     seqused_k stays as it is. Raises ValueError for what does not fit together.
     """
     _check_new(cache, k, v)
-    with _on(k.device):
+    with on(k.device):
         for launch in append_launches(cache, k, v):
             launch.run()
 
@@ -234,7 +231,7 @@ def append_launches(cache: Cache, k: Tensor, v: Tensor) -> tuple[Launch, ...]:
 
 def plan(q: Tensor, cache: Cache, call: Call) -> tuple[DecodeConfig, int, int]:
     """(configuration, keys per split, splits)."""
-    capability, limit, slots = call.card or _card(q.device)
+    capability, limit, slots = call.card or (*card(q.device), _sms(q.device))
     shape = Shape(
         _math(q, cache, call.tf32), q.shape[-1], cache.v.shape[-1], cache.k.element_size(), cache.page_size
     )
@@ -266,24 +263,9 @@ def _descales(cache: Cache) -> tuple[tuple[Tensor | None, Tensor | None], int]:
     return both, int(any(x is not None and x.numel() > 1 for x in both))
 
 
-def _computable(x: Tensor) -> Tensor:
-    """x in fp32 where the interpreter would garble it: its bf16 arithmetic is wrong."""
-    return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
-
-
-@cached
-def _card(device: torch.device) -> tuple[tuple[int, int] | None, int | None, int]:
-    """(compute capability, shared memory per block in bytes, SMs); in the interpreter (None, None, 0)."""
-    if INTERPRETED:
-        return None, None, 0
-    properties = torch.cuda.get_device_properties(device)
-    limit = getattr(properties, "shared_memory_per_block_optin", None)
-    return (properties.major, properties.minor), limit, properties.multi_processor_count
-
-
-def _on(device: torch.device) -> Any:
-    """Triton launches on the current device; make it the tensors'."""
-    return torch.cuda.device(device if device.type == "cuda" else -1)
+def _sms(device: torch.device) -> int:
+    """SMs of the card; 0 is the interpreter."""
+    return 0 if INTERPRETED else torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _check(q: Tensor, cache: Cache) -> None:
@@ -316,7 +298,7 @@ def _check_cache(cache: Cache) -> None:
         raise ValueError(f"k and v must be of one dtype: {k.dtype}, {v.dtype}")
     if any(x.stride(3) != 1 < x.shape[3] for x in (k, v)):
         raise ValueError(f"the last stride of k and v must be 1, got {k.stride()} and {v.stride()}")
-    if k.dtype == FP8 and k.is_cuda and (_card(k.device)[0] or FP8_NEEDS) < FP8_NEEDS:
+    if k.dtype == FP8 and k.is_cuda and (card(k.device)[0] or FP8_NEEDS) < FP8_NEEDS:
         raise ValueError("an fp8 cache needs sm89 or newer")
     integers = (("block_table", table, 2), ("seqused_k", cache.seqused_k, 1))
     for name, x, dims in integers:

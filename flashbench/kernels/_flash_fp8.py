@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from triton import cdiv
 
-from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, section, widest
+from flashbench.flash_configs import Config, choose, section, widest
 from flashbench.kernels import _fp8
 from flashbench.kernels import _fp8_kernels as kernels
-from flashbench.kernels._call import INTERPRETED, Launch, _card
-from flashbench.kernels._flash_v2 import _on
+from flashbench.kernels._call import INTERPRETED, Launch, card, check_shapes, on
 from flashbench.kernels._fp8 import Quantised
 
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -45,7 +44,7 @@ def operands(
     (``_fp8.rotate``). config: in place of the table's. Raises ValueError for shapes that do not fit.
     """
     _check(q, k, v, dtype)
-    config = config or choose("fwd", "fp8", q.shape[3], v.shape[3], *_card(q.device))
+    config = config or choose("fwd", "fp8", q.shape[3], v.shape[3], *card(q.device))
     if hadamard:
         q, k = _fp8.rotate(q), _fp8.rotate(k)
     return Operands(
@@ -72,7 +71,7 @@ def flash_attention(
     garbled = INTERPRETED and out_dtype == torch.bfloat16  # it truncates where it should round
     stored = torch.float32 if garbled else out_dtype
     o, lse, launch = forward_launch(x, causal=causal, scale=scale, out_dtype=stored)
-    with _on(lse.device):
+    with on(lse.device):
         launch.run()
     return (o if o.scales.numel() else o.values.to(out_dtype)), lse
 
@@ -108,14 +107,6 @@ def forward_launch(
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if not q.ndim == k.ndim == v.ndim == 4:
-        raise ValueError(f"q, k and v have 4 dimensions (batch, heads, seqlen, head_dim); got {shapes}")
-    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"batch, K/V heads, seqlen_k or head_dim differ: {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"num_heads {q.shape[1]} is not divisible by num_kv_heads {k.shape[1]}")
-    if not 1 <= min(q.shape[3], v.shape[3]) <= max(q.shape[3], v.shape[3]) <= MAX_HEAD_DIM:
-        raise ValueError(f"head dims must be 1 to {MAX_HEAD_DIM}: {shapes}")
+    check_shapes(q, k, v)
     if dtype not in FORMATS:
         raise ValueError(f"fp8 is {' or '.join(map(str, FORMATS))}; got {dtype}")

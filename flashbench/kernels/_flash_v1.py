@@ -13,9 +13,8 @@ from torch.autograd.function import once_differentiable
 
 from flashbench.flash_configs import Config
 from flashbench.kernels import _flash_v1_kernels as kernels
-from flashbench.kernels import _flash_v2 as v2
 from flashbench.kernels import _plain
-from flashbench.kernels._call import NOTHING, Call, Launch
+from flashbench.kernels._call import Call, Launch, computable, on, unit_stride
 
 
 def flash_attention(
@@ -34,9 +33,7 @@ def flash_attention(
     Shapes, dtypes, results and errors as ``_flash_v2.flash_attention``. configs: (kernel, configuration) in
     place of the table's, for the kernels ``v1_fwd`` and ``v1_bwd``.
     """
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    call = Call(causal=causal, scale=scale, tf32=tf32, configs=configs)
-    v2.check(q, k, v, call, NOTHING)
+    call = _plain.call(q, k, v, causal=causal, softmax_scale=softmax_scale, tf32=tf32, configs=configs)
     o, lse = _FlashAttention1.apply(q, k, v, call, return_lse)
     return (o, lse) if return_lse else o
 
@@ -47,9 +44,9 @@ class _FlashAttention1(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, return_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
         dtype = q.dtype
-        q, k, v = (v2._unit_stride(v2._computable(x)) for x in (q, k, v))
+        q, k, v = (unit_stride(computable(x)) for x in (q, k, v))
         o, l, m, launch = forward_launch(q, k, v, call)
-        with v2._on(q.device):
+        with on(q.device):
             launch.run()
         o = o.to(dtype)
         ctx.save_for_backward(q, k, v, o, l, m)
@@ -63,9 +60,9 @@ class _FlashAttention1(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, o, l, m = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
         dlse = None if dlse is None else dlse.contiguous()
-        o, do = (v2._unit_stride(v2._computable(x)) for x in (o, do))
+        o, do = (unit_stride(computable(x)) for x in (o, do))
         grads, launch = backward_launch((q, k, v, o, do), (l, m, dlse), ctx.call)
-        with v2._on(q.device):
+        with on(q.device):
             launch.run()
         return *(grad.to(ctx.dtype) for grad in grads), None, None
 

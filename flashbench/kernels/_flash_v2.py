@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flashbench.flash_configs import MAX_HEAD_DIM, Config
-from flashbench.kernels._call import INTERPRETED, NOTHING, Call, Extra
+from flashbench.flash_configs import Config
+from flashbench.kernels._call import NOTHING, Call, Extra, check_shapes, computable, on, unit_stride
 from flashbench.kernels._launches import Saved, backward_launches, forward_launch
 
 __all__ = ["NOTHING", "Call", "Extra", "Saved", "backward_launches", "flash_attention", "forward_launch"]
@@ -99,10 +99,10 @@ class _FlashAttention(torch.autograd.Function):  # type: ignore[misc]
         extra: Extra,
     ) -> tuple[Tensor, Tensor]:
         dtype = q.dtype
-        q, k, v = (_unit_stride(_computable(x)) for x in (q, k, v))
-        extra = replace(extra, bias=None if bias is None else _computable(bias), sinks=sinks)
+        q, k, v = (unit_stride(computable(x)) for x in (q, k, v))
+        extra = replace(extra, bias=None if bias is None else computable(bias), sinks=sinks)
         o, lse, launch = forward_launch(q, k, v, call, extra)
-        with _on(q.device):
+        with on(q.device):
             launch.run()
         o = o.to(dtype)
         ctx.save_for_backward(q, k, v, o, lse, extra.bias, sinks)
@@ -115,7 +115,7 @@ class _FlashAttention(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, bias, sinks = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        o, do = (_unit_stride(_computable(x)) for x in (o, do))
+        o, do = (unit_stride(computable(x)) for x in (o, do))
         work = backward_launches(
             Saved(q=q, k=k, v=v, o=o, lse=lse, do=do),
             ctx.call,
@@ -125,7 +125,7 @@ class _FlashAttention(torch.autograd.Function):  # type: ignore[misc]
                 name for name, want in zip(("bias", "sinks"), ctx.needs_input_grad[3:5], strict=True) if want
             ],
         )
-        with _on(q.device):
+        with on(q.device):
             for launch in work.launches:
                 launch.run()
                 if launch.name == "delta" and dlse is not None:
@@ -136,37 +136,10 @@ class _FlashAttention(torch.autograd.Function):  # type: ignore[misc]
         return dq, dk, dv, dbias, work.dsinks, None, None
 
 
-def _computable(x: Tensor) -> Tensor:
-    """x; in fp32 where the interpreter would garble it.
-
-    The interpreter's bf16 arithmetic is wrong and its rounding to bf16 truncates, so there bf16
-    comes in as fp32, goes out as fp32, and torch rounds.
-    """
-    return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
-
-
-def _unit_stride(x: Tensor) -> Tensor:
-    """x with unit stride along the head dim."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _on(device: torch.device) -> Any:
-    """Triton launches on the current device; make it the tensors'."""
-    return torch.cuda.device(device if device.type == "cuda" else -1)
-
-
 def check(q: Tensor, k: Tensor, v: Tensor, call: Call, extra: Extra) -> None:
     """Raise ValueError for arguments that do not fit together."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    check_shapes(q, k, v)
     dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
-    if not q.ndim == k.ndim == v.ndim == 4:
-        raise ValueError(f"q, k and v have 4 dimensions (batch, heads, seqlen, head_dim); got {shapes}")
-    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"batch, K/V heads, seqlen_k or head_dim differ: {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"num_heads {q.shape[1]} is not divisible by num_kv_heads {k.shape[1]}")
-    if not 1 <= min(q.shape[3], v.shape[3]) <= max(q.shape[3], v.shape[3]) <= MAX_HEAD_DIM:
-        raise ValueError(f"head dims must be 1 to {MAX_HEAD_DIM}: {shapes}")
     if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(f"q, k and v must be of one dtype, fp16, bf16 or fp32: {dtypes}")
     if not call.scale > 0:

@@ -14,10 +14,9 @@ from triton import cdiv
 
 from flashbench.flash_configs import Config
 from flashbench.kernels import _flash_atomic_kernels as kernels
-from flashbench.kernels import _flash_v2 as v2
 from flashbench.kernels import _plain
-from flashbench.kernels._call import NOTHING, Call, Launch
-from flashbench.kernels._launches import Backward, Saved
+from flashbench.kernels._call import NOTHING, Call, Launch, computable, on, unit_stride
+from flashbench.kernels._launches import Backward, Saved, delta_launch, empty_gradients, forward_launch
 
 BLOCK = 1024
 """Elements that a program of the clearing and the converting kernel moves."""
@@ -39,9 +38,7 @@ def flash_attention(
     Shapes, dtypes, results and errors as ``_flash_v2.flash_attention``. configs: (kernel, configuration) in
     place of the table's, for the kernels ``fwd``, ``delta`` and ``atomic``.
     """
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    call = Call(causal=causal, scale=scale, tf32=tf32, configs=configs)
-    v2.check(q, k, v, call, NOTHING)
+    call = _plain.call(q, k, v, causal=causal, softmax_scale=softmax_scale, tf32=tf32, configs=configs)
     o, lse = _FlashAttention2.apply(q, k, v, call)
     return (o, lse) if return_lse else o
 
@@ -50,9 +47,9 @@ class _FlashAttention2(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         dtype = q.dtype
-        q, k, v = (v2._unit_stride(v2._computable(x)) for x in (q, k, v))
-        o, lse, launch = v2.forward_launch(q, k, v, call)
-        with v2._on(q.device):
+        q, k, v = (unit_stride(computable(x)) for x in (q, k, v))
+        o, lse, launch = forward_launch(q, k, v, call)
+        with on(q.device):
             launch.run()
         o = o.to(dtype)
         ctx.save_for_backward(q, k, v, o, lse)
@@ -65,40 +62,38 @@ class _FlashAttention2(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        o, do = (v2._unit_stride(v2._computable(x)) for x in (o, do))
+        o, do = (unit_stride(computable(x)) for x in (o, do))
         saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do)
-        work, launches = backward_launches(saved, ctx.call, lse_has_gradient=dlse is not None)
-        with v2._on(q.device):
-            for launch in launches:
+        work = backward_launches(saved, ctx.call, lse_has_gradient=dlse is not None)
+        with on(q.device):
+            for launch in work.launches:
                 launch.run()
                 if launch.name == "delta" and dlse is not None:
                     work.delta.sub_(dlse)  # d lse / d s = p, as d o / d s = p (dP - delta)
         return *(grad.to(ctx.dtype) for grad in work.gradients), None
 
 
-def backward_launches(
-    saved: Saved, call: Call, *, lse_has_gradient: bool
-) -> tuple[Backward, tuple[Launch, ...]]:
-    """(dq, dk, dv and delta, the launches that fill them, in order)."""
+def backward_launches(saved: Saved, call: Call, *, lse_has_gradient: bool) -> Backward:
+    """As ``_launches.backward_launches``, for a call that is causal or full and no more."""
     s = saved
-    # delta and the outputs are flash-v2's; its row sums are not corrected here, so no norm is wanted
-    work = v2.backward_launches(s, call, lse_has_gradient=True)
-    rows = next(launch for launch in work.launches if launch.name == "delta")
-    dq_acc = torch.empty_like(work.dq, dtype=torch.float32)
+    dq, dk, dv = empty_gradients(s)
+    delta = torch.empty_like(s.lse)
+    dq_acc = torch.empty_like(dq, dtype=torch.float32)
     count = dq_acc.numel()
     flat = {"BLOCK": BLOCK, "num_warps": 4, "enable_fp_fusion": True}
     clear = Launch("clear", kernels.clear, cdiv(count, BLOCK), (dq_acc, count), flat)
-    args: tuple[Any, ...] = (dq_acc, work.dq, count, call.scale)
+    args: tuple[Any, ...] = (dq_acc, dq, count, call.scale)
     convert = Launch("convert", kernels.convert, cdiv(count, BLOCK), args, flat)
 
     num_kv_heads = s.k.shape[1]
     options = _plain.options(call, "atomic", s.q, s.v, s.q, s.k, s.v, s.do)
     tiles = cdiv(s.k.shape[2], options["BLOCK_N"])
     args = (
-        *(s.q, s.k, s.v, s.do, s.lse, work.delta, dq_acc, work.dk, work.dv),
+        *(s.q, s.k, s.v, s.do, s.lse, delta, dq_acc, dk, dv),
         *(*s.q.stride()[:3], *s.k.stride()[:3], *s.v.stride()[:3], *s.do.stride()[:3]),
         *(num_kv_heads, s.q.shape[2], s.k.shape[2], tiles, call.scale),
     )
     options |= {"GROUP": s.q.shape[1] // num_kv_heads, "ALONE": not lse_has_gradient}
     backward = Launch("atomic", kernels.backward, tiles * s.q.shape[0] * num_kv_heads, args, options)
-    return work, (rows, clear, backward, convert)
+    launches = delta_launch(s, call, NOTHING, delta), clear, backward, convert
+    return Backward(dq=dq, dk=dk, dv=dv, delta=delta, launches=launches)

@@ -1,26 +1,34 @@
-"""What bundled Triton kernels say of themselves from the table of configurations: tiles, refusals."""
+"""What bundled Triton kernels share as implementations: tiles from the table, refusals, the timed call."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, math_of, shared_bytes
-from flashbench.kernels import Target, _triton, unsupported_features
+from flashbench.flash_configs import MAX_HEAD_DIM, Config, chosen, math_of, shared_bytes
+from flashbench.kernels import Call, Target, _triton, unsupported_features
 from flashbench.problem import Cell, Problem
 
-_TILE = ("block_q", "block_k", "num_warps", "num_stages")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashbench.kernels._inputs import Inputs
+
+TILE = ("block_q", "block_k", "num_warps", "num_stages")
+"""Fields of a configuration, as ``describe`` names them after a kernel: ``fwd_block_q``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Kernels:
     """The tiled kernels of each pass: the name in a configuration (``fwd_block_q``) → that in the table.
 
-    taken: features (``unsupported_features``) that they take.
+    module: under flashbench/kernels, with the function ``flash_attention``. taken: features
+    (``unsupported_features``) that they take.
     """
 
     name: str
+    module: str
     fwd: Mapping[str, str]
     bwd: Mapping[str, str]
     taken: Collection[str]
@@ -28,6 +36,37 @@ class Kernels:
     def of(self, pass_: str) -> dict[str, str]:
         """Those of the pass."""
         return {**({} if pass_ == "bwd" else self.fwd), **({} if pass_ == "fwd" else self.bwd)}
+
+    def prepare(self, problem: Problem, inputs: Inputs) -> Call:
+        """Return the call that computes o; inputs as from ``make_inputs``, any strides.
+
+        Raises UnavailableError where Triton is missing or was imported in the other mode.
+        """
+        return self.prepare_tiles(problem, inputs, {})
+
+    def prepare_tiles(self, problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
+        """As prepare, with the tiles of config (as ``describe`` gives them) for the kernels that it names."""
+        return self.call(problem, inputs, config, {})
+
+    def call(
+        self, problem: Problem, inputs: Inputs, config: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> Call:
+        """The same, with more arguments of ``flash_attention``."""
+        q, k, v = inputs.q, inputs.k, inputs.v
+        module = _triton.load(q.device.type, self.module)
+        options = {
+            "causal": problem.causal,
+            "softmax_scale": problem.softmax_scale,
+            "tf32": problem.dtype == "tf32",
+            "configs": self.given(config),
+            **options,
+        }
+
+        def call() -> Tensor:
+            output: Tensor = module.flash_attention(q, k, v, **options)
+            return output
+
+        return call
 
     def describe(self, problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
         """Tile rows, warps and stages of each kernel of the pass, as ``Implementation.describe``."""
@@ -37,12 +76,12 @@ class Kernels:
     def on_card(self, problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
         """The same for a card that need not be here."""
         configs = self._configs(problem, pass_, target)
-        return {f"{kernel}_{one}": getattr(configs[kernel], one) for kernel in configs for one in _TILE}
+        return {f"{kernel}_{one}": getattr(configs[kernel], one) for kernel in configs for one in TILE}
 
     def given(self, config: Mapping[str, Any]) -> tuple[tuple[str, Config], ...]:
         """(kernel of the table, configuration) of what ``describe`` gave."""
         return tuple(
-            (table, Config(*(config[f"{kernel}_{one}"] for one in _TILE)))
+            (table, Config(*(config[f"{kernel}_{one}"] for one in TILE)))
             for kernel, table in self.of("fwd+bwd").items()
             if f"{kernel}_block_q" in config
         )
@@ -50,14 +89,10 @@ class Kernels:
     def why_unsupported(self, problem: Problem, pass_: str, target: Target) -> str | None:
         """Why the kernels refuse the problem, one sentence, or None."""
         p = problem
-        if reason := unsupported_features(p, self.taken):
+        if reason := unsupported_features(p, self.taken) or why_unfit(p, target):
             return reason
-        if max(p.head_dim, p.head_dim_v) > MAX_HEAD_DIM:
-            return f"head_dim {max(p.head_dim, p.head_dim_v)} is larger than {MAX_HEAD_DIM}"
         if _triton.interpreted(target):
-            return "TF32 products exist on NVIDIA GPUs only; fp32 runs here" if p.dtype == "tf32" else None
-        if target.capability is not None and target.capability < (8, 0) and p.dtype in ("bf16", "tf32"):
-            return f"{p.dtype} needs sm80, this is sm{target.capability[0]}{target.capability[1]}"
+            return None
         shape, limit = (math_of(p.dtype), p.head_dim, p.head_dim_v), target.smem_per_block_bytes
         for kernel, config in self._configs(p, pass_, target).items():
             need = shared_bytes(self.of(pass_)[kernel], config, *shape, target.capability)
@@ -66,9 +101,20 @@ class Kernels:
         return None
 
     def _configs(self, problem: Problem, pass_: str, target: Target) -> dict[str, Config]:
-        shape = math_of(problem.dtype), problem.head_dim, problem.head_dim_v
         limits = target.capability, target.smem_per_block_bytes
-        return {kernel: choose(table, *shape, *limits) for kernel, table in self.of(pass_).items()}
+        return {kernel: chosen(problem, table, *limits) for kernel, table in self.of(pass_).items()}
+
+
+def why_unfit(problem: Problem, target: Target) -> str | None:
+    """Why no bundled kernel takes the head dims or the dtype there, one sentence, or None."""
+    p = problem
+    if max(p.head_dim, p.head_dim_v) > MAX_HEAD_DIM:
+        return f"head_dim {max(p.head_dim, p.head_dim_v)} is larger than {MAX_HEAD_DIM}"
+    if _triton.interpreted(target):
+        return "TF32 products exist on NVIDIA GPUs only; fp32 runs here" if p.dtype == "tf32" else None
+    if target.capability is not None and target.capability < (8, 0) and p.dtype in ("bf16", "tf32"):
+        return f"{p.dtype} needs sm80, this is sm{target.capability[0]}{target.capability[1]}"
+    return None
 
 
 def precompile(cells: Sequence[Cell], target: Target) -> None:

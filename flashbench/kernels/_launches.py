@@ -13,7 +13,7 @@ from triton import cdiv
 from flashbench.flash_configs import section
 from flashbench.kernels import _flash_kernels as kernels
 from flashbench.kernels import _gradient_kernels as gradients
-from flashbench.kernels._call import NOTHING, Call, Extra, Launch
+from flashbench.kernels._call import NOTHING, Call, Extra, Launch, like
 
 
 def forward_launch(
@@ -22,7 +22,7 @@ def forward_launch(
     """(o, lse, the launch that fills them); o lies in memory in the order of q's dimensions."""
     heads, group = q.shape[1], _group(q, k)
     batch, seqlen_q, seqlen_k = extra.lengths(q, k)
-    o = _like(q, v.shape[-1])
+    o = like(q, v.shape[-1])
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     config, options = call.options("fwd", q, v, q, k, v, o)
     tiles = cdiv(seqlen_q, config.block_q)
@@ -82,13 +82,13 @@ def backward_launches(
     wanted: of ``bias`` and ``sinks``, those whose gradient is.
     """
     s = saved
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (s.q, s.k, s.v))
+    dq, dk, dv = empty_gradients(s)
     delta = torch.empty_like(s.lse)
     closed = extra.sinks is None and not lse_has_gradient
     exactness = {"REFINE": closed and s.q.element_size() == 4, "ALONE": closed}
     norm = torch.empty_like(s.lse) if exactness["REFINE"] else s.lse
     shared = _Shared(saved, call, extra, delta, norm, exactness)
-    launches = [_delta(shared), _dq(shared, dq), _dkdv(shared, dk, dv)]
+    launches = [delta_launch(s, call, extra, delta), _dq(shared, dq), _dkdv(shared, dk, dv)]
     dbias = dsinks = None
     if extra.bias is not None and "bias" in wanted:
         dbias = torch.empty_like(extra.bias, memory_format=torch.contiguous_format)
@@ -123,18 +123,27 @@ class _Shared:
         )
 
 
-def _delta(shared: _Shared) -> Launch:
-    s, extra = shared.saved, shared.extra
-    config, options = shared.call.options("delta", s.q, s.v, s.o, s.do)
+def delta_launch(saved: Saved, call: Call, extra: Extra, delta: Tensor) -> Launch:
+    """What fills delta, which is like lse: rowsum(do * o)."""
+    s = saved
+    config, options = call.options("delta", s.q, s.v, s.o, s.do)
     batch, seqlen_q, _ = extra.lengths(s.q, s.k)
     heads, tiles = s.q.shape[1], cdiv(seqlen_q, config.block_q)
     args = (
-        *(s.o, s.do, shared.delta, extra.cu_q), *_strides(extra, s.o, s.do), *_row_strides(extra, s.lse),
+        *(s.o, s.do, delta, extra.cu_q), *_strides(extra, s.o, s.do), *_row_strides(extra, s.lse),
         *(heads, seqlen_q, tiles),
     )  # fmt: skip
     wanted = ("BLOCK_M", "DIM_V", "WIDEST", "WIDE", "num_warps", "num_stages", "enable_fp_fusion")
     options = {name: options[name] for name in wanted}
     return Launch("delta", kernels.delta_rows, tiles * batch * heads, args, options)
+
+
+def empty_gradients(saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv to fill, contiguous."""
+    dq, dk, dv = (
+        torch.empty_like(x, memory_format=torch.contiguous_format) for x in (saved.q, saved.k, saved.v)
+    )
+    return dq, dk, dv
 
 
 def _dq(shared: _Shared, dq: Tensor) -> Launch:
@@ -201,14 +210,6 @@ def _dsinks(shared: _Shared, dsinks: Tensor) -> Launch:
 
 def _group(q: Tensor, k: Tensor) -> int:
     return q.shape[1] // k.shape[1] if k.shape[1] else 1
-
-
-def _like(q: Tensor, columns: int) -> Tensor:
-    """An output for q's rows, its heads inside or outside its rows as q's are."""
-    batch, heads, rows, _ = q.shape
-    if rows > 1 < heads and q.stride(1) < q.stride(2):
-        return q.new_empty(batch, rows, heads, columns).transpose(1, 2)
-    return q.new_empty(batch, heads, rows, columns)
 
 
 def _strides(extra: Extra, *tensors: Tensor) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Launch options of kernels that know no mask but the causal one, and no option of scores."""
+"""Calls and launch options of kernels that know no mask but the causal one, and no option of scores."""
 
 from __future__ import annotations
 
@@ -6,9 +6,28 @@ from typing import Any
 
 from torch import Tensor
 
-from flashbench.kernels._call import Call
+from flashbench.flash_configs import Config
+from flashbench.kernels._call import NOTHING, Call
+from flashbench.kernels._flash_v2 import check
 
 _UNKNOWN = ("LOWER", "UPPER", "TOP_LEFT", "CAPPED", "DROPS", "EARLY")
+
+
+def call(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    softmax_scale: float | None,
+    tf32: bool,
+    configs: tuple[tuple[str, Config], ...],
+) -> Call:
+    """The call of these arguments of ``flash_attention``. Raises ValueError as that does."""
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    found = Call(causal=causal, scale=scale, tf32=tf32, configs=configs)
+    check(q, k, v, found, NOTHING)
+    return found
 
 
 def options(call: Call, name: str, q: Tensor, v: Tensor, *strided: Tensor) -> dict[str, Any]:

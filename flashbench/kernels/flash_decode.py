@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flashbench import decode_configs
-from flashbench.decode_configs import MAX_HEAD_DIM, DecodeConfig, Shape, math_of
+from flashbench.decode_configs import DecodeConfig, Shape, math_of
 from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
+from flashbench.kernels._kernels_of import why_unfit
 from flashbench.problem import Problem
 
 if TYPE_CHECKING:
@@ -60,15 +61,10 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
     """Why the kernels refuse the problem, one sentence, or None."""
     if pass_ != "fwd":
         return "decoding has no backward"
-    if reason := unsupported_features(problem, TAKEN):
+    if reason := unsupported_features(problem, TAKEN) or why_unfit(problem, target):
         return reason
-    widest = max(problem.head_dim, problem.head_dim_v)
-    if widest > MAX_HEAD_DIM:
-        return f"head_dim {widest} is larger than {MAX_HEAD_DIM}"
     if _triton.interpreted(target):
-        return "TF32 products exist on NVIDIA GPUs only; fp32 runs here" if problem.dtype == "tf32" else None
-    if target.capability is not None and target.capability < (8, 0) and problem.dtype in ("bf16", "tf32"):
-        return f"{problem.dtype} needs sm80, this is sm{target.capability[0]}{target.capability[1]}"
+        return None
     shape = _shape(problem)
     need = decode_configs.shared_bytes(_config(shape, target), shape)
     if target.smem_per_block_bytes is not None and need > target.smem_per_block_bytes:

@@ -6,12 +6,13 @@ the kernel. It has no backward, as nobody trains through an attention in fp8 (Fl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, shared_bytes
+from flashbench.flash_configs import Config, choose, shared_bytes
 from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
-from flashbench.problem import DTYPES, Cell, Problem
+from flashbench.kernels._kernels_of import TILE, precompile, why_unfit
+from flashbench.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +24,6 @@ OLDEST_FP8 = (8, 9)
 
 TAKEN = {"fp8", "bshd"}
 """Features (``unsupported_features``) that the kernel takes."""
-
-_FIELDS = ("block_q", "block_k", "num_warps", "num_stages")
 
 
 def prepare(problem: Problem, inputs: Inputs) -> Call:
@@ -49,7 +48,7 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
         dtype=getattr(torch, DTYPES[problem.dtype].torch_name),
         share=problem.fp8_scale or _fp8.DEFAULT_SHARE,
         hadamard=problem.hadamard,
-        config=Config(*(config[f"fwd_{field}"] for field in _FIELDS)) if config else None,
+        config=Config(*(config[f"fwd_{field}"] for field in TILE)) if config else None,
     )  # fmt: skip
 
     def call() -> Tensor:
@@ -68,11 +67,8 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
         return f"it takes fp8 only, not {problem.dtype}"
     if pass_ != "fwd":
         return "attention in fp8 has no backward"
-    if reason := unsupported_features(problem, TAKEN):
+    if reason := unsupported_features(problem, TAKEN) or why_unfit(problem, target):
         return reason
-    widest = max(problem.head_dim, problem.head_dim_v)
-    if widest > MAX_HEAD_DIM:
-        return f"head_dim {widest} is larger than {MAX_HEAD_DIM}"
     if _triton.interpreted(target) or target.capability is None:
         return None
     if target.capability < OLDEST_FP8:
@@ -95,22 +91,13 @@ def describe(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
 def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     """As describe, for a card that need not be here, in whichever mode Triton is in this process."""
     config = _config(problem, target)
-    return {f"fwd_{field}": getattr(config, field) for field in _FIELDS}
+    return {f"fwd_{field}": getattr(config, field) for field in TILE}
 
 
 def prepared_bytes(problem: Problem, pass_: str, target: Target) -> int:
     """q, k and v in fp8, and as much again: the inputs that they are rounded from have 16 bits."""
     keys = problem.num_kv_heads * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
     return 2 * problem.batch * (problem.num_heads * problem.seqlen_q * problem.head_dim + keys)
-
-
-def precompile(cells: Sequence[Cell], target: Target) -> None:
-    """Compile in parallel what the cells need, into Triton's cache; nothing in the interpreter."""
-    if _triton.interpreted(target) or _triton.why_unavailable(target) is not None:
-        return
-    from flashbench.kernels import _compile
-
-    _compile.precompile(cells, target)
 
 
 def _config(problem: Problem, target: Target) -> Config:

@@ -6,45 +6,17 @@ no fixed order: dq differs in its last bits from run to run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from flashbench.kernels import Call, Implementation, Target, _triton
+from flashbench.kernels import Implementation, Target, _triton
 from flashbench.kernels._kernels_of import Kernels, precompile
 from flashbench.problem import Problem
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flashbench.kernels._inputs import Inputs
-
-KERNELS = Kernels("flash-v2-atomic", {"fwd": "fwd"}, {"delta": "delta", "bwd": "atomic"}, {"bshd"})
-
-
-def prepare(problem: Problem, inputs: Inputs) -> Call:
-    """Return the call that computes o; inputs as from ``make_inputs``, any strides.
-
-    Raises UnavailableError where Triton is missing or was imported in the other mode.
-    """
-    return prepare_tiles(problem, inputs, {})
-
-
-def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
-    """As prepare, with the tiles of config (as ``describe`` gives them) for the kernels that it names."""
-    q, k, v = inputs.q, inputs.k, inputs.v
-    module = _triton.load(q.device.type, "_flash_v2_atomic")
-    options = {
-        "causal": problem.causal,
-        "softmax_scale": problem.softmax_scale,
-        "tf32": problem.dtype == "tf32",
-        "configs": KERNELS.given(config),
-    }
-
-    def call() -> Tensor:
-        output: Tensor = module.flash_attention(q, k, v, **options)
-        return output
-
-    return call
+KERNELS = Kernels(
+    name="flash-v2-atomic",
+    module="_flash_v2_atomic",
+    fwd={"fwd": "fwd"},
+    bwd={"delta": "delta", "bwd": "atomic"},
+    taken={"bshd"},
+)
 
 
 def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
@@ -58,14 +30,14 @@ IMPLEMENTATIONS = (
     Implementation(
         name=KERNELS.name,
         summary="flash-v2 with a backward of one kernel (bundled): dQ by atomic additions, not deterministic",
-        prepare=prepare,
+        prepare=KERNELS.prepare,
         io_model=f"{KERNELS.name}-triton",
         why_unavailable=_triton.why_unavailable,
         why_unsupported=why_unsupported,
         describe=KERNELS.describe,
         interpreted=_triton.interpreted,
         precompile=precompile,
-        prepare_tiles=prepare_tiles,
+        prepare_tiles=KERNELS.prepare_tiles,
         on_card=KERNELS.on_card,
         deterministic=False,
     ),
