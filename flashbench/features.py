@@ -177,6 +177,8 @@ def apply(problem: Problem, parsed: Mapping[str, Any], label: Callable[[str], st
 
     Raises SpecError in terms of the options where they do not go together.
     """
+    if not parsed:
+        return problem
     changes = {row.field: parsed[row.name] for row in ROWS if row.name in parsed and row.name != "varlen"}
     try:
         problem = replace(problem, **changes) if changes else problem

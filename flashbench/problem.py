@@ -136,7 +136,7 @@ class Problem:
         object.__setattr__(self, "window", tuple(self.window))
         if self.lengths != ():
             object.__setattr__(self, "lengths", tuple((q, k) for q, k in self.lengths))
-        if self.options():
+        if self.options:
             self._check_options()
         if self.lengths:
             self._check_lengths()
@@ -262,19 +262,20 @@ class Problem:
         full = (self.batch, self.num_heads, self.seqlen_q, self.seqlen_k)
         return tuple(1 if letter == "1" else size for letter, size in zip(self.bias, full, strict=False))
 
-    def options(self) -> dict[str, Any]:
+    @cached_property
+    def options(self) -> Mapping[str, Any]:
         """The fields that differ from their defaults, of those that have one."""
-        values = self.__dict__
-        return {name: values[name] for name, default in _OPTIONAL if values[name] != default}
+        return {name: value for name, default in _OPTIONAL if (value := getattr(self, name)) != default}
 
+    @cached_property
     def features(self) -> frozenset[str]:
         """What an implementation must know beyond plain and causal attention: names of FEATURES."""
-        asked = self.options()
+        asked = {FEATURES[name] for name in self.options if name in FEATURES}
         if not self._aligned:
-            asked.pop("alignment", None)
-        return frozenset(FEATURES[name] for name in asked if name in FEATURES) | (
-            {"fp8"} if self.dtype_bytes == 1 else frozenset()
-        )
+            asked.discard(FEATURES["alignment"])
+        if self.dtype_bytes == 1:
+            asked.add("fp8")
+        return frozenset(asked)
 
     @property
     def key(self) -> str:
@@ -381,7 +382,7 @@ class Cell:
     def to_json(self) -> dict[str, Any]:
         """A JSON object; options of the problem at their defaults are left out."""
         required = (field.name for field in fields(self.problem) if field.default is MISSING)
-        problem = {**{name: getattr(self.problem, name) for name in required}, **self.problem.options()}
+        problem = {**{name: getattr(self.problem, name) for name in required}, **self.problem.options}
         return {"implementation": self.implementation, "pass": self.pass_, "problem": problem}
 
     @classmethod

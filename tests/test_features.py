@@ -130,7 +130,7 @@ def test_options_survive_resume_and_are_told_in_the_summary(
     assert "w4,0 softcap3 sinks" in " ".join(shown.split())
     [record] = runfile.load(out / "results.jsonl").records
     assert record.status == "ok", record.reason
-    assert record.cell.problem.options() == {"window": (4, 0), "softcap": 3.0, "sinks": True}
+    assert record.cell.problem.options == {"window": (4, 0), "softcap": 3.0, "sinks": True}
     assert run(["run", "--resume", "--out", str(out), "--quiet"]) == 0
     assert len(runfile.load(out / "results.jsonl").records) == 1
 

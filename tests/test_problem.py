@@ -85,12 +85,12 @@ def test_slopes_of_alibi() -> None:
 
 
 def test_features_are_what_is_on_beyond_causal() -> None:
-    assert problem().features() == frozenset()
-    assert problem(alignment="top-left").features() == {"top-left"}
-    assert problem(alignment="top-left", causal=False).features() == frozenset()
-    assert problem(dtype="fp8").features() == {"fp8"}
-    assert problem(**ON).features() == set(FEATURES.values()) - {"top-left", "varlen"}
-    assert packed(problem(), [(1, 1), (2, 2)]).features() == {"varlen"}
+    assert problem().features == frozenset()
+    assert problem(alignment="top-left").features == {"top-left"}
+    assert problem(alignment="top-left", causal=False).features == frozenset()
+    assert problem(dtype="fp8").features == {"fp8"}
+    assert problem(**ON).features == set(FEATURES.values()) - {"top-left", "varlen"}
+    assert packed(problem(), [(1, 1), (2, 2)]).features == {"varlen"}
 
 
 def test_a_refusal_names_every_feature_that_is_missing() -> None:
@@ -105,4 +105,4 @@ def test_every_implementation_takes_a_feature_or_says_which_it_lacks(name: str, 
     row = kernels.registry()[name]
     reason = row.why_unsupported(p, "fwd", kernels.Target())
     if reason is not None and reason.startswith("it does not take"):
-        assert set(reason.removeprefix("it does not take ").split(", ")) <= p.features()
+        assert set(reason.removeprefix("it does not take ").split(", ")) <= p.features

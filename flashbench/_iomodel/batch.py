@@ -141,7 +141,7 @@ def _least(problem: Problem, pass_: str, variant: Variant) -> _Least:
 def _sums(steps: Sequence[Step]) -> tuple[int, int, int, int, int]:
     """FLOPs, exponentials, and bytes read, written and added atomically."""
     flops = exps = read = write = atomic = 0
-    for _, reads, writes, atomics, products, powers, *_ in steps:
+    for _, reads, writes, atomics, products, powers, _, _ in steps:
         flops += products
         exps += powers
         read += sum(reads.values())
@@ -153,8 +153,9 @@ def _sums(steps: Sequence[Step]) -> tuple[int, int, int, int, int]:
 
 def _both(forward: _Pass, backward: _Pass) -> Totals:
     (one, first), (two, second) = forward, backward
-    kept = sum(first.kept.values())
-    steps = joined([first, second])[0].steps
+    kept, steps = 0, one.steps
+    if first.kept:
+        kept, steps = sum(first.kept.values()), joined([first, second])[0].steps
     return Totals(
         one.model,
         "fwd+bwd",

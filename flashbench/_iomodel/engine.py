@@ -58,9 +58,8 @@ MODELLED = frozenset({"window", "top-left", "dropout", "varlen", "fp8", "bshd", 
 
 def check(row: Model, problem: Problem, variant: Variant) -> None:
     """Raise SpecError for what the model does not cover."""
-    p = problem  # asked first for what is rare: of 100,000 cells each has to pass here
-    rare = p.softcap or p.alibi or p.bias or p.sinks or p.block_mask
-    if rare and (missing := problem.features() - MODELLED - row.covers):
+    p = problem
+    if missing := p.features - MODELLED - row.covers:
         named = ", ".join(sorted(missing))
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: it does not count {named}")
     empty = p.lengths and not row.packs and any(0 in lengths for lengths in p.lengths)
@@ -136,7 +135,8 @@ def choose(row: Model, problem: Problem, pass_: str, choice: Choice) -> tuple[di
     source = ""
     if not row.fwd_kernels:
         return chosen, source
-    if kinds(pass_) and pass_ not in row.passes:
+    if pass_ not in row.passes:
+        kinds(pass_)  # an unknown name is another mistake
         raise SpecError(f"model {row.name!r} has no pass {pass_!r}; accepted: {', '.join(row.passes)}")
     sram, device, given = choice.elements(problem), choice.device, choice.tiles
     if choice.variant.pack_gqa and problem.group > 1:  # a tile may hold the rows of all heads of a group

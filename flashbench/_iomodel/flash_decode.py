@@ -134,6 +134,6 @@ def refuses(problem: Problem) -> str | None:
         return f"the bundled kernels take head dims up to {flash_configs.MAX_HEAD_DIM}"
     if problem.dtype_bytes == 1:
         return f"the bundled decode kernels do not take {problem.dtype}"
-    if missing := problem.features() - {"bshd", "deterministic"}:
+    if missing := problem.features - {"bshd", "deterministic"}:
         return f"the bundled decode kernels do not take {', '.join(sorted(missing))}"
     return None

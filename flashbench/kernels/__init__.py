@@ -104,7 +104,7 @@ class Implementation:
 
 def unsupported_features(problem: Problem, taken: Collection[str]) -> str | None:
     """One sentence naming what the problem asks beyond ``taken`` (problem.FEATURES and fp8), or None."""
-    missing = sorted(problem.features() - set(taken))
+    missing = sorted(problem.features - set(taken))
     return f"it does not take {', '.join(missing)}" if missing else None
 
 

@@ -48,7 +48,7 @@ class Part:
         self.key_rows = torch.tensor(list(rows_k), dtype=torch.int64, device=device)
         self.compared_keys = list(rows_k)
         # terms make copies of the scores: masks, distances, random words
-        share = 8 * (4 if p.features() - {"bshd", "deterministic", "window", "top-left"} else 1)
+        share = 8 * (4 if p.features - {"bshd", "deterministic", "window", "top-left"} else 1)
         self.elements = WORKSPACE_BYTES[device.type] // share
         self._batched = min(WORKSPACE_BYTES[device.type], BATCHED_BYTES[device.type]) // share
 

@@ -129,7 +129,7 @@ def _distances(problem: Problem, terms: Terms, at: Where) -> Tensor:
 
 def _rows_left_out(problem: Problem) -> int:
     """First rows that a plain causal mask leaves without keys: they are not computed at all."""
-    plain = problem.features() <= {"bshd", "deterministic"}
+    plain = problem.features <= {"bshd", "deterministic"}
     return problem.rows_without_keys if plain else 0
 
 
