@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flashbench import kernels
 from flashbench.kernels import Target, _triton
+from flashbench.kernels._philox import keep_mask
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else None
@@ -38,30 +39,6 @@ BIASES = ("bhqk", "1hqk", "b1qk", "11qk", "bh1k", "111k", "bhq1", "1111")
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
-
-
-def philox(seed: int, shape: tuple[int, ...]) -> Tensor:
-    """First words of Philox4x32-10 at (column, row, head), as int64, on the CPU."""
-    batch, heads, rows, columns = shape
-    c = [
-        torch.arange(columns).view(1, 1, -1).expand(batch * heads, rows, -1),
-        torch.arange(rows).view(1, -1, 1).expand(batch * heads, -1, columns),
-        torch.arange(batch * heads).view(-1, 1, 1).expand(-1, rows, columns),
-        torch.zeros(batch * heads, rows, columns, dtype=torch.int64),
-    ]
-    mask, k0, k1 = 2**32 - 1, seed % 2**32, seed // 2**32
-
-    def multiplied(a: int, x: Tensor) -> tuple[Tensor, Tensor]:
-        low = a * (x & 0xFFFF)
-        high = a * (x >> 16) + (low >> 16)
-        return high >> 16, ((high & 0xFFFF) << 16) | (low & 0xFFFF)
-
-    for _ in range(10):
-        high0, low0 = multiplied(0xD2511F53, c[0])
-        high1, low1 = multiplied(0xCD9E8D57, c[2])
-        c = [high1 ^ c[1] ^ k0, low1, high0 ^ c[3] ^ k1, low0]
-        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
-    return c[0].view(shape)
 
 
 def dense(
@@ -94,7 +71,8 @@ def dense(
     empty = s.isneginf().all(-1, keepdim=True)
     p = torch.softmax(s.masked_fill(empty, 0.0), -1).masked_fill(empty, 0.0)[..., :nk]
     if rate := o.get("dropout_p", 0.0):
-        kept = (philox(o["seed"], (batch, heads, nq, nk)) >= round(rate * 2**32)).to(q.device)
+        numbers = (torch.arange(n, device=q.device) for n in (batch * heads, nq, nk))
+        kept = keep_mask(o["seed"], rate, *numbers).view(batch, heads, nq, nk)
         p = torch.where(kept, p / (1 - rate), 0.0)
     return p @ v, lse
 
