@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flashbench import ceilings, devices, environment
+from flashbench.flash_configs import FP8_CAPABILITY
 from flashbench.kernels import Target
 from flashbench.profilers import Clocks, Policy, measure_time, open_clocks
 
@@ -280,7 +281,7 @@ def _scaled_product(target: Target, size: int) -> Callable[[], object]:
     """fp8 (e4m3) factors, bf16 result; accumulated in the tensor cores, as attention kernels do."""
     import torch
 
-    if target.type == "cpu" or target.capability is None or target.capability < (8, 9):
+    if target.type == "cpu" or target.capability is None or target.capability < FP8_CAPABILITY:
         raise Skip(f"{target.name} has no fp8 products")
     one = torch.ones((), device=target.device)
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flashbench import devices, environment, iomodel
+from flashbench.flash_configs import FP8_CAPABILITY
 from flashbench.iomodel import Estimate, Variant
 from flashbench.kernels import Target, _triton, get
 from flashbench.presets import Preset
@@ -102,7 +103,10 @@ def measure(
             call = graphed(call, target.device)
         timing = measure_time(call, device=target.device, clocks=clocks)
         samples = timing.samples.samples_s
-        return {"time_s": statistics.median(samples), "samples_s": list(samples), "flags": list(timing.flags)}
+        return {
+            "time_s": statistics.median(samples), "samples_s": list(samples), "flags": list(timing.flags),
+            "clocks": dict(timing.clocks),
+        }  # fmt: skip
 
     row = _row(step, target, seed, timed)
     if "time_s" in row:
@@ -147,7 +151,7 @@ def _row(
 
 
 def _too_large(step: Step, target: Target) -> str | None:
-    if step.dtype == "fp8" and target.capability is not None and target.capability < (8, 9):
+    if step.dtype == "fp8" and target.capability is not None and target.capability < FP8_CAPABILITY:
         return f"an fp8 cache needs sm89, this is sm{target.capability[0]}{target.capability[1]}"
     free, p = environment.free_bytes(target), step.problem
     one_in_fp64 = 8 * step.kv_len * p.num_kv_heads * (p.head_dim + p.head_dim_v)

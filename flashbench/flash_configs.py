@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from flashbench.problem import Problem
 
 MAX_HEAD_DIM = 256
+FP8_CAPABILITY = (8, 9)
+"""The first compute capability that multiplies and converts fp8."""
 STATISTICS_BYTES = 1024
 BARRIER_BYTES = 256
 

@@ -120,13 +120,15 @@ def step(**changes: Any) -> decoding.Step:
 
 def test_a_time_is_set_beside_the_copy_and_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = Samples(samples_s=(3e-6, 1e-6, 2e-6), cache="cold", method="events")
-    monkeypatch.setattr(decoding, "measure_time", lambda call, **_: Timing(samples=samples, flags=("drift",)))
+    timing = Timing(samples=samples, flags=("drift",), clocks={"host_s": 1e-6})
+    monkeypatch.setattr(decoding, "measure_time", lambda call, **_: timing)
     row = decoding.measure(step(), Target(), 1e12)
     assert row["time_s"] == 2e-6
     assert row["bytes"] == iomodel.compulsory(step().problem, "fwd").total_bytes
     assert row["bytes_per_s"] == row["bytes"] / 2e-6
     assert row["copy_fraction"] == row["bytes_per_s"] / 1e12
     assert row["flags"] == ["drift"]
+    assert row["clocks"] == {"host_s": 1e-6}
 
 
 def test_a_cache_that_does_not_fit_is_a_row_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

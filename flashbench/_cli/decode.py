@@ -104,7 +104,8 @@ def decode(
         path.write_text(
             json_.dumps(console.raw_value(decoding.document(rows, target, copy))) + "\n", encoding="utf-8"
         )
-    shown = [{name: value for name, value in row.items() if name != "samples_s"} for row in rows]
+    hidden = ("samples_s", "clocks")
+    shown = [{name: value for name, value in row.items() if name not in hidden} for row in rows]
     columns = _columns(rows, raw=json or csv)
     title = f"decode on {target.name}"
     console.show_table(

@@ -18,13 +18,11 @@ from triton import cdiv
 
 from flashbench import decode_configs as configs
 from flashbench.decode_configs import DecodeConfig, Shape
-from flashbench.flash_configs import MAX_HEAD_DIM, widest
+from flashbench.flash_configs import FP8_CAPABILITY, MAX_HEAD_DIM, widest
 from flashbench.kernels import _decode_kernels as kernels
 from flashbench.kernels._call import INTERPRETED, Launch, card, computable, like, on
 
 FP8 = torch.float8_e4m3fn
-FP8_NEEDS = (8, 9)
-"""The compute capability from which on Triton converts e4m3."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -298,7 +296,7 @@ def _check_cache(cache: Cache) -> None:
         raise ValueError(f"k and v must be of one dtype: {k.dtype}, {v.dtype}")
     if any(x.stride(3) != 1 < x.shape[3] for x in (k, v)):
         raise ValueError(f"the last stride of k and v must be 1, got {k.stride()} and {v.stride()}")
-    if k.dtype == FP8 and k.is_cuda and (card(k.device)[0] or FP8_NEEDS) < FP8_NEEDS:
+    if k.dtype == FP8 and k.is_cuda and (card(k.device)[0] or FP8_CAPABILITY) < FP8_CAPABILITY:
         raise ValueError("an fp8 cache needs sm89 or newer")
     integers = (("block_table", table, 2), ("seqused_k", cache.seqused_k, 1))
     for name, x, dims in integers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flashbench.flash_configs import Config, choose, shared_bytes
+from flashbench.flash_configs import FP8_CAPABILITY, Config, choose, shared_bytes
 from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
 from flashbench.kernels._kernels_of import TILE, precompile, why_unfit
 from flashbench.problem import DTYPES, Problem
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flashbench.kernels._inputs import Inputs
-
-OLDEST_FP8 = (8, 9)
-"""The first compute capability whose tensor cores multiply fp8."""
 
 TAKEN = {"fp8", "bshd"}
 """Features (``unsupported_features``) that the kernel takes."""
@@ -71,7 +68,7 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
         return reason
     if _triton.interpreted(target) or target.capability is None:
         return None
-    if target.capability < OLDEST_FP8:
+    if target.capability < FP8_CAPABILITY:
         return f"fp8 products need sm89, this is sm{target.capability[0]}{target.capability[1]}"
     shape = "fp8", problem.head_dim, problem.head_dim_v
     need = shared_bytes("fwd", _config(problem, target), *shape, target.capability)
