@@ -273,7 +273,7 @@ def test_the_predicted_memory_is_that_of_the_kernels_own_tensors(name: str, dtyp
         _, launch = module.backward_launch((q, k, v, o, dout), (l, m, None), call)
         launches, saved = (launch,), (o, l, m)
     else:
-        o, lse, forward = module.v2.forward_launch(q, k, v, call)
+        o, lse, forward = module.forward_launch(q, k, v, call)
         kept = module.Saved(q=q, k=k, v=v, o=o, lse=lse, do=dout)
         _, launches = module.backward_launches(kept, call, lse_has_gradient=False)
         saved = (o, lse)
