@@ -265,7 +265,8 @@ class Problem:
     @cached_property
     def options(self) -> Mapping[str, Any]:
         """The fields that differ from their defaults, of those that have one."""
-        return {name: value for name, default in _OPTIONAL if (value := getattr(self, name)) != default}
+        values = self.__dict__
+        return {name: values[name] for name, default in _OPTIONAL if values[name] != default}
 
     @cached_property
     def features(self) -> frozenset[str]:

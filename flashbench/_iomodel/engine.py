@@ -59,7 +59,7 @@ MODELLED = frozenset({"window", "top-left", "dropout", "varlen", "fp8", "bshd", 
 def check(row: Model, problem: Problem, variant: Variant) -> None:
     """Raise SpecError for what the model does not cover."""
     p = problem
-    if missing := p.features - MODELLED - row.covers:
+    if p.options and (missing := p.features - MODELLED - row.covers):
         named = ", ".join(sorted(missing))
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: it does not count {named}")
     empty = p.lengths and not row.packs and any(0 in lengths for lengths in p.lengths)
