@@ -1,0 +1,403 @@
+"""FlashAttention-3 in Gluon for sm_90: the forward kernel. Launched by _flash_v3.py.
+
+Source: Shah et al. 2024, arXiv:2407.08608; each of its ideas by its name there:
+
+- Warp specialisation (3.1): ``produce`` is one warp that loads tiles by TMA into a ring of K/V stages;
+  ``consume`` runs in NUM_WG warpgroups of 64 rows of queries each, which compute. Full and empty mbarriers
+  pass the stages between them. setmaxnreg gives the producer's registers to the consumers.
+- Intra-warpgroup overlap of GEMM and softmax (3.2, Algorithm 2): the scores of the next tile are issued
+  before P V of this one, and the softmax of the next tile runs while P V is in flight. Here the sequence of
+  K/V tiles goes on over the end of a tile of queries, so that the next tile's first scores and softmax hide
+  the end of this one.
+- Ping-pong scheduling (3.1): PINGPONG lets the warpgroups take turns to issue products.
+- Persistent programs: each walks its row of a table that the host made, longest first (_hopper_schedule.py).
+
+P stays in registers as the first operand of its product (wgmma's "RS" form). Beyond the paper: O is rescaled
+only where a row's maximum grew by more than a factor 2**8 (exact, as numerator and denominator share the
+base), and row sums are kept per thread until the end of a tile.
+"""
+
+# Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
+# ruff: noqa: ANN001, ANN202, E741, SIM108
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from flashbench.kernels import _hopper_asm as asm
+
+ROWS = gl.constexpr(64)
+"""Rows of queries of a warpgroup: what one wgmma covers."""
+LN2 = gl.constexpr(0.6931471805599453)
+LAZY = gl.constexpr(8.0)
+"""By how much, in powers of two, a row's scores may outgrow its base before O is rescaled."""
+
+
+@gluon.jit
+def place(entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+          CAUSAL: gl.constexpr):  # fmt: skip
+    """(batch, head, first row, K/V tiles, those of them to be masked) of an entry of the table.
+
+    The tiles are walked from the right: those to be masked, on the diagonal or at the edge, come first.
+    """
+    head = entry // tiles
+    start_m = (entry % tiles) * BLOCK_M
+    if CAUSAL:
+        diagonal = start_m + seqlen_k - seqlen_q
+        clear = gl.maximum(diagonal + 1, 0) // BLOCK_N
+        end = gl.minimum(gl.maximum(diagonal + BLOCK_M, 1), seqlen_k)
+    else:
+        clear = seqlen_k // BLOCK_N
+        end = seqlen_k
+    blocks = (end + BLOCK_N - 1) // BLOCK_N
+    return head // heads, head % heads, start_m, blocks, blocks - clear
+
+
+@gluon.jit
+def last_key(start_m, seqlen_q, seqlen_k, WG: gl.constexpr, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
+    """The last key that each row of the warpgroup sees."""
+    rows = start_m + WG * ROWS + gl.arange(0, ROWS, LAYOUT)
+    if CAUSAL:
+        last = rows + (seqlen_k - seqlen_q)  # no row of seqlen_q sees past seqlen_k
+    else:
+        last = rows * 0 + (seqlen_k - 1)
+    return last
+
+
+@gluon.jit
+def scores(Q0, Q1, K0, K1, BLOCK_N: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, S: gl.constexpr):
+    """Issue S = Q K^T of one tile, in two pieces of the head dim where it has two."""
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S)
+    q = Q0.reshape([ROWS, D0])
+    k = K0.reshape([BLOCK_N, D0]).permute((1, 0))
+    s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+    if D1 > 0:
+        q = Q1.reshape([ROWS, D1])
+        k = K1.reshape([BLOCK_N, D1]).permute((1, 0))
+        s = warpgroup_mma(q, k, s, is_async=True)
+    return s
+
+
+@gluon.jit
+def values(p, V, acc, use_acc, BLOCK_N: gl.constexpr, D: gl.constexpr, O: gl.constexpr):
+    """Issue acc += P V of one tile, for one piece of the head dim."""
+    p = gl.convert_layout(p, gl.DotOperandLayout(0, parent=O, k_width=2))
+    return warpgroup_mma(p, V.reshape([BLOCK_N, D]), acc, use_acc=use_acc, is_async=True)
+
+
+@gluon.jit
+def softmax(s, top, unit):
+    """(P, the factor for what was summed before, the new base) of one tile of scores (Algorithm 1).
+
+    top: the base of each row so far. unit: softmax_scale / ln 2, so that exponentials are powers of two.
+    """
+    highest = gl.max(s, 1)
+    new_top = gl.where((highest - top) * unit > LAZY, highest, top)
+    alpha = gl.where(new_top == top, 1.0, gl.exp2((top - new_top) * unit))
+    # a row that has seen no key yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
+    base = gl.where(new_top == float("-inf"), 0.0, new_top * unit)
+    p = gl.exp2(s * unit - base[:, None])
+    return p, alpha, new_top
+
+
+@gluon.jit
+def partial_sums(p, BLOCK_N: gl.constexpr):
+    """Row sums of P per thread: the columns of the product repeat every 8, so no thread needs another."""
+    return gl.sum(gl.reshape(p, [ROWS, BLOCK_N // 8, 8]), 1)
+
+
+@gluon.jit
+def finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG: gl.constexpr, BLOCK_M: gl.constexpr,
+           LAYOUT: gl.constexpr):  # fmt: skip
+    """What O is to be multiplied by (0 for a row without keys), once LSE, natural, is written."""
+    total = gl.convert_layout(gl.sum(total, 1), LAYOUT)
+    seen = total > 0
+    lse = gl.where(seen, (top * unit + gl.log2(total)) * LN2, float("-inf"))
+    row = entry % tiles * BLOCK_M + WG * ROWS
+    rows = row + gl.arange(0, ROWS, LAYOUT)
+    gl.store(LSE + (entry // tiles).to(gl.int64) * seqlen_q + rows, lse, mask=rows < seqlen_q)
+    return gl.where(seen, 1.0 / total, 0.0)
+
+
+@gluon.jit
+def store_piece(acc, factor, STAGE, DESC, b, h, row, col, D: gl.constexpr, O: gl.constexpr):
+    factor, _ = gl.broadcast(gl.convert_layout(factor, gl.SliceLayout(1, O))[:, None], acc)
+    o = gl.where(factor > 0, acc * factor, 0.0)  # a row without keys: 0, whatever V holds
+    STAGE.reshape([ROWS, D]).store(o.to(STAGE.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(DESC, [b, h, row, col], STAGE)
+
+
+@gluon.jit
+def store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads, WG: gl.constexpr,
+               BLOCK_M: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, LO0: gl.constexpr,
+               LO1: gl.constexpr, SHARED: gl.constexpr):  # fmt: skip
+    """Write O of one tile by TMA. SHARED: both pieces through one buffer."""
+    head = entry // tiles
+    b, h = head // heads, head % heads
+    row = entry % tiles * BLOCK_M + WG * ROWS
+    tma.store_wait(0)
+    store_piece(acc0, factor, O0S.index(WG), O0, b, h, row, 0, D0, LO0)
+    if D1 > 0:
+        if SHARED:
+            tma.store_wait(0)
+        store_piece(acc1, factor, O1S.index(WG), O1, b, h, row, D0, D1, LO1)
+
+
+@gluon.jit
+def consume(
+    Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+    O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit,
+    WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
+    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
+):  # fmt: skip
+    """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
+    BLOCK_M: gl.constexpr = NUM_WG * ROWS
+    S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    LO0: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, E0, 16])
+    LO1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, E1 if E1 > 0 else E0, 16])
+    ROW: gl.constexpr = gl.SliceLayout(1, S)
+    HALF: gl.constexpr = K0S.dtype
+    IN_FLIGHT: gl.constexpr = 2 if E1 > 0 else 1
+    programs = gl.num_programs(0)
+    TABLE += gl.program_id(0)
+    total_blocks = gl.load(TABLE)
+    entry = gl.load(TABLE + programs)
+    b, h, start_m, blocks, masked = place(
+        entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL
+    )
+    TABLE += 2 * programs
+    next_entry = gl.load(TABLE)  # of the next tile of queries, long before it is needed
+    if PINGPONG and WG == NUM_WG - 1:
+        asm.turn_pass(0)
+    mbarrier.wait(QFULL.index(WG), 0)
+    mbarrier.wait(KFULL.index(0), 0)
+    Q1 = Q1S.index(WG) if D1 > 0 else Q0S.index(WG)
+    K1 = K1S.index(0) if D1 > 0 else K0S.index(0)
+    s = scores(Q0S.index(WG), Q1, K0S.index(0), K1, BLOCK_N, D0, D1, S)
+    s = warpgroup_mma_wait(0, [s])
+    mbarrier.arrive(KEMPTY.index(0))
+    mbarrier.arrive(QEMPTY.index(WG), pred=blocks == 1)
+    if masked > 0:
+        last = last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
+        s = asm.mask(s, last - (blocks - 1) * BLOCK_N, BLOCK_N)
+    p, alpha, top = softmax(s, gl.full([ROWS], float("-inf"), gl.float32, ROW), unit)
+    total = partial_sums(p, BLOCK_N)
+    SUMS: gl.constexpr = total.type.layout
+    ROW_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
+    p = p.to(HALF)
+    acc0 = gl.zeros([ROWS, E0], gl.float32, LO0)
+    acc1 = gl.zeros([ROWS, E1 if E1 > 0 else 16], gl.float32, LO1)
+    factor = top
+    old_entry = entry
+    mbarrier.wait(VFULL.index(0), 0)
+    i = 0  # K/V tile of the tile of queries, from the right
+    tile = 0  # tile of queries of this program
+    for j in range(1, total_blocks):
+        stage, phase = j % STAGES, (j // STAGES) & 1
+        before, before_phase = (j - 1) % STAGES, ((j - 1) // STAGES) & 1
+        use_acc = i > 0
+        i += 1
+        new = i == blocks
+        if new:  # the scores that are issued next are the first of another tile of queries
+            factor = finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
+            total = gl.zeros([ROWS, 8], gl.float32, SUMS)
+            top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+            old_entry, entry = entry, next_entry
+            b, h, start_m, blocks, masked = place(
+                entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL
+            )
+            TABLE += programs
+            next_entry = gl.load(TABLE)
+            i = 0
+            tile += 1
+            mbarrier.wait(QFULL.index((tile % Q_STAGES) * NUM_WG + WG), (tile // Q_STAGES) & 1)
+        slot = (tile % Q_STAGES) * NUM_WG + WG
+        mbarrier.wait(KFULL.index(stage), phase)
+        if PINGPONG:
+            asm.turn_wait(WG)
+        Q1 = Q1S.index(slot) if D1 > 0 else Q0S.index(slot)
+        K1 = K1S.index(stage) if D1 > 0 else K0S.index(stage)
+        s = scores(Q0S.index(slot), Q1, K0S.index(stage), K1, BLOCK_N, D0, D1, S)
+        acc0 = values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
+        if E1 > 0:
+            acc1 = values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
+        if PINGPONG:
+            asm.turn_pass((WG + 1) % NUM_WG)
+        s = warpgroup_mma_wait(IN_FLIGHT, [s])
+        mbarrier.arrive(KEMPTY.index(stage))
+        mbarrier.arrive(QEMPTY.index(slot), pred=i == blocks - 1)
+        if i < masked:
+            last = last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
+            s = asm.mask(s, last - (blocks - 1 - i) * BLOCK_N, BLOCK_N)
+        next_p, alpha, top = softmax(s, top, unit)
+        total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + partial_sums(next_p, BLOCK_N)
+        next_p = next_p.to(HALF)
+        # the end of a basic block here keeps ptxas from waiting for P V before the exponentials
+        mbarrier.wait(VFULL.index(stage), phase)
+        if E1 > 0:
+            acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
+        else:
+            acc0, p = warpgroup_mma_wait(0, [acc0, p])
+        mbarrier.arrive(VEMPTY.index(before))
+        if new:
+            store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, old_entry, tiles, heads,
+                       WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
+        # of no consequence for a new tile, whose first product does not add
+        acc0 = asm.rescale(acc0, gl.convert_layout(alpha, gl.SliceLayout(1, LO0)), E0)
+        if E1 > 0:
+            acc1 = asm.rescale(acc1, gl.convert_layout(alpha, gl.SliceLayout(1, LO1)), E1)
+        p = next_p
+    before = (total_blocks - 1) % STAGES
+    acc0 = values(p, V0S.index(before), acc0, i > 0, BLOCK_N, E0, LO0)
+    if E1 > 0:
+        acc1 = values(p, V1S.index(before), acc1, i > 0, BLOCK_N, E1, LO1)
+        acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
+    else:
+        acc0, p = warpgroup_mma_wait(0, [acc0, p])
+    factor = finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
+    store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads,
+               WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
+    tma.store_wait(0)
+
+
+@gluon.jit
+def produce(
+    Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+    TABLE, tiles, heads, group, seqlen_q, seqlen_k,
+    NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
+    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    """One warp: every tile that the consumers will want, in their order, as soon as its place is empty."""
+    BLOCK_M: gl.constexpr = NUM_WG * ROWS
+    programs = gl.num_programs(0)
+    TABLE += gl.program_id(0)
+    total_blocks = gl.load(TABLE)
+    b = 0
+    kv = 0
+    blocks = 0
+    i = 0
+    tile = 0
+    for j in range(total_blocks):
+        stage, phase = j % STAGES, (j // STAGES) & 1
+        if i == blocks:
+            TABLE += programs
+            b, h, start_m, blocks, masked = place(
+                gl.load(TABLE), tiles, heads, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL
+            )
+            kv = h // group
+            i = 0
+            for WG in gl.static_range(NUM_WG):
+                slot = (tile % Q_STAGES) * NUM_WG + WG
+                mbarrier.wait(QEMPTY.index(slot), ((tile // Q_STAGES) & 1) ^ 1)
+                mbarrier.expect(QFULL.index(slot), 2 * ROWS * (D0 + D1))
+                row = start_m + WG * ROWS
+                tma.async_copy_global_to_shared(Q0, [b, h, row, 0], QFULL.index(slot), Q0S.index(slot))
+                if D1 > 0:
+                    tma.async_copy_global_to_shared(Q1, [b, h, row, D0], QFULL.index(slot), Q1S.index(slot))
+            tile += 1
+        row_n = (blocks - 1 - i) * BLOCK_N
+        mbarrier.wait(KEMPTY.index(stage), phase ^ 1)
+        mbarrier.expect(KFULL.index(stage), 2 * BLOCK_N * (D0 + D1))
+        tma.async_copy_global_to_shared(K0, [b, kv, row_n, 0], KFULL.index(stage), K0S.index(stage))
+        if D1 > 0:
+            tma.async_copy_global_to_shared(K1, [b, kv, row_n, D0], KFULL.index(stage), K1S.index(stage))
+        mbarrier.wait(VEMPTY.index(stage), phase ^ 1)
+        mbarrier.expect(VFULL.index(stage), 2 * BLOCK_N * (E0 + E1))
+        tma.async_copy_global_to_shared(V0, [b, kv, row_n, 0], VFULL.index(stage), V0S.index(stage))
+        if E1 > 0:
+            tma.async_copy_global_to_shared(V1, [b, kv, row_n, E0], VFULL.index(stage), V1S.index(stage))
+        i += 1
+
+
+@gluon.jit
+def barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
+    """mbarriers, each complete after COUNT arrivals."""
+    bars = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    for n in gl.static_range(NUMBER):
+        mbarrier.init(bars.index(n), count=COUNT)
+    return bars
+
+
+@gluon.jit
+def ring(NUMBER: gl.constexpr, DESC, ROWS_: gl.constexpr, D: gl.constexpr):
+    """A ring of buffers for boxes of ROWS_ rows of the descriptor's tensor."""
+    return gl.allocate_shared_memory(DESC.dtype, [NUMBER, 1, 1, ROWS_, D], DESC.layout)
+
+
+@gluon.jit(do_not_specialize=["tiles", "heads", "group", "seqlen_q", "seqlen_k"])
+def forward(
+    Q0, Q1, K0, K1, V0, V1, O0, O1, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
+    NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
+    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
+
+    Q0, K0, V0, O0: descriptors (batch, head, row, column) of boxes of the first D0 (E0 of V and O) columns;
+    Q1 to O1: of the D1 (E1) after those, or None. O_SHARED: both pieces of O leave through one buffer.
+    """
+    Q0S = ring(Q_STAGES * NUM_WG, Q0, ROWS, D0)
+    K0S = ring(STAGES, K0, BLOCK_N, D0)
+    V0S = ring(STAGES, V0, BLOCK_N, E0)
+    O0S = ring(NUM_WG, O0, ROWS, E0)
+    Q1S = Q0S
+    K1S = K0S
+    V1S = V0S
+    O1S = O0S
+    if D1 > 0:
+        Q1S = ring(Q_STAGES * NUM_WG, Q1, ROWS, D1)
+        K1S = ring(STAGES, K1, BLOCK_N, D1)
+    if E1 > 0:
+        V1S = ring(STAGES, V1, BLOCK_N, E1)
+        if not O_SHARED:
+            O1S = ring(NUM_WG, O1, ROWS, E1)
+    QFULL = barriers(Q_STAGES * NUM_WG, 1)
+    QEMPTY = barriers(Q_STAGES * NUM_WG, 1)
+    KFULL = barriers(STAGES, 1)
+    KEMPTY = barriers(STAGES, NUM_WG)
+    VFULL = barriers(STAGES, 1)
+    VEMPTY = barriers(STAGES, NUM_WG)
+    fence_async_shared()
+    if NUM_WG == 2:
+        gl.warp_specialize([
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+            (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
+                      QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, CAUSAL)),
+        ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+            (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
+                      QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, CAUSAL)),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
