@@ -36,6 +36,7 @@ class Tiles:
     pingpong: bool = False
     registers: tuple[int, int] = (240, 24)
     o_shared: bool = False
+    anchor: bool = True
 
     @property
     def block_q(self) -> int:
@@ -91,7 +92,7 @@ def forward_launch(
     options = {
         "NUM_WG": tiles.warpgroups, "BLOCK_N": tiles.block_k, "D0": d0, "D1": d1, "E0": e0, "E1": e1,
         "STAGES": tiles.stages, "Q_STAGES": tiles.q_stages, "O_SHARED": tiles.o_shared,
-        "CAUSAL": causal, "PINGPONG": tiles.pingpong,
+        "CAUSAL": causal, "PINGPONG": tiles.pingpong, "ANCHOR": tiles.anchor,
         "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
         "num_warps": 4, "enable_fp_fusion": True,
     }  # fmt: skip

@@ -45,10 +45,7 @@ LAZY = gl.constexpr(8.0)
 @gluon.jit
 def place(entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
           CAUSAL: gl.constexpr):  # fmt: skip
-    """(batch, head, first row, K/V tiles, those of them to be masked) of an entry of the table.
-
-    The tiles are walked from the right: those to be masked, on the diagonal or at the edge, come first.
-    """
+    """(batch, head, first row, K/V tiles, the first of them to be masked) of an entry of the table."""
     head = entry // tiles
     start_m = (entry % tiles) * BLOCK_M
     if CAUSAL:
@@ -59,7 +56,7 @@ def place(entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M: gl.constexpr, BLOCK_
         clear = seqlen_k // BLOCK_N
         end = seqlen_k
     blocks = (end + BLOCK_N - 1) // BLOCK_N
-    return head // heads, head % heads, start_m, blocks, blocks - clear
+    return head // heads, head % heads, start_m, blocks, clear
 
 
 @gluon.jit
@@ -112,7 +109,7 @@ def softmax(s, top, unit):
 @gluon.jit
 def partial_sums(p, BLOCK_N: gl.constexpr):
     """Row sums of P per thread: the columns of the product repeat every 8, so no thread needs another."""
-    return gl.sum(gl.reshape(p, [ROWS, BLOCK_N // 8, 8]), 1)
+    return gl.sum(gl.reshape(gl.sum(gl.reshape(p, [ROWS, BLOCK_N // 8, 8]), 1), [ROWS, 4, 2]), 2)
 
 
 @gluon.jit
@@ -160,7 +157,7 @@ def consume(
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, ANCHOR: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -174,11 +171,10 @@ def consume(
     TABLE += gl.program_id(0)
     total_blocks = gl.load(TABLE)
     entry = gl.load(TABLE + programs)
-    b, h, start_m, blocks, masked = place(
+    b, h, start_m, blocks, clear = place(
         entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL
     )
-    TABLE += 2 * programs
-    next_entry = gl.load(TABLE)  # of the next tile of queries, long before it is needed
+    next_entry = gl.load(TABLE + 2 * programs)  # of the next tile of queries, long before it is needed
     if PINGPONG and WG == NUM_WG - 1:
         asm.turn_pass(0)
     mbarrier.wait(QFULL.index(WG), 0)
@@ -188,10 +184,11 @@ def consume(
     s = scores(Q0S.index(WG), Q1, K0S.index(0), K1, BLOCK_N, D0, D1, S)
     s = warpgroup_mma_wait(0, [s])
     mbarrier.arrive(KEMPTY.index(0))
-    mbarrier.arrive(QEMPTY.index(WG), pred=blocks == 1)
-    if masked > 0:
+    n = blocks - 1  # K/V tile of the tile of queries: from the right, so that those to be masked come first
+    mbarrier.arrive(QEMPTY.index(WG), pred=n == 0)
+    if n >= clear:
         last = last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
-        s = asm.mask(s, last - (blocks - 1) * BLOCK_N, BLOCK_N)
+        s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
     p, alpha, top = softmax(s, gl.full([ROWS], float("-inf"), gl.float32, ROW), unit)
     total = partial_sums(p, BLOCK_N)
     SUMS: gl.constexpr = total.type.layout
@@ -199,29 +196,27 @@ def consume(
     p = p.to(HALF)
     acc0 = gl.zeros([ROWS, E0], gl.float32, LO0)
     acc1 = gl.zeros([ROWS, E1 if E1 > 0 else 16], gl.float32, LO1)
-    factor = top
-    old_entry = entry
     mbarrier.wait(VFULL.index(0), 0)
-    i = 0  # K/V tile of the tile of queries, from the right
     tile = 0  # tile of queries of this program
+    use_acc = False  # acc holds something of this tile of queries
     for j in range(1, total_blocks):
         stage, phase = j % STAGES, (j // STAGES) & 1
         before, before_phase = (j - 1) % STAGES, ((j - 1) // STAGES) & 1
-        use_acc = i > 0
-        i += 1
-        new = i == blocks
+        n -= 1
+        new = n < 0
+        old_entry = entry
+        factor = top
         if new:  # the scores that are issued next are the first of another tile of queries
             factor = finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
-            total = gl.zeros([ROWS, 8], gl.float32, SUMS)
+            total = gl.zeros([ROWS, 4], gl.float32, SUMS)
             top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
-            old_entry, entry = entry, next_entry
-            b, h, start_m, blocks, masked = place(
+            entry = next_entry
+            b, h, start_m, blocks, clear = place(
                 entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL
             )
-            TABLE += programs
-            next_entry = gl.load(TABLE)
-            i = 0
+            n = blocks - 1
             tile += 1
+            next_entry = gl.load(TABLE + (tile + 2) * programs)
             mbarrier.wait(QFULL.index((tile % Q_STAGES) * NUM_WG + WG), (tile // Q_STAGES) & 1)
         slot = (tile % Q_STAGES) * NUM_WG + WG
         mbarrier.wait(KFULL.index(stage), phase)
@@ -237,12 +232,14 @@ def consume(
             asm.turn_pass((WG + 1) % NUM_WG)
         s = warpgroup_mma_wait(IN_FLIGHT, [s])
         mbarrier.arrive(KEMPTY.index(stage))
-        mbarrier.arrive(QEMPTY.index(slot), pred=i == blocks - 1)
-        if i < masked:
+        mbarrier.arrive(QEMPTY.index(slot), pred=n == 0)
+        if n >= clear:
             last = last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
-            s = asm.mask(s, last - (blocks - 1 - i) * BLOCK_N, BLOCK_N)
+            s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
         next_p, alpha, top = softmax(s, top, unit)
         total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + partial_sums(next_p, BLOCK_N)
+        if ANCHOR:
+            total = asm.anchor(total)
         next_p = next_p.to(HALF)
         # the end of a basic block here keeps ptxas from waiting for P V before the exponentials
         mbarrier.wait(VFULL.index(stage), phase)
@@ -259,10 +256,11 @@ def consume(
         if E1 > 0:
             acc1 = asm.rescale(acc1, gl.convert_layout(alpha, gl.SliceLayout(1, LO1)), E1)
         p = next_p
+        use_acc = not new
     before = (total_blocks - 1) % STAGES
-    acc0 = values(p, V0S.index(before), acc0, i > 0, BLOCK_N, E0, LO0)
+    acc0 = values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
     if E1 > 0:
-        acc1 = values(p, V1S.index(before), acc1, i > 0, BLOCK_N, E1, LO1)
+        acc1 = values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
         acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
     else:
         acc0, p = warpgroup_mma_wait(0, [acc0, p])
@@ -287,18 +285,18 @@ def produce(
     total_blocks = gl.load(TABLE)
     b = 0
     kv = 0
-    blocks = 0
-    i = 0
+    n = 0
     tile = 0
     for j in range(total_blocks):
         stage, phase = j % STAGES, (j // STAGES) & 1
-        if i == blocks:
+        n -= 1
+        if n < 0:
             TABLE += programs
-            b, h, start_m, blocks, masked = place(
+            b, h, start_m, blocks, clear = place(
                 gl.load(TABLE), tiles, heads, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL
             )
             kv = h // group
-            i = 0
+            n = blocks - 1
             for WG in gl.static_range(NUM_WG):
                 slot = (tile % Q_STAGES) * NUM_WG + WG
                 mbarrier.wait(QEMPTY.index(slot), ((tile // Q_STAGES) & 1) ^ 1)
@@ -308,7 +306,7 @@ def produce(
                 if D1 > 0:
                     tma.async_copy_global_to_shared(Q1, [b, h, row, D0], QFULL.index(slot), Q1S.index(slot))
             tile += 1
-        row_n = (blocks - 1 - i) * BLOCK_N
+        row_n = n * BLOCK_N
         mbarrier.wait(KEMPTY.index(stage), phase ^ 1)
         mbarrier.expect(KFULL.index(stage), 2 * BLOCK_N * (D0 + D1))
         tma.async_copy_global_to_shared(K0, [b, kv, row_n, 0], KFULL.index(stage), K0S.index(stage))
@@ -319,7 +317,6 @@ def produce(
         tma.async_copy_global_to_shared(V0, [b, kv, row_n, 0], VFULL.index(stage), V0S.index(stage))
         if E1 > 0:
             tma.async_copy_global_to_shared(V1, [b, kv, row_n, E0], VFULL.index(stage), V1S.index(stage))
-        i += 1
 
 
 @gluon.jit
@@ -343,7 +340,8 @@ def forward(
     NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, ANCHOR: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
 
@@ -376,10 +374,10 @@ def forward(
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
@@ -389,13 +387,13 @@ def forward(
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
