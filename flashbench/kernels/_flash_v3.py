@@ -1,4 +1,4 @@
-"""FlashAttention-3's forward for sm_90: descriptors, configuration, launch. Import through ``_triton.load``."""
+"""FlashAttention-3's forward for sm_90: tiles, descriptors, launch. Import through ``_triton.load``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flashbench.kernels import _hopper_kernels as kernels
 from flashbench.kernels import _hopper_schedule as schedule
-from flashbench.kernels._call import Launch, check_shapes, like, on
+from flashbench.kernels._call import Launch, like
 
 ROWS = 64
 """Rows of queries of a warpgroup."""

@@ -6,7 +6,7 @@ a thread's elements (``pack``), so that what is the same for a row is done once 
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, E741
+# ruff: noqa: ANN001, ANN202
 # mypy: ignore-errors
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ base), and row sums are kept per thread until the end of a tile.
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, E741, SIM108
+# ruff: noqa: ANN001, ANN202
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -29,125 +29,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from flashbench.kernels import _hopper_asm as asm
+from flashbench.kernels import _hopper_tiles as one
 
-ROWS = gl.constexpr(64)
-"""Rows of queries of a warpgroup: what one wgmma covers."""
-LN2 = gl.constexpr(0.6931471805599453)
-LAZY = gl.constexpr(8.0)
-"""By how much, in powers of two, a row's scores may outgrow its base before O is rescaled."""
-
-
-@gluon.jit
-def place(entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-          CAUSAL: gl.constexpr):  # fmt: skip
-    """(batch, head, first row, K/V tiles, the first of them to be masked) of an entry of the table."""
-    head = entry // tiles
-    start_m = (entry % tiles) * BLOCK_M
-    if CAUSAL:
-        diagonal = start_m + seqlen_k - seqlen_q
-        clear = gl.maximum(diagonal + 1, 0) // BLOCK_N
-        end = gl.minimum(gl.maximum(diagonal + BLOCK_M, 1), seqlen_k)
-    else:
-        clear = seqlen_k // BLOCK_N
-        end = seqlen_k
-    blocks = (end + BLOCK_N - 1) // BLOCK_N
-    return head // heads, head % heads, start_m, blocks, clear
-
-
-@gluon.jit
-def last_key(start_m, seqlen_q, seqlen_k, WG: gl.constexpr, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
-    """The last key that each row of the warpgroup sees."""
-    rows = start_m + WG * ROWS + gl.arange(0, ROWS, LAYOUT)
-    if CAUSAL:
-        last = rows + (seqlen_k - seqlen_q)  # no row of seqlen_q sees past seqlen_k
-    else:
-        last = rows * 0 + (seqlen_k - 1)
-    return last
-
-
-@gluon.jit
-def scores(Q0, Q1, K0, K1, BLOCK_N: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, S: gl.constexpr):
-    """Issue S = Q K^T of one tile, in two pieces of the head dim where it has two."""
-    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S)
-    q = Q0.reshape([ROWS, D0])
-    k = K0.reshape([BLOCK_N, D0]).permute((1, 0))
-    s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
-    if D1 > 0:
-        q = Q1.reshape([ROWS, D1])
-        k = K1.reshape([BLOCK_N, D1]).permute((1, 0))
-        s = warpgroup_mma(q, k, s, is_async=True)
-    return s
-
-
-@gluon.jit
-def values(p, V, acc, use_acc, BLOCK_N: gl.constexpr, D: gl.constexpr, O: gl.constexpr):
-    """Issue acc += P V of one tile, for one piece of the head dim."""
-    p = gl.convert_layout(p, gl.DotOperandLayout(0, parent=O, k_width=2))
-    return warpgroup_mma(p, V.reshape([BLOCK_N, D]), acc, use_acc=use_acc, is_async=True)
-
-
-@gluon.jit
-def softmax(s, top, unit):
-    """(P, the factor for what was summed before, the new base) of one tile of scores (Algorithm 1).
-
-    top: the base of each row so far. unit: softmax_scale / ln 2, so that exponentials are powers of two.
-    """
-    highest = gl.max(s, 1)
-    new_top = gl.where((highest - top) * unit > LAZY, highest, top)
-    alpha = gl.where(new_top == top, 1.0, gl.exp2((top - new_top) * unit))
-    # a row that has seen no key yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
-    base = gl.where(new_top == float("-inf"), 0.0, new_top * unit)
-    p = gl.exp2(s * unit - base[:, None])
-    return p, alpha, new_top
-
-
-@gluon.jit
-def partial_sums(p, BLOCK_N: gl.constexpr):
-    """Row sums of P per thread: the columns of the product repeat every 8, so no thread needs another."""
-    return gl.sum(gl.reshape(gl.sum(gl.reshape(p, [ROWS, BLOCK_N // 8, 8]), 1), [ROWS, 4, 2]), 2)
-
-
-@gluon.jit
-def finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG: gl.constexpr, BLOCK_M: gl.constexpr,
-           LAYOUT: gl.constexpr):  # fmt: skip
-    """What O is to be multiplied by (0 for a row without keys), once LSE, natural, is written."""
-    total = gl.convert_layout(gl.sum(total, 1), LAYOUT)
-    seen = total > 0
-    lse = gl.where(seen, (top * unit + gl.log2(total)) * LN2, float("-inf"))
-    row = entry % tiles * BLOCK_M + WG * ROWS
-    rows = row + gl.arange(0, ROWS, LAYOUT)
-    gl.store(LSE + (entry // tiles).to(gl.int64) * seqlen_q + rows, lse, mask=rows < seqlen_q)
-    return gl.where(seen, 1.0 / total, 0.0)
-
-
-@gluon.jit
-def store_piece(acc, factor, STAGE, DESC, b, h, row, col, D: gl.constexpr, O: gl.constexpr):
-    factor, _ = gl.broadcast(gl.convert_layout(factor, gl.SliceLayout(1, O))[:, None], acc)
-    o = gl.where(factor > 0, acc * factor, 0.0)  # a row without keys: 0, whatever V holds
-    STAGE.reshape([ROWS, D]).store(o.to(STAGE.dtype))
-    fence_async_shared()
-    tma.async_copy_shared_to_global(DESC, [b, h, row, col], STAGE)
-
-
-@gluon.jit
-def store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads, WG: gl.constexpr,
-               BLOCK_M: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, LO0: gl.constexpr,
-               LO1: gl.constexpr, SHARED: gl.constexpr):  # fmt: skip
-    """Write O of one tile by TMA. SHARED: both pieces through one buffer."""
-    head = entry // tiles
-    b, h = head // heads, head % heads
-    row = entry % tiles * BLOCK_M + WG * ROWS
-    tma.store_wait(0)
-    store_piece(acc0, factor, O0S.index(WG), O0, b, h, row, 0, D0, LO0)
-    if D1 > 0:
-        if SHARED:
-            tma.store_wait(0)
-        store_piece(acc1, factor, O1S.index(WG), O1, b, h, row, D0, D1, LO1)
+ROWS = one.ROWS
 
 
 @gluon.jit
@@ -171,9 +59,7 @@ def consume(
     TABLE += gl.program_id(0)
     total_blocks = gl.load(TABLE)
     entry = gl.load(TABLE + programs)
-    b, h, start_m, blocks, clear = place(
-        entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL
-    )
+    start_m, blocks, clear = one.place(entry, tiles, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
     next_entry = gl.load(TABLE + 2 * programs)  # of the next tile of queries, long before it is needed
     if PINGPONG and WG == NUM_WG - 1:
         asm.turn_pass(0)
@@ -181,16 +67,16 @@ def consume(
     mbarrier.wait(KFULL.index(0), 0)
     Q1 = Q1S.index(WG) if D1 > 0 else Q0S.index(WG)
     K1 = K1S.index(0) if D1 > 0 else K0S.index(0)
-    s = scores(Q0S.index(WG), Q1, K0S.index(0), K1, BLOCK_N, D0, D1, S)
+    s = one.scores(Q0S.index(WG), Q1, K0S.index(0), K1, BLOCK_N, D0, D1, S)
     s = warpgroup_mma_wait(0, [s])
     mbarrier.arrive(KEMPTY.index(0))
     n = blocks - 1  # K/V tile of the tile of queries: from the right, so that those to be masked come first
     mbarrier.arrive(QEMPTY.index(WG), pred=n == 0)
     if n >= clear:
-        last = last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
+        last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
         s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
-    p, alpha, top = softmax(s, gl.full([ROWS], float("-inf"), gl.float32, ROW), unit)
-    total = partial_sums(p, BLOCK_N)
+    p, alpha, top = one.softmax(s, gl.full([ROWS], float("-inf"), gl.float32, ROW), unit)
+    total = one.partial_sums(p, BLOCK_N)
     SUMS: gl.constexpr = total.type.layout
     ROW_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
     p = p.to(HALF)
@@ -200,20 +86,17 @@ def consume(
     tile = 0  # tile of queries of this program
     use_acc = False  # acc holds something of this tile of queries
     for j in range(1, total_blocks):
-        stage, phase = j % STAGES, (j // STAGES) & 1
-        before, before_phase = (j - 1) % STAGES, ((j - 1) // STAGES) & 1
+        stage, phase, before = j % STAGES, (j // STAGES) & 1, (j - 1) % STAGES
         n -= 1
         new = n < 0
         old_entry = entry
         factor = top
         if new:  # the scores that are issued next are the first of another tile of queries
-            factor = finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
+            factor = one.finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
             total = gl.zeros([ROWS, 4], gl.float32, SUMS)
             top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
             entry = next_entry
-            b, h, start_m, blocks, clear = place(
-                entry, tiles, heads, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL
-            )
+            start_m, blocks, clear = one.place(entry, tiles, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
             n = blocks - 1
             tile += 1
             next_entry = gl.load(TABLE + (tile + 2) * programs)
@@ -224,20 +107,21 @@ def consume(
             asm.turn_wait(WG)
         Q1 = Q1S.index(slot) if D1 > 0 else Q0S.index(slot)
         K1 = K1S.index(stage) if D1 > 0 else K0S.index(stage)
-        s = scores(Q0S.index(slot), Q1, K0S.index(stage), K1, BLOCK_N, D0, D1, S)
-        acc0 = values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
+        s = one.scores(Q0S.index(slot), Q1, K0S.index(stage), K1, BLOCK_N, D0, D1, S)
+        acc0 = one.values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
         if E1 > 0:
-            acc1 = values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
+            acc1 = one.values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
         if PINGPONG:
             asm.turn_pass((WG + 1) % NUM_WG)
         s = warpgroup_mma_wait(IN_FLIGHT, [s])
         mbarrier.arrive(KEMPTY.index(stage))
-        mbarrier.arrive(QEMPTY.index(slot), pred=n == 0)
+        if n == 0:
+            mbarrier.arrive(QEMPTY.index(slot))
         if n >= clear:
-            last = last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
+            last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
             s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
-        next_p, alpha, top = softmax(s, top, unit)
-        total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + partial_sums(next_p, BLOCK_N)
+        next_p, alpha, top = one.softmax(s, top, unit)
+        total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + one.partial_sums(next_p, BLOCK_N)
         if ANCHOR:
             total = asm.anchor(total)
         next_p = next_p.to(HALF)
@@ -249,7 +133,7 @@ def consume(
             acc0, p = warpgroup_mma_wait(0, [acc0, p])
         mbarrier.arrive(VEMPTY.index(before))
         if new:
-            store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, old_entry, tiles, heads,
+            one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, old_entry, tiles, heads,
                        WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
         # of no consequence for a new tile, whose first product does not add
         acc0 = asm.rescale(acc0, gl.convert_layout(alpha, gl.SliceLayout(1, LO0)), E0)
@@ -258,14 +142,14 @@ def consume(
         p = next_p
         use_acc = not new
     before = (total_blocks - 1) % STAGES
-    acc0 = values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
+    acc0 = one.values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
     if E1 > 0:
-        acc1 = values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
+        acc1 = one.values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
         acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
     else:
         acc0, p = warpgroup_mma_wait(0, [acc0, p])
-    factor = finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
-    store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads,
+    factor = one.finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
+    one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads,
                WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
     tma.store_wait(0)
 
@@ -292,9 +176,10 @@ def produce(
         n -= 1
         if n < 0:
             TABLE += programs
-            b, h, start_m, blocks, clear = place(
-                gl.load(TABLE), tiles, heads, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL
-            )
+            entry = gl.load(TABLE)
+            start_m, blocks, _ = one.place(entry, tiles, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
+            head = entry // tiles
+            b, h = head // heads, head % heads
             kv = h // group
             n = blocks - 1
             for WG in gl.static_range(NUM_WG):
@@ -329,9 +214,9 @@ def barriers(NUMBER: gl.constexpr, COUNT: gl.constexpr):
 
 
 @gluon.jit
-def ring(NUMBER: gl.constexpr, DESC, ROWS_: gl.constexpr, D: gl.constexpr):
-    """A ring of buffers for boxes of ROWS_ rows of the descriptor's tensor."""
-    return gl.allocate_shared_memory(DESC.dtype, [NUMBER, 1, 1, ROWS_, D], DESC.layout)
+def ring(NUMBER: gl.constexpr, DESC, HEIGHT: gl.constexpr, D: gl.constexpr):
+    """A ring of buffers for boxes of HEIGHT rows of the descriptor's tensor."""
+    return gl.allocate_shared_memory(DESC.dtype, [NUMBER, 1, 1, HEIGHT, D], DESC.layout)
 
 
 @gluon.jit(do_not_specialize=["tiles", "heads", "group", "seqlen_q", "seqlen_k"])

@@ -60,7 +60,7 @@ class Shape:
 
 @lru_cache(maxsize=256)
 def table(shape: Shape, programs: int) -> tuple[tuple[int, ...], ...]:
-    """Rows of one entry per program: K/V tiles in all, then its tiles in order, then 0 to read past the end."""
+    """Rows of one entry per program: K/V tiles in all, its tiles of queries in order, 0 to read past them."""
     programs = max(1, min(programs, shape.heads * shape.tiles))
     costs = [shape.blocks(tile) for tile in range(shape.tiles)]
     free = [(0.0, program) for program in range(programs)]
