@@ -46,7 +46,8 @@ class Launch:
             for name, arg in zip(self.kernel.arg_names, self.args, strict=False)
             if isinstance(arg, int) and name not in kernels.RUNTIME
         )
-        dtypes = (getattr(arg, "dtype", None) for arg in self.args if arg is None or isinstance(arg, Tensor))
+        tensors = (getattr(arg, "base", arg) for arg in self.args)  # of a descriptor, too
+        dtypes = (getattr(arg, "dtype", None) for arg in tensors if arg is None or isinstance(arg, Tensor))
         return self.name, *self.options.items(), *special, *dtypes
 
 

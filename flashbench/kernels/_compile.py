@@ -168,6 +168,7 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
         return Compiled(task, options=options, error=f"{type(cause).__name__}: {cause}")
     usage, sass, unread = _read(kernel.asm["cubin"]) if inspect else ("", "", "")
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
+    options = {**options, "num_warps": kernel.metadata.num_warps}  # of a specialised kernel, all together
     return Compiled(task, kernel.metadata.shared, columns, options, usage, sass, unread)
 
 
@@ -211,6 +212,15 @@ def _flash(task: Task) -> Launch:
         return flash.forward_launch(q, k, v, call)[2]
     work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o), call)
     return next(one for one in work.launches if one.name == task.kernel)
+
+
+def _flash_v3(task: Task) -> Launch:
+    if task.kernel != "v3_fwd":
+        return _flash(task)
+    from flashbench.kernels import _flash_v3 as flash
+
+    (q, k, v, _), _, call = _asked(task)
+    return flash.forward_launch(q, k, v, causal=call.causal, scale=call.scale)[2]
 
 
 def _flash_v1(task: Task) -> Launch:
@@ -290,6 +300,7 @@ BUNDLED = {
     "flash-v2-atomic": Bundled(
         {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, _flash_v2_atomic
     ),
+    "flash-v3": Bundled({"fwd": ("v3_fwd",), "bwd": ("delta", "dkdv", "dq")}, _flash_v3),
     "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}, _flash_fp8),
     "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
 }

@@ -16,7 +16,16 @@ from flashbench.flash_configs import Config
 from flashbench.kernels._call import NOTHING, Call, Extra, check_shapes, computable, on, unit_stride
 from flashbench.kernels._launches import Saved, backward_launches, forward_launch
 
-__all__ = ["NOTHING", "Call", "Extra", "Saved", "backward_launches", "flash_attention", "forward_launch"]
+__all__ = [
+    "NOTHING",
+    "Call",
+    "Extra",
+    "FlashAttention",
+    "Saved",
+    "backward_launches",
+    "flash_attention",
+    "forward_launch",
+]
 
 
 def flash_attention(
@@ -76,7 +85,7 @@ def flash_attention(
         longest_k=_longest(cu_seqlens_k, max_seqlen_k),
     )  # fmt: skip
     check(q, k, v, call, extra)
-    o, lse = _FlashAttention.apply(q, k, v, bias, sinks, call, extra)
+    o, lse = FlashAttention.apply(q, k, v, bias, sinks, call, extra)
     return (o, lse) if return_lse else o
 
 
@@ -86,7 +95,9 @@ def _longest(cu: Tensor | None, given: int | None) -> int:
     return int(cu.diff().max()) if given is None else given
 
 
-class _FlashAttention(torch.autograd.Function):  # type: ignore[misc]
+class FlashAttention(torch.autograd.Function):  # type: ignore[misc]
+    """(o, lse) of (q, k, v, bias, sinks, call, extra), with gradients."""
+
     @staticmethod
     def forward(
         ctx: Any,

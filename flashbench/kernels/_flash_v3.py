@@ -1,10 +1,17 @@
-"""FlashAttention-3's forward for sm_90: tiles, descriptors, launch. Import through ``_triton.load``."""
+"""FlashAttention-3's forward for sm_90, and flash-v2's backward after it. Import through ``_triton.load``.
+
+The kernel is made ready once for tensors of the same shapes and strides (``Plan``): descriptors, the schedule
+and the compiled kernel; a call fills in addresses, so that it costs the host little (_hopper_kernels.py has
+the kernel, hopper_configs.py its tiles).
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -12,113 +19,224 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from flashbench import hopper_configs
+from flashbench.flash_configs import Config
+from flashbench.hopper_configs import ROWS, Tiles
 from flashbench.kernels import _hopper_kernels as kernels
 from flashbench.kernels import _hopper_schedule as schedule
-from flashbench.kernels._call import Launch, like
+from flashbench.kernels._call import Call, Launch, check_shapes, like, on, unit_stride
+from flashbench.kernels._flash_v2 import NOTHING, FlashAttention
 
-ROWS = 64
-"""Rows of queries of a warpgroup."""
+ALIGNMENT = 8
+"""Elements of 16 bits to which TMA wants addresses and strides aligned."""
 
 
-@dataclass(frozen=True)
-class Tiles:
-    """How the kernel is cut.
+def flash_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    softmax_scale: float | None = None,
+    return_lse: bool = False,
+    tiles: Tiles | None = None,
+    configs: tuple[tuple[str, Config], ...] = (),
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(q kᵀ · softmax_scale) v on an sm_90 GPU; differentiable in q, k and v by flash-v2's kernels.
 
-    warpgroups: consumers, of 64 rows of queries each. block_k: keys of a K/V tile. stages: K/V tiles in
-    flight. q_stages: tiles of queries in flight. pingpong: warpgroups take turns. registers: of a consumer's
-    thread and the producer's. o_shared: both pieces of O leave through one buffer.
+    q: (batch, num_heads, seqlen_q, head_dim); k: (batch, num_kv_heads, seqlen_k, head_dim);
+    v: (batch, num_kv_heads, seqlen_k, head_dim_v), fp16 or bf16, any strides (those that TMA cannot take are
+    copied); head dims up to 256. Query head h uses K/V head h // (num_heads // num_kv_heads). causal: keys
+    up to j = i + seqlen_k - seqlen_q. softmax_scale: head_dim**-0.5 by default, more than 0. tiles: in place
+    of the forward's table; configs: (kernel, configuration) in place of the backward's.
+
+    Returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype, in memory ordered as q is; with
+    return_lse also lse (batch, num_heads, seqlen_q): log of the sum of exponentials, fp32, differentiable.
+    Rows without keys: o = 0, lse = -inf, no gradient. Raises ValueError for a misfit.
     """
-
-    warpgroups: int = 2
-    block_k: int = 128
-    stages: int = 2
-    q_stages: int = 2
-    pingpong: bool = False
-    registers: tuple[int, int] = (240, 24)
-    o_shared: bool = False
-    anchor: bool = True
-
-    @property
-    def block_q(self) -> int:
-        """Rows of queries of a program's tile."""
-        return ROWS * self.warpgroups
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    _check(q, k, v, scale)
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        o, lse = _FlashAttention3.apply(q, k, v, Call(causal=causal, scale=scale, configs=configs), tiles)
+    else:
+        o, lse = forward(q, k, v, causal=causal, scale=scale, tiles=tiles)
+    return (o, lse) if return_lse else o
 
 
-WIDTHS = {64: (64, 0), 96: (64, 32), 128: (128, 0), 192: (128, 64), 256: (256, 0)}
-"""Head dims that the kernel has, as the widths of two pieces; others run in the next larger one."""
-WIDTHS_V = {**WIDTHS, 256: (128, 128)}
-"""The same of V and O."""
-TABLE = {
-    64: Tiles(warpgroups=3, registers=(160, 32)),
-    96: Tiles(),
-    128: Tiles(),
-    192: Tiles(block_k=64, q_stages=1),
-    256: Tiles(block_k=64, q_stages=1, o_shared=True),
-}
+class _FlashAttention3(FlashAttention):
+    """This forward, flash-v2's backward: it asks for o and the natural lse alone."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, call, tiles = args
+        o, lse = forward(q, k, v, causal=call.causal, scale=call.scale, tiles=tiles)
+        ctx.save_for_backward(*(unit_stride(x) for x in (q, k, v)), o, lse, None, None)
+        ctx.call, ctx.dtype, ctx.extra = call, q.dtype, NOTHING
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *FlashAttention.backward(ctx, do, dlse)[:3], None, None
 
 
-def width(dim: int) -> int:
-    """The kernel's head dim that serves dim columns."""
-    return next(w for w in WIDTHS if w >= dim)
-
-
-def choose(head_dim: int) -> Tiles:
-    """The configuration for the head dim."""
-    return TABLE[width(head_dim)]
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) of arguments that were checked."""
+    if not (q.numel() and k.numel()):
+        o = q.new_zeros(*q.shape[:3], v.shape[3])
+        return o, q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
+    q, k, v = loadable(q), loadable(k), loadable(v)
+    plan, o, lse = _planned(q, k, v, causal, tiles)
+    with on(q.device):
+        plan.run(plan.arguments(q, k, v, o, lse, scale))
+    return o, lse
 
 
 def forward_launch(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: Tiles | None = None,
-    programs: int = 132,
-) -> tuple[Tensor, Tensor, Launch]:  # fmt: skip
-    """(o, lse, the launch that fills them); o lies in memory in the order of q's dimensions."""
-    batch, heads, seqlen_q, _ = q.shape
-    group, seqlen_k = heads // k.shape[1], k.shape[2]
-    dims = width(q.shape[3])
-    tiles = tiles or choose(dims)
-    o = like(q, v.shape[3])
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    shape = schedule.Shape(
-        batch * heads, group, seqlen_q, seqlen_k, tiles.block_q, tiles.block_k, causal,
-        seqlen_k * (k.shape[3] + v.shape[3]) * k.element_size(),
-    )  # fmt: skip
-    table = table_on(q.device, shape, programs)
-    (d0, d1), (e0, e1) = WIDTHS[dims], WIDTHS_V[width(v.shape[3])]
-    args = (
-        *pieces(q, ROWS, d0, d1), *pieces(k, tiles.block_k, d0, d1), *pieces(v, tiles.block_k, e0, e1),
-        *pieces(o, ROWS, e0, e1), lse, table,
-        *(shape.tiles, heads, group, seqlen_q, seqlen_k, scale * math.log2(math.e)),
-    )  # fmt: skip
-    options = {
-        "NUM_WG": tiles.warpgroups, "BLOCK_N": tiles.block_k, "D0": d0, "D1": d1, "E0": e0, "E1": e1,
-        "STAGES": tiles.stages, "Q_STAGES": tiles.q_stages, "O_SHARED": tiles.o_shared,
-        "CAUSAL": causal, "PINGPONG": tiles.pingpong, "ANCHOR": tiles.anchor,
-        "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
-        "num_warps": 4, "enable_fp_fusion": True,
-    }  # fmt: skip
-    return o, lse, Launch("v3_fwd", kernels.forward, table.shape[1], args, options)
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: Tiles | None = None
+) -> tuple[Tensor, Tensor, Launch]:
+    """(o, lse, the launch that fills them), of tensors that TMA takes; o lies as q's dimensions are ordered."""
+    plan, o, lse = _planned(q, k, v, causal, tiles)
+    args = plan.arguments(q, k, v, o, lse, scale)
+    return o, lse, Launch("v3_fwd", kernels.forward, plan.programs, args, plan.options)
 
 
-def pieces(x: Tensor, rows: int, first: int, second: int) -> tuple[Any, Any]:
-    """Descriptors of boxes of x's rows by ``first`` columns, and of those by ``second`` if there are any."""
-    return box(x, rows, first), box(x, rows, second) if second else None
+def _planned(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, tiles: Tiles | None
+) -> tuple[Plan, Tensor, Tensor]:
+    """(the plan, o and lse yet to be filled)."""
+    columns = v.shape[3]
+    o = like(q, columns + -columns % ALIGNMENT)
+    o = o[..., :columns] if columns % ALIGNMENT else o
+    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    layout = starmap(Laid, ((x.shape, x.stride()) for x in (q, k, v, o)))
+    return plan(tuple(layout), q.dtype, q.device, causal, tiles), o, lse
 
 
-def box(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """A descriptor of boxes of rows by columns of (batch, heads, rows, columns); outside is 0."""
-    block = [1, 1, rows, columns]
-    layout = _layout(rows, columns, x.dtype)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+@dataclass(frozen=True)
+class Laid:
+    """Where the elements of a tensor (batch, heads, rows, columns) are, in elements."""
 
-
-@lru_cache(maxsize=64)
-def _layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
-    return gl.NVMMASharedLayout.get_default_for(
-        [1, 1, rows, columns], gl.float16 if dtype == torch.float16 else gl.bfloat16
-    )
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 @lru_cache(maxsize=256)
-def table_on(device: torch.device, shape: schedule.Shape, programs: int) -> Tensor:
-    """The schedule's table on the device."""
-    return torch.tensor(schedule.table(shape, programs), dtype=torch.int32, device=device)
+def plan(
+    laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool, tiles: Tiles | None
+) -> Plan:
+    """The plan for q, k, v and o laid out so."""
+    return Plan(laid, dtype, device, causal, tiles)
+
+
+class Plan:
+    """What launches over tensors of one layout share.
+
+    descriptors: of boxes of q, q, k, k, v, v, o, o, without an address; None for a second piece of a head
+    dim that has none. options: compile-time constants and launch options. table: the schedule, on the device.
+    """
+
+    def __init__(
+        self, laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool,
+        tiles: Tiles | None,
+    ) -> None:  # fmt: skip
+        q, k, v, o = laid
+        (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, dim_v) = q.shape, v.shape
+        tiles = tiles or hopper_configs.choose(dim, dim_v, causal, seqlen_k)
+        shape = schedule.Shape(
+            heads=batch * heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
+            block_m=tiles.block_q, block_n=tiles.block_k, causal=causal,
+            kv_bytes=seqlen_k * (dim + dim_v) * dtype.itemsize,
+        )  # fmt: skip
+        rows = schedule.table(shape, _programs(device))
+        self.programs = len(rows[0])
+        self.table = torch.tensor(rows, dtype=torch.int32, device=device)
+        self.numbers = (shape.tiles, heads, shape.group, seqlen_q, seqlen_k)
+        (d0, d1), (e0, e1) = hopper_configs.pieces(dim), hopper_configs.pieces(dim_v, of_v=True)
+        cut = ((q, ROWS, d0, d1), (k, tiles.block_k, d0, d1), (v, tiles.block_k, e0, e1), (o, ROWS, e0, e1))
+        self.descriptors = tuple(
+            _descriptor(x, height, columns, dtype) if columns else None
+            for x, height, *both in cut
+            for columns in both
+        )
+        self.constants = {
+            "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D0": d0, "D1": d1, "E0": e0, "E1": e1,
+            "STAGES": tiles.stages, "Q_STAGES": tiles.q_stages, "O_SHARED": tiles.o_shared,
+            "CAUSAL": causal, "PINGPONG": tiles.pingpong,
+            "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
+        }  # fmt: skip
+        self.options = {**self.constants, "num_warps": 4, "enable_fp_fusion": True}
+        self._compiled: Any = None
+
+    def arguments(
+        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float
+    ) -> tuple[Any, ...]:
+        """The kernel's arguments but for compile-time constants."""
+        bound = _bound(self.descriptors, (q, q, k, k, v, v, o, o))
+        return *bound, lse, self.table, *self.numbers, scale * math.log2(math.e)
+
+    def run(self, args: tuple[Any, ...]) -> None:
+        """Launch on the current device, which is the tensors', and stream."""
+        self.compiled(args)[(self.programs, 1, 1)](*args, *self.constants.values())
+
+    def compiled(self, args: tuple[Any, ...]) -> Any:
+        """The compiled kernel, looked up once: Triton's own look-up costs as much as all else of a call."""
+        if self._compiled is None:
+            self._compiled = kernels.forward.warmup(*args, grid=(1,), **self.options)
+        return self._compiled
+
+
+def _bound(descriptors: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Iterator[Any]:
+    """The descriptors, each of its tensor; copied, as a cached one must not keep a tensor alive."""
+    for descriptor, x in zip(descriptors, tensors, strict=True):
+        if descriptor is None:
+            yield None
+            continue
+        own = object.__new__(TensorDescriptor)
+        own.__dict__.update(descriptor.__dict__, base=x)
+        yield own
+
+
+def _descriptor(laid: Laid, rows: int, columns: int, dtype: torch.dtype) -> TensorDescriptor:
+    """Of boxes of rows by columns of (batch, heads, rows, columns); outside is 0, and is not fetched."""
+    block = [1, 1, rows, columns]
+    strides = [s if n > 1 else ALIGNMENT for n, s in zip(laid.shape[:3], laid.strides, strict=False)]
+    nowhere = torch.empty(0, dtype=dtype, device="meta")
+    layout = gl.NVMMASharedLayout.get_default_for(
+        block, gl.float16 if dtype == torch.float16 else gl.bfloat16
+    )
+    return TensorDescriptor(nowhere, list(laid.shape), [*strides, 1], block, layout)
+
+
+def loadable(x: Tensor) -> Tensor:
+    """x, or a copy of it that TMA takes."""
+    if x.data_ptr() % 16 == 0 and _takes(x.shape, x.stride()):
+        return x
+    columns = x.shape[3]
+    return x.new_empty(*x.shape[:3], columns + -columns % ALIGNMENT)[..., :columns].copy_(x)
+
+
+@lru_cache(maxsize=256)
+def _takes(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether strides are ones that TMA takes: 1 for columns, else multiples of 16 bytes and not 0."""
+    outer = [s for n, s in zip(shape[:3], strides, strict=False) if n > 1]
+    return strides[3] == 1 and all(s > 0 and s % ALIGNMENT == 0 for s in outer)
+
+
+@lru_cache
+def _programs(device: torch.device) -> int:
+    """As many as the device has SMs: one fills an SM."""
+    if device.type != "cuda":
+        return hopper_configs.PROGRAMS
+    count: int = torch.cuda.get_device_properties(device).multi_processor_count
+    return count
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+    check_shapes(q, k, v)
+    if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"q, k and v must be of one dtype, fp16 or bf16: {q.dtype}, {k.dtype}, {v.dtype}")
+    if not scale > 0:
+        raise ValueError(f"softmax_scale {scale} is out of range; it must be greater than 0")

@@ -89,29 +89,6 @@ def rescale(acc, alpha, COLS: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, TIED, [acc, alpha], gl.float32, is_pure=True, pack=N)
 
 
-ANCHOR = gl.constexpr(
-    """{
-.reg .pred p;
-.reg .f32 least;
-.reg .b32 nowhere;
-mov.b32 nowhere, 0;
-min.f32 least, $0, $1;
-setp.lt.f32 p, least, 0fBF800000;
-@p st.volatile.shared.f32 [nowhere], least;
-}"""
-)
-
-
-@gluon.jit
-def anchor(total):
-    """total, two sums of exponentials per thread, which would be written somewhere if they were negative.
-
-    This is for ptxas: a store does not move over a wait, nor does what decides on it, so that every
-    exponential is done before the wait that follows.
-    """
-    return gl.inline_asm_elementwise(ANCHOR, "=f,=f,0,1", [total], gl.float32, is_pure=False, pack=2)
-
-
 SYNC = gl.constexpr("bar.sync $1, 256;\nmov.b32 $0, $1;")
 ARRIVE = gl.constexpr("bar.arrive $1, 256;\nmov.b32 $0, $1;")
 

@@ -45,7 +45,7 @@ def consume(
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, ANCHOR: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -122,8 +122,6 @@ def consume(
             s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
         next_p, alpha, top = one.softmax(s, top, unit)
         total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + one.partial_sums(next_p, BLOCK_N)
-        if ANCHOR:
-            total = asm.anchor(total)
         next_p = next_p.to(HALF)
         # the end of a basic block here keeps ptxas from waiting for P V before the exponentials
         mbarrier.wait(VFULL.index(stage), phase)
@@ -187,21 +185,21 @@ def produce(
                 mbarrier.wait(QEMPTY.index(slot), ((tile // Q_STAGES) & 1) ^ 1)
                 mbarrier.expect(QFULL.index(slot), 2 * ROWS * (D0 + D1))
                 row = start_m + WG * ROWS
-                tma.async_copy_global_to_shared(Q0, [b, h, row, 0], QFULL.index(slot), Q0S.index(slot))
+                one.tma_load(Q0, [b, h, row, 0], QFULL.index(slot), Q0S.index(slot))
                 if D1 > 0:
-                    tma.async_copy_global_to_shared(Q1, [b, h, row, D0], QFULL.index(slot), Q1S.index(slot))
+                    one.tma_load(Q1, [b, h, row, D0], QFULL.index(slot), Q1S.index(slot))
             tile += 1
         row_n = n * BLOCK_N
         mbarrier.wait(KEMPTY.index(stage), phase ^ 1)
         mbarrier.expect(KFULL.index(stage), 2 * BLOCK_N * (D0 + D1))
-        tma.async_copy_global_to_shared(K0, [b, kv, row_n, 0], KFULL.index(stage), K0S.index(stage))
+        one.tma_load(K0, [b, kv, row_n, 0], KFULL.index(stage), K0S.index(stage))
         if D1 > 0:
-            tma.async_copy_global_to_shared(K1, [b, kv, row_n, D0], KFULL.index(stage), K1S.index(stage))
+            one.tma_load(K1, [b, kv, row_n, D0], KFULL.index(stage), K1S.index(stage))
         mbarrier.wait(VEMPTY.index(stage), phase ^ 1)
         mbarrier.expect(VFULL.index(stage), 2 * BLOCK_N * (E0 + E1))
-        tma.async_copy_global_to_shared(V0, [b, kv, row_n, 0], VFULL.index(stage), V0S.index(stage))
+        one.tma_load(V0, [b, kv, row_n, 0], VFULL.index(stage), V0S.index(stage))
         if E1 > 0:
-            tma.async_copy_global_to_shared(V1, [b, kv, row_n, E0], VFULL.index(stage), V1S.index(stage))
+            one.tma_load(V1, [b, kv, row_n, E0], VFULL.index(stage), V1S.index(stage))
 
 
 @gluon.jit
@@ -222,10 +220,10 @@ def ring(NUMBER: gl.constexpr, DESC, HEIGHT: gl.constexpr, D: gl.constexpr):
 @gluon.jit(do_not_specialize=["tiles", "heads", "group", "seqlen_q", "seqlen_k"])
 def forward(
     Q0, Q1, K0, K1, V0, V1, O0, O1, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-    NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, ANCHOR: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
@@ -233,6 +231,7 @@ def forward(
     Q0, K0, V0, O0: descriptors (batch, head, row, column) of boxes of the first D0 (E0 of V and O) columns;
     Q1 to O1: of the D1 (E1) after those, or None. O_SHARED: both pieces of O leave through one buffer.
     """
+    NUM_WG: gl.constexpr = BLOCK_M // ROWS
     Q0S = ring(Q_STAGES * NUM_WG, Q0, ROWS, D0)
     K0S = ring(STAGES, K0, BLOCK_N, D0)
     V0S = ring(STAGES, V0, BLOCK_N, E0)
@@ -259,10 +258,10 @@ def forward(
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
@@ -272,13 +271,13 @@ def forward(
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, ANCHOR)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,

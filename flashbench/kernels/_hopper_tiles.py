@@ -16,6 +16,10 @@ LAZY = gl.constexpr(8.0)
 """By how much, in powers of two, a row's scores may outgrow its base before O is rescaled."""
 LN2 = gl.constexpr(0.6931471805599453)
 
+# Triton's names since 3.8, and before
+tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
 
 @gluon.jit
 def place(
@@ -106,7 +110,7 @@ def store_piece(acc, factor, STAGE, DESC, b, h, row, col, D: gl.constexpr, O: gl
     o = gl.where(factor > 0, acc * factor, 0.0)  # a row without keys: 0, whatever V holds
     STAGE.reshape([ROWS, D]).store(o.to(STAGE.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(DESC, [b, h, row, col], STAGE)
+    tma_store(DESC, [b, h, row, col], STAGE)
 
 
 @gluon.jit
