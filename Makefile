@@ -31,7 +31,7 @@ test-full: $(VENV)/.test-installed test-oldest
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-oldest: $(OLDEST)/.installed
-	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/test_flash_kernel.py tests/test_flash_aot.py tests/test_trace.py tests/test_kv_outside.py tests/test_kv_outside_aot.py tests/test_flash_fp8.py tests/test_fp8_aot.py tests/test_fp8_trace.py tests/test_decode.py tests/test_decode_model.py tests/test_decode_aot.py
+	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/test_flash_kernel.py tests/test_flash_aot.py tests/test_trace.py tests/test_kv_outside.py tests/test_kv_outside_aot.py tests/test_flash_fp8.py tests/test_fp8_aot.py tests/test_fp8_trace.py tests/test_decode.py tests/test_decode_model.py tests/test_decode_aot.py tests/test_flash_v3_aot.py
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .

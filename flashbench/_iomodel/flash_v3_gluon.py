@@ -47,7 +47,7 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
 
 
 def _entries(tiles: int, warpgroups: int) -> int:
-    """Entries of the schedule that are read: each program's count, its tiles, and for warpgroups one ahead."""
+    """Entries of the schedule that are read: a program's count, its tiles and, by warpgroups, one ahead."""
     programs = min(hopper_configs.PROGRAMS, tiles)
     return warpgroups * (tiles + 2 * programs) + tiles + programs
 

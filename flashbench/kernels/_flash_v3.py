@@ -97,7 +97,7 @@ def forward(
 def forward_launch(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor, Launch]:
-    """(o, lse, the launch that fills them), of tensors that TMA takes; o lies as q's dimensions are ordered."""
+    """(o, lse, the launch that fills them) of tensors that TMA takes; o is ordered as q."""
     plan, o, lse = _planned(q, k, v, causal, tiles)
     args = plan.arguments(q, k, v, o, lse, scale)
     return o, lse, Launch("v3_fwd", kernels.forward, plan.programs, args, plan.options)
