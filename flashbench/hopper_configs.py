@@ -33,6 +33,7 @@ class Tiles:
     q_stages: int = 2
     pingpong: bool = False
     o_shared: bool = False
+    ahead: bool = False
 
     @property
     def block_q(self) -> int:

@@ -34,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flashbench.kernels import _hopper_asm as asm
 from flashbench.kernels import _hopper_tiles as one
+from flashbench.kernels._hopper_ahead import consume as ahead_consume
 
 ROWS = one.ROWS
 
@@ -55,22 +56,32 @@ def consume(
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     HALF: gl.constexpr = K0S.dtype
     IN_FLIGHT: gl.constexpr = 2 if E1 > 0 else 1
+    AFTER: gl.constexpr = (NUM_WG - 1 - WG) * ROWS
+    gl.static_assert(AFTER < BLOCK_N * STAGES, "a stage that is passed over must not wait for one in use")
+    SKIPS: gl.constexpr = (
+        CAUSAL and AFTER > 0 and not PINGPONG
+    )  # taking turns, all go the same number of rounds
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
     total_blocks = gl.load(TABLE)
     entry = gl.load(TABLE + programs)
-    start_m, blocks, clear = one.place(entry, tiles, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
+    start_m, blocks, clear, own = one.place(
+        entry, tiles, seqlen_q, seqlen_k, AFTER, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
+    j = 0  # K/V tile of the program
+    if SKIPS:
+        j = one.pass_over(j, blocks - own, KFULL, KEMPTY, VFULL, VEMPTY, STAGES)
     next_entry = gl.load(TABLE + 2 * programs)  # of the next tile of queries, long before it is needed
     if PINGPONG and WG == NUM_WG - 1:
         asm.turn_pass(0)
+    before = j % STAGES
     mbarrier.wait(QFULL.index(WG), 0)
-    mbarrier.wait(KFULL.index(0), 0)
+    mbarrier.wait(KFULL.index(before), (j // STAGES) & 1)
     Q1 = Q1S.index(WG) if D1 > 0 else Q0S.index(WG)
-    K1 = K1S.index(0) if D1 > 0 else K0S.index(0)
-    s = one.scores(Q0S.index(WG), Q1, K0S.index(0), K1, BLOCK_N, D0, D1, S)
+    K1 = K1S.index(before) if D1 > 0 else K0S.index(before)
+    s = one.scores(Q0S.index(WG), Q1, K0S.index(before), K1, BLOCK_N, D0, D1, S)
     s = warpgroup_mma_wait(0, [s])
-    mbarrier.arrive(KEMPTY.index(0))
-    n = blocks - 1  # K/V tile of the tile of queries: from the right, so that those to be masked come first
+    mbarrier.arrive(KEMPTY.index(before))
+    n = own - 1  # K/V tile of the tile of queries: from the right, so that those to be masked come first
     mbarrier.arrive(QEMPTY.index(WG), pred=n == 0)
     if n >= clear:
         last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
@@ -82,11 +93,11 @@ def consume(
     p = p.to(HALF)
     acc0 = gl.zeros([ROWS, E0], gl.float32, LO0)
     acc1 = gl.zeros([ROWS, E1 if E1 > 0 else 16], gl.float32, LO1)
-    mbarrier.wait(VFULL.index(0), 0)
+    mbarrier.wait(VFULL.index(before), (j // STAGES) & 1)
+    j += 1
     tile = 0  # tile of queries of this program
     use_acc = False  # acc holds something of this tile of queries
-    for j in range(1, total_blocks):
-        stage, phase, before = j % STAGES, (j // STAGES) & 1, (j - 1) % STAGES
+    while j < total_blocks:
         n -= 1
         new = n < 0
         old_entry = entry
@@ -96,12 +107,16 @@ def consume(
             total = gl.zeros([ROWS, 4], gl.float32, SUMS)
             top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
             entry = next_entry
-            start_m, blocks, clear = one.place(entry, tiles, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
-            n = blocks - 1
+            start_m, blocks, clear, own = one.place(
+                entry, tiles, seqlen_q, seqlen_k, AFTER, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
+            if SKIPS:
+                j = one.pass_over(j, blocks - own, KFULL, KEMPTY, VFULL, VEMPTY, STAGES)
+            n = own - 1
             tile += 1
             next_entry = gl.load(TABLE + (tile + 2) * programs)
             mbarrier.wait(QFULL.index((tile % Q_STAGES) * NUM_WG + WG), (tile // Q_STAGES) & 1)
         slot = (tile % Q_STAGES) * NUM_WG + WG
+        stage, phase = j % STAGES, (j // STAGES) & 1
         mbarrier.wait(KFULL.index(stage), phase)
         if PINGPONG:
             asm.turn_wait(WG)
@@ -139,7 +154,8 @@ def consume(
             acc1 = asm.rescale(acc1, gl.convert_layout(alpha, gl.SliceLayout(1, LO1)), E1)
         p = next_p
         use_acc = not new
-    before = (total_blocks - 1) % STAGES
+        before = stage
+        j += 1
     acc0 = one.values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
     if E1 > 0:
         acc1 = one.values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
@@ -150,6 +166,93 @@ def consume(
     one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads,
                WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
     tma.store_wait(0)
+
+
+@gluon.jit
+def consumer(
+    Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+    O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit,
+    WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
+    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    if AHEAD:
+        ahead_consume(
+            Q0S,
+            Q1S,
+            K0S,
+            K1S,
+            V0S,
+            V1S,
+            O0S,
+            O1S,
+            QFULL,
+            QEMPTY,
+            KFULL,
+            KEMPTY,
+            VFULL,
+            VEMPTY,
+            O0,
+            O1,
+            LSE,
+            TABLE,
+            tiles,
+            heads,
+            seqlen_q,
+            seqlen_k,
+            unit,
+            WG,
+            NUM_WG,
+            BLOCK_N,
+            D0,
+            D1,
+            E0,
+            E1,
+            STAGES,
+            Q_STAGES,
+            O_SHARED,
+            CAUSAL,
+            PINGPONG,
+        )
+    else:
+        consume(
+            Q0S,
+            Q1S,
+            K0S,
+            K1S,
+            V0S,
+            V1S,
+            O0S,
+            O1S,
+            QFULL,
+            QEMPTY,
+            KFULL,
+            KEMPTY,
+            VFULL,
+            VEMPTY,
+            O0,
+            O1,
+            LSE,
+            TABLE,
+            tiles,
+            heads,
+            seqlen_q,
+            seqlen_k,
+            unit,
+            WG,
+            NUM_WG,
+            BLOCK_N,
+            D0,
+            D1,
+            E0,
+            E1,
+            STAGES,
+            Q_STAGES,
+            O_SHARED,
+            CAUSAL,
+            PINGPONG,
+        )
 
 
 @gluon.jit
@@ -175,7 +278,8 @@ def produce(
         if n < 0:
             TABLE += programs
             entry = gl.load(TABLE)
-            start_m, blocks, _ = one.place(entry, tiles, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
+            start_m, blocks, _, _ = one.place(
+                entry, tiles, seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
             head = entry // tiles
             b, h = head // heads, head % heads
             kv = h // group
@@ -223,7 +327,7 @@ def forward(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, AHEAD: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
@@ -256,12 +360,12 @@ def forward(
     fence_async_shared()
     if NUM_WG == 2:
         gl.warp_specialize([
-            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
-            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
+            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
@@ -269,15 +373,15 @@ def forward(
         ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
-            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
+            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
-            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
+            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+)
 
 ROWS = gl.constexpr(64)
 """Rows of queries of a warpgroup: what one wgmma covers."""
@@ -22,20 +27,24 @@ tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_s
 
 
 @gluon.jit
-def place(
-    entry, tiles, seqlen_q, seqlen_k, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr
-):
-    """(first row, K/V tiles, the first of them to be masked) of an entry of the table."""
+def place(entry, tiles, seqlen_q, seqlen_k, ROWS_BEFORE_END: gl.constexpr, BLOCK_M: gl.constexpr,
+          BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
+    """(first row, K/V tiles, those that need no mask, K/V tiles that its first rows need) of an entry.
+
+    ROWS_BEFORE_END: how many rows of the tile come after those first ones.
+    """
     start_m = (entry % tiles) * BLOCK_M
     if CAUSAL:
         diagonal = start_m + seqlen_k - seqlen_q
         clear = gl.maximum(diagonal + 1, 0) // BLOCK_N
         end = gl.minimum(gl.maximum(diagonal + BLOCK_M, 1), seqlen_k)
+        own_end = gl.minimum(gl.maximum(diagonal + BLOCK_M - ROWS_BEFORE_END, 1), seqlen_k)
     else:
         clear = seqlen_k // BLOCK_N
         end = seqlen_k
+        own_end = seqlen_k
     blocks = (end + BLOCK_N - 1) // BLOCK_N
-    return start_m, blocks, clear
+    return start_m, blocks, clear, (own_end + BLOCK_N - 1) // BLOCK_N
 
 
 @gluon.jit
@@ -47,6 +56,20 @@ def last_key(start_m, seqlen_q, seqlen_k, WG: gl.constexpr, CAUSAL: gl.constexpr
     else:
         last = rows * 0 + (seqlen_k - 1)
     return last
+
+
+@gluon.jit
+def pass_over(j, count, KFULL, KEMPTY, VFULL, VEMPTY, STAGES: gl.constexpr):
+    """The number after ``count`` K/V tiles from j that this warpgroup's rows do not see, but others' do."""
+    for _ in range(count):
+        stage, phase = j % STAGES, (j // STAGES) & 1
+        # not before it is full: an arrival would count for the stage's tile before
+        mbarrier.wait(KFULL.index(stage), phase)
+        mbarrier.arrive(KEMPTY.index(stage))
+        mbarrier.wait(VFULL.index(stage), phase)
+        mbarrier.arrive(VEMPTY.index(stage))
+        j += 1
+    return j
 
 
 @gluon.jit
@@ -71,18 +94,29 @@ def values(p, V, acc, use_acc, BLOCK_N: gl.constexpr, D: gl.constexpr, O: gl.con
 
 
 @gluon.jit
+def new_base(s, top, unit):
+    """(the new base of each row, the factor for what was summed before), given the base so far."""
+    highest = gl.max(s, 1)
+    new_top = gl.where((highest - top) * unit > LAZY, highest, top)
+    return new_top, gl.where(new_top == top, 1.0, gl.exp2((top - new_top) * unit))
+
+
+@gluon.jit
+def exponentials(s, top, unit):
+    """P of one tile of scores, given the base of each row."""
+    # a row that has seen no key yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
+    base = gl.where(top == float("-inf"), 0.0, top * unit)
+    return gl.exp2(s * unit - base[:, None])
+
+
+@gluon.jit
 def softmax(s, top, unit):
     """(P, the factor for what was summed before, the new base) of one tile of scores (Algorithm 1).
 
     top: the base of each row so far. unit: softmax_scale / ln 2, so that exponentials are powers of two.
     """
-    highest = gl.max(s, 1)
-    new_top = gl.where((highest - top) * unit > LAZY, highest, top)
-    alpha = gl.where(new_top == top, 1.0, gl.exp2((top - new_top) * unit))
-    # a row that has seen no key yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
-    base = gl.where(new_top == float("-inf"), 0.0, new_top * unit)
-    p = gl.exp2(s * unit - base[:, None])
-    return p, alpha, new_top
+    new_top, alpha = new_base(s, top, unit)
+    return exponentials(s, new_top, unit), alpha, new_top
 
 
 @gluon.jit
