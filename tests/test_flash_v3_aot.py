@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 
 SPILLS_ALLOWED = {
     (3, 6): {(64, False, 3): 12, (64, True, 3): 40, (256, False, 2): 20, (256, True, 2): 24},
-    (3, 7): {(64, False, 3): 190, (64, True, 3): 240, (256, False, 2): 110, (256, True, 2): 100},
+    (3, 7): {(64, False, 3): 190, (64, True, 3): 310, (256, False, 2): 110, (256, True, 2): 100},
 }
 """Instructions that spill, by first version of Triton and (head dim, causal, warpgroups); else none.
 
