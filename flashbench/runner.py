@@ -115,7 +115,7 @@ class _Run:
         outcome = self._not_started() or self._attempt(cell)
         return Record(
             cell=cell,
-            io_model=kernels.get(cell.implementation).io_model,
+            io_model=kernels.get(cell.implementation).model(cell.problem, cell.pass_, self.target),
             environment=self._facts,
             device_type=self.target.type,
             started_at=started_at,

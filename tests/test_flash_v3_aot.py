@@ -5,7 +5,11 @@ No GPU is needed: Triton compiles for an architecture by name.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from attention import problem
@@ -16,6 +20,7 @@ from flashbench.hopper_configs import SHARED_LIMIT, TABLE, Row, shared_bytes
 from flashbench.kernels import Target, _compile, _triton, get
 
 pytest.importorskip("triton")
+HERE = Path(__file__).resolve().parent
 
 SPILLS_ALLOWED = {
     (3, 6): {(64, False, 3): 12, (64, True, 3): 40, (256, False, 2): 20, (256, True, 2): 24},
@@ -132,7 +137,8 @@ def test_every_head_dim_fits() -> None:
                 assert shared_bytes(tiles, dim, 257 - dim) <= SHARED_LIMIT
 
 
-def test_a_refusal_names_the_limit() -> None:
+def test_a_refusal_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_triton, "interpreted", lambda _: False)  # as where Triton was imported for a GPU
     hopper = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=SHARED_LIMIT)
     ampere = Target(device="cuda", capability=(8, 0), smem_per_block_bytes=166912)
     row = get("flash-v3")
@@ -157,3 +163,37 @@ def test_the_row_says_which_kernels_run() -> None:
     assert config["bwd_kernels"] == "flash-v2"
     assert config["fwd_block_q"] == 128
     assert config["dkdv_block_k"] == 64
+
+
+NOT_V3 = """
+from attention import problem
+from flashbench.hopper_configs import SHARED_LIMIT
+from flashbench.kernels import Target, get
+
+row = get("flash")
+for capability, changes in (((9, 0), {}), ((9, 0), {"softcap": 30.0}), ((8, 0), {})):
+    target = Target(device="cuda", capability=capability, smem_per_block_bytes=SHARED_LIMIT)
+    p = problem(**{"dtype": "bf16", "head_dim": 64, "head_dim_v": 64, **changes})
+    for pass_ in ("fwd", "bwd"):
+        config = row.describe(p, pass_, target)
+        print(row.model(p, pass_, target), config.get("kernels"), config.get("bwd_kernels"), sep=", ")
+"""
+
+
+def test_flash_runs_flash_v3_where_it_can_and_says_why_not() -> None:
+    """In a process of its own: where Triton was imported as an interpreter, nothing runs flash-v3."""
+    environment = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE), str(HERE.parent), environment.get("PYTHONPATH", "")]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_V3], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout.splitlines() == [
+        "flash-v3-gluon, flash-v3, None",
+        "flash-v3-gluon, flash-v3, flash-v2",
+        "flash, flash-v2: it does not take softcap, None",
+        "flash, flash-v2: it does not take softcap, None",
+        "flash, None, None",
+        "flash, None, None",
+    ], done.stderr

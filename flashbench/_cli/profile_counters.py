@@ -129,7 +129,7 @@ def _record(cell: Cell, counters: Mapping[str, Any], target: Target, about: Mapp
         counters={name: value for name, value in counters.items() if name != "clocks"},
         clocks=counters.get("clocks", {}),
         started_at=str(counters.get("started_at") or datetime.now(UTC).isoformat(timespec="seconds")),
-        io_model=implementation.io_model,
+        io_model=implementation.model(cell.problem, cell.pass_, target),
         config={} if failed else implementation.describe(cell.problem, cell.pass_, target),
         environment=environment.row_fields(about),
         device_type=target.type,

@@ -73,7 +73,8 @@ class Implementation:
     why_unsupported(problem, pass_, target): why it refuses this problem, or None.
     describe(problem, pass_, target): the configuration that it runs (block_q, block_k, …).
     backend(call): what really ran, where the name leaves it open; called once, untimed.
-    io_model: the row of iomodel.MODELS that describes its traffic, or None.
+    io_model: the row of iomodel.MODELS that describes its traffic, or None. io_model_of(problem, pass_,
+    target): another row for this problem there, or None.
     interpreted(target): True where it runs in Triton's interpreter: checked, never timed.
     precompile(cells, target): compiles what the cells need, in parallel, before the sweep.
     context(problem): global switches of torch that the call needs (a forced backend, TF32 products);
@@ -100,6 +101,11 @@ class Implementation:
     prepare_tiles: Callable[[Problem, Inputs, Mapping[str, Any]], Call] | None = None
     on_card: Callable[[Problem, str, Target], Mapping[str, Any]] = _nothing
     deterministic: bool = True
+    io_model_of: Callable[[Problem, str, Target], str | None] = _never
+
+    def model(self, problem: Problem, pass_: str, target: Target) -> str | None:
+        """The row of iomodel.MODELS that describes what runs there."""
+        return self.io_model_of(problem, pass_, target) or self.io_model
 
 
 def unsupported_features(problem: Problem, taken: Collection[str]) -> str | None:

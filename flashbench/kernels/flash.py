@@ -1,17 +1,20 @@
-"""flash, flash-v2: FlashAttention-2 in portable Triton, both passes, for any GPU that Triton serves.
+"""flash-v2: FlashAttention-2 in portable Triton, both passes, for any GPU that Triton serves; flash.
 
-On a machine without a GPU the same kernels run in Triton's interpreter: checked, never timed.
+flash runs flash-v3 on the cards and problems that it takes, and flash-v2 else; its row names which, and why
+not flash-v3 on a card that has it. On a machine without a GPU flash-v2's kernels run in Triton's interpreter:
+checked, never timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flashbench.kernels import Call, Implementation, _triton
+from flashbench.hopper_configs import CAPABILITY
+from flashbench.kernels import Call, Implementation, Target, _hopper_row, _triton
 from flashbench.kernels._kernels_of import Kernels, precompile
-from flashbench.problem import ALIGNMENTS, Problem
+from flashbench.problem import ALIGNMENTS, Cell, Problem
 
 if TYPE_CHECKING:
     from flashbench.kernels._inputs import Inputs
@@ -68,12 +71,68 @@ _V2 = Implementation(
     on_card=KERNELS.on_card,
 )
 
+
+def _why_not_v3(problem: Problem, target: Target) -> str | None:
+    """Why flash runs flash-v2 there: one sentence, or None where it runs flash-v3, whatever the pass."""
+    return _hopper_row.why_unsupported(problem, "fwd", target)
+
+
+def _prepare_best(problem: Problem, inputs: Inputs) -> Call:
+    """As prepare, of flash-v3 where it takes the problem."""
+    call = prepare(problem, inputs)
+    if _why_not_v3(problem, _card_of(inputs)) is None:
+        call = _hopper_row.prepare(problem, inputs)
+        setattr(call, _RAN, _hopper_row.BACKWARD.name)
+    return call
+
+
+_RAN = "ran"
+"""Attribute of a call: the implementation whose kernels it runs."""
+
+
+def _card_of(inputs: Inputs) -> Target:
+    import torch
+
+    device = inputs.q.device
+    if device.type != "cuda":
+        return Target()
+    return Target(device=str(device), capability=torch.cuda.get_device_capability(device))
+
+
+def _describe_best(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
+    """As describe, of the kernels that run, with ``kernels``: which, and on sm_90 why not flash-v3."""
+    reason = _why_not_v3(problem, target)
+    if reason is None:
+        return {**_hopper_row.on_card(problem, pass_, target), "kernels": _hopper_row.BACKWARD.name}
+    there = target.capability == CAPABILITY
+    return {
+        **KERNELS.describe(problem, pass_, target),
+        **({"kernels": f"{KERNELS.name}: {reason}"} if there else {}),
+    }
+
+
+def _precompile_best(cells: Sequence[Cell], target: Target) -> None:
+    """As precompile, of the kernels that run."""
+    names = (
+        KERNELS.name if _why_not_v3(cell.problem, target) else _hopper_row.BACKWARD.name for cell in cells
+    )
+    precompile([replace(cell, implementation=name) for cell, name in zip(cells, names, strict=True)], target)
+
+
+def _model_of(problem: Problem, pass_: str, target: Target) -> str | None:
+    return None if _why_not_v3(problem, target) else _hopper_row.IO_MODEL
+
+
 IMPLEMENTATIONS = (
     replace(
         _V2,
         name="flash",
-        summary="the best of the bundled kernels for the card; the row names which: today flash-v2 on all",
-        backend=lambda call: _V2.name,
+        summary="the best of the bundled kernels for the card: flash-v3 on sm_90 where it takes the problem",
+        prepare=_prepare_best,
+        backend=lambda call: getattr(call, _RAN, _V2.name),
+        describe=_describe_best,
+        precompile=_precompile_best,
+        io_model_of=_model_of,
     ),
     _V2,
 )
