@@ -165,6 +165,8 @@ def load(path: Path | str) -> RunFile:
     head = _parse_header(path, lines[0])
     records: dict[str, Record] = {}
     notes, numerics = list[str](), list[Mapping[str, Any]]()
+    if "schema" not in head:
+        notes.append(f"{path}, line 1: no schema; read as the first")
     for number, line in enumerate(lines[1:], start=2):
         where = f"{path}, line {number}"
         value = _parse_object(path, number, line)
@@ -267,8 +269,13 @@ def _known(value: Any, names: Collection[str], field: str) -> str:
 def _samples(value: Mapping[str, Any] | None) -> Samples | None:
     if value is None:
         return None
+    for time in value["samples_s"]:
+        if type(time) not in (int, float):
+            raise ValueError(f"samples_s holds {time!r}; seconds are wanted")
     times = tuple(float(time) for time in value["samples_s"])
-    return Samples(samples_s=times, cache=value["cache"], method=value["method"])
+    return Samples(
+        samples_s=times, cache=value.get("cache") or "unknown", method=value.get("method") or "unknown"
+    )
 
 
 def _accuracy(value: Mapping[str, Any] | None) -> Accuracy | None:
@@ -311,7 +318,7 @@ def _parse_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def _parse_header(path: Path, line: bytes) -> dict[str, Any]:
     head = _parse_object(path, 1, line)
-    schema = head.get("schema")
+    schema = head.get("schema", 1)  # load notes that it is missing
     if head.get("type") != "header" or not isinstance(schema, int):
         raise RunFileError(f"{path}, line 1: not a flashbench header")
     if schema > SCHEMA:

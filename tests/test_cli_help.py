@@ -25,8 +25,9 @@ EXPECTED = {
     "check": GRID,
     "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
     "--known --import --arch --gpu --trace-limit --detail --by-kernel --out",
-    "compare": "--metric --warn --fail --noise --floor --allow --fail-on --all --markdown --json --csv "
-    "--quiet",
+    "compare": "--metric --warn --fail --noise --floor --allow --fail-on --by --all --output --markdown "
+    "--json --csv --quiet",
+    "noise": "--metric --out --json --csv --quiet",
     "report": "--output --quiet",
     "list": "--json --csv",
     "doctor": "--json --csv",
