@@ -1,17 +1,23 @@
-"""Made-up runs for the tests of judging: a level, a spread between runs, and samples with some noise.
+"""Made-up runs for the tests of judging, and the command on them.
 
-The truth is known: a run's level is exp(N(0, between)), the cell's is 1 or the shift.
+For the statistics: a level, a spread between runs, and samples with some noise. The truth is known: a run's
+level is exp(N(0, between)), the cell's is 1 or the shift.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
+import pytest
+import synthetic
 
-from flashbench import judge
+from flashbench import cli, judge, runfile
 from flashbench.judge import Ratio
+from flashbench.record import Record, Samples
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 """Samples over the run's level, their median near 1."""
@@ -81,3 +87,26 @@ def coverage(found: list[list[Ratio]], shift: float) -> float:
     """Share of the intervals that hold the truth."""
     every = [ratio for row in found for ratio in row]
     return sum(ratio.low <= shift <= ratio.high for ratio in every) / len(every)
+
+
+def cell(time_s: float, seqlen: int = 1024, spread: float = 0.004, **changes: object) -> Record:
+    """A row whose samples lie evenly around time_s."""
+    row = synthetic.record("flash", seqlen, **changes)
+    steps = [time_s * (1 + spread * (index - 10) / 10) for index in range(21)]
+    return replace(row, samples=Samples(samples_s=tuple(steps), cache="cold", method="events"))
+
+
+def written(path: Path, records: list[Record], **environment: object) -> str:
+    head = runfile.header(argv=[], options={}, cells=[r.cell for r in records],
+                          environment={"device_name": synthetic.H100, **environment})  # fmt: skip
+    with runfile.create(path, head) as writer:
+        for record in records:
+            writer.append(record)
+    return str(path)
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["compare", *argv])
+    said = capsys.readouterr()
+    return int(stop.value.code or 0), said.out, said.err

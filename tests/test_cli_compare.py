@@ -10,12 +10,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-import synthetic
-from test_judge import cell
+from judging import cell, run, written
 
-from flashbench import cli, runfile
+from flashbench import cli
 from flashbench.errors import EXIT_GATE, EXIT_UNDECIDED, EXIT_UNREADABLE, EXIT_USAGE
-from flashbench.record import Record, Samples
+from flashbench.record import Samples
 
 MEASURED = '{"type":"noise","schema":1,"device":"x","metrics":{"time_s":{%s}}}'
 
@@ -23,22 +22,6 @@ MEASURED = '{"type":"noise","schema":1,"device":"x","metrics":{"time_s":{%s}}}'
 @pytest.fixture(autouse=True)
 def no_profile_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLASHBENCH_NOISE", str(tmp_path / "noise"))
-
-
-def written(path: Path, records: list[Record], **environment: object) -> str:
-    head = runfile.header(argv=[], options={}, cells=[r.cell for r in records],
-                          environment={"device_name": synthetic.H100, **environment})  # fmt: skip
-    with runfile.create(path, head) as writer:
-        for record in records:
-            writer.append(record)
-    return str(path)
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["compare", *argv])
-    said = capsys.readouterr()
-    return int(stop.value.code or 0), said.out, said.err
 
 
 def test_the_command_and_its_exit_codes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -7,19 +7,13 @@ from pathlib import Path
 
 import pytest
 import synthetic
+from judging import cell
 
 from flashbench import judge
 from flashbench.judge import MEASURES, Rules, Side, native
 from flashbench.record import Record, Samples
 
 TIME = MEASURES["time_s"]
-
-
-def cell(time_s: float, seqlen: int = 1024, spread: float = 0.004, **changes: object) -> Record:
-    """A row whose samples lie evenly around time_s."""
-    row = synthetic.record("flash", seqlen, **changes)
-    steps = [time_s * (1 + spread * (index - 10) / 10) for index in range(21)]
-    return replace(row, samples=Samples(samples_s=tuple(steps), cache="cold", method="events"))
 
 
 def side(*runs: list[Record], name: str = "side", **header: object) -> Side:

@@ -183,7 +183,7 @@ def test_students_t_is_that_of_the_tables(df: float, wanted: float) -> None:
 
 
 def test_the_interval_is_that_of_a_nested_bootstrap() -> None:
-    """Resampling runs, then samples: its error is the closed form, but for the (n-1)/n of resampling n runs."""
+    """Resampling runs, then samples: its error is the closed form, but for the (n-1)/n of n runs."""
     random = np.random.default_rng(2)
     runs = [list(level * judging.normal(random, 60)) for level in np.exp(random.normal(0, 0.02, 6))]
     side = judge.medians(runs)

@@ -72,8 +72,8 @@ def compare(
     allow: Annotated[
         str | None,
         typer.Option(
-            help="Let pass: device, power_limit, inputs, cache, method, load, estimator (may differ), missing"
-            " (cells), suspect (times).",
+            help="Let pass: device, power_limit, inputs, cache, method, load, estimator, benchmark (may"
+            " differ), missing (cells), suspect (times).",
             metavar="NAMES",
             rich_help_panel=_RULES,
         ),
