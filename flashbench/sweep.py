@@ -117,6 +117,7 @@ OPTIONS = {
         Opt(name="counters", accepted="true or false"),
         Opt(name="trace", accepted="true or false"),
         Opt(name="dry_run", accepted="true or false"),
+        Opt(name="strict", accepted="true or false"),
         Opt(name="quiet", accepted="true or false"),
         Opt(name="verbose", accepted="true or false"),
         Opt(name="json", accepted="true or false"),

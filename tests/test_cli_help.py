@@ -21,7 +21,8 @@ GRID = (
     "--kv-heads --device --seed --json --csv --quiet --verbose"
 )
 EXPECTED = {
-    "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run --model",
+    "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run --strict "
+    "--model",
     "check": GRID,
     "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
     "--known --import --arch --gpu --trace-limit --detail --by-kernel --out",

@@ -44,6 +44,7 @@ def test_verdicts_on_time(base: float, new: float, rules: Rules, wanted: str, fa
     found = verdict(base, new, rules)
     assert (found.verdict, found.fails) == (wanted, fails)
     assert "95 % between" in found.reason
+    assert ("check that it still does the same work" in found.reason) == (wanted == "faster")
 
 
 def test_wide_samples_are_undecided_and_not_the_same() -> None:

@@ -185,6 +185,7 @@ def test_static_profiles_are_a_gate(capsys: pytest.CaptureFixture[str], tmp_path
     assert code == EXIT_GATE
     assert "spill_stored_bytes_per_thread: 2 of 2 cells are worse by more than 0%" in err
     assert "first: flash fwd forward sm_90 bf16 d128 causal: 0, now 8 B" in err
+    assert "note: the same in all cells: registers_per_thread, spill_loaded_bytes_per_thread, " in err
     code, out, _ = run(capsys, base, saved(tmp_path / "c.json", static(0, block_k=32)), "--json")
     fails = [row for row in json.loads(out)["cells"] if row["fails"]]
     assert (code, {row["metric"] for row in fails}) == (EXIT_GATE, {"block_k"})

@@ -59,6 +59,7 @@ class Outputs:
     ) -> None:
         """Print and write everything. Raises UsageError for a file that cannot be written."""
         from flashbench import console
+        from flashbench.judge import render
 
         notes, warnings = _notes(comparisons, base, new)
         if profile is not None:
@@ -71,12 +72,12 @@ class Outputs:
             except OSError as error:
                 raise UsageError(f"--output {name}={path}: {error.strerror or error}") from None
         if self.shown == "table":
-            for one in comparisons:
+            for one in comparisons if self.everything else render.changed(comparisons)[0]:
                 _table(one, everything=self.everything)
         elif self.shown:
             console.show_text(_text(self.shown, comparisons, about, strict).rstrip("\n"))
         if not self.quiet:
-            for text in notes:
+            for text in [*render.summary(comparisons), *notes]:
                 console.note(text)
             for text in warnings:
                 console.warn(text)
@@ -94,8 +95,7 @@ def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any]
     if name == "csv":
         return _csv([render.row(one, cell) for one in comparisons for cell in one.cells])
     if name == "markdown":
-        notes = [*about["notes"][len(comparisons) :], *about["warnings"]]  # the counts are in the headings
-        return "\n".join(render.markdown(comparisons, notes)) + "\n"
+        return "\n".join(render.markdown(comparisons, [*about["notes"], *about["warnings"]])) + "\n"
     if name == "junit":
         return render.junit(comparisons, strict)
     if name == "bencher":
@@ -132,12 +132,11 @@ def _about(base: Side, new: Side, code: int) -> dict[str, Any]:
 
 
 def _notes(comparisons: Sequence[Comparison], base: Side, new: Side) -> tuple[list[str], list[str]]:
-    """What a reader should know beside the cells, the counts first; and what may make them wrong."""
+    """What a reader should know beside the cells; and what may make them wrong."""
     from flashbench import judge
-    from flashbench.judge import render, sides
+    from flashbench.judge import sides
 
-    notes = [f"{one.measure.name}: {len(one.cells)} cells: {render.counts(one)}" for one in comparisons]
-    notes += [text for one in comparisons for text in _spread(one)]
+    notes = [text for one in comparisons for text in _spread(one)]
     notes += sides.changes(base, new)
     warnings = [f"{run.path}: {text}" for side in (base, new) for run in side.runs for text in run.notes]
     warnings += [

@@ -110,6 +110,10 @@ def run(
             panel=_PANEL,
         ),
     ] = None,
+    strict: Annotated[
+        bool | None,
+        options.flag("Exit 5 if a cell is wrong or failed.", "--strict/--no-strict", panel=_PANEL),
+    ] = None,
     json: Annotated[bool | None, options.flag("Print the whole table as JSON.", "--json/--no-json")] = None,
     csv: Annotated[bool | None, options.flag("Print the whole table as CSV.", "--csv/--no-csv")] = None,
     quiet: Annotated[
@@ -124,7 +128,7 @@ def run(
     Axes multiply into cells. What an option's default is depends on the device: on a GPU the
     papers' grid (1k-64k, bf16, 16k tokens, hidden 2048), on a CPU a small one.
 
-    Exits 0 when the sweep completed, whatever its rows say ('check' is the gate), 3 if nothing can
+    Exits 0 when every cell ended with a status, 5 with --strict if one is wrong or failed, 3 if nothing can
     run here, 130 when interrupted.
     """
     given = options.given(locals())

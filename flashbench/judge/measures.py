@@ -12,7 +12,8 @@ from flashbench.metrics import METRICS
 FLOORS = {"s": 5e-6, "B": float(2**20)}
 """Differences below are none: five microseconds, one MiB (an allocator's grain), by unit."""
 
-EXACT = {"requested_bytes", "traced_difference_bytes"}
+EXACT = {"requested_bytes"}
+"""And traced bytes."""
 STEADY = {"peak_extra_bytes"}
 
 
@@ -38,12 +39,10 @@ class Measure:
 def _of_metrics() -> list[Measure]:
     found = []
     for row in METRICS:
-        traced = row.name.startswith("traced_") and row.unit == "B"
-        better = row.better or ("lower" if traced else "")
-        exact = traced or row.name in EXACT
+        exact = row.name in EXACT or (row.name.startswith("traced_") and row.unit == "B")
         repeats = "exact" if exact else "steady" if row.name in STEADY else "varies"
-        if better:
-            found.append(Measure(name=row.name, unit=row.unit, better=better, repeats=repeats))
+        if row.better:
+            found.append(Measure(name=row.name, unit=row.unit, better=row.better, repeats=repeats))
     return found
 
 

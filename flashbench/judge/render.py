@@ -25,6 +25,21 @@ def counts(comparison: Comparison) -> str:
     return ", ".join(found) or "no cells"
 
 
+def changed(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
+    """Those to show, and of several the names of those that have nothing but cells that are the same."""
+    if len(comparisons) == 1:
+        return list(comparisons), []
+    still = [one for one in comparisons if one.count("same") == len(one.cells) and not one.groups]
+    return [one for one in comparisons if one not in still], [one.measure.name for one in still]
+
+
+def summary(comparisons: Sequence[Comparison]) -> list[str]:
+    """A line of counts for each metric, and one for all that did not change."""
+    shown, still = changed(comparisons)
+    lines = [f"{one.measure.name}: {len(one.cells)} cells: {counts(one)}" for one in shown]
+    return [*lines, f"the same in all cells: {', '.join(still)}"] if still else lines
+
+
 def row(comparison: Comparison, cell: Judged) -> dict[str, Any]:
     """One cell as plain data; the unit of base and new stands beside them."""
     return {
@@ -63,7 +78,8 @@ def document(comparisons: Sequence[Comparison], about: Mapping[str, Any]) -> dic
 def markdown(comparisons: Sequence[Comparison], notes: Iterable[str] = ()) -> list[str]:
     """Lines of GitHub's Markdown: counts, the summary by group, and a table of what is not the same."""
     lines: list[str] = []
-    for one in comparisons:
+    shown, still = changed(comparisons)
+    for one in shown:
         lines += [f"### {one.measure.name}: {counts(one)}", ""]
         rows = [cell for cell in one.cells if cell.verdict != "same"]
         if rows:
@@ -76,6 +92,8 @@ def markdown(comparisons: Sequence[Comparison], notes: Iterable[str] = ()) -> li
                 f" | {group.ratio.high:.3f} |"
                 for group in one.groups
             ] + [""]
+    if still:
+        lines += [f"The same in all cells: {', '.join(still)}.", ""]
     lines += [f"- {_plain(text)}" for text in notes]
     return lines
 

@@ -17,6 +17,8 @@ from flashbench.judge.statistics import Medians, Ratio, medians, ratio_of
 
 VERDICTS = ("slower", "failed", "missing", "incomparable", "undecided", "faster", "new", "same")
 """Worst first. slower and faster stand for worse and better, whatever the measure."""
+MUCH = 1.5
+"""So many times better is no tuning any more: the reason asks to check it."""
 BAD = ("oom", "wrong", "failed", "timeout")
 """Statuses of a cell that was tried: where the base side has a value, the new side failed."""
 
@@ -224,6 +226,8 @@ def _judge(key: str, pair: tuple[Medians, Medians], spread: Spread, measure: Mea
     verdict, reason, change = weigh(ratio, measure.better == "higher", warn, fail)
     if abs(new - base) < floor and (verdict != "undecided" or ratio.high * base - base < floor):
         verdict, reason = "same", f"{reason.split(':')[0]}; less than {floor:g} {measure.unit} apart"
+    if verdict == "faster" and max(ratio.value, 1 / ratio.value) > MUCH:
+        reason = f"{reason}; so much better: check that it still does the same work"
     return Judged(
         cell=key, verdict=verdict, reason=reason, base=base, new=new, ratio=ratio, change=change,
         fails=verdict == "slower" and change > fail,
