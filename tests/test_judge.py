@@ -175,6 +175,24 @@ def test_exact_numbers_take_thresholds_too() -> None:
         assert (found.verdict, found.fails) == wanted
 
 
+@pytest.mark.parametrize(
+    ("measure", "rules", "wanted"),
+    [
+        ("time_s", Rules(), (0.02, 0.05, 5e-6)),
+        ("time_s", Rules(fail=0.01), (0.01, 0.01, 5e-6)),
+        ("time_s", Rules(fail=0.0), (0.0, 0.0, 5e-6)),
+        ("time_s", Rules(warn=0.08), (0.08, 0.08, 5e-6)),
+        ("time_s", Rules(warn=0.01, fail=0.2, floor=0.0), (0.01, 0.2, 0.0)),
+        ("peak_extra_bytes", Rules(), (0.02, 0.05, 2**20)),
+        ("registers_per_thread", Rules(fail=0.1), (0.0, 0.1, 0.0)),  # still tells of one register
+    ],
+)
+def test_thresholds_that_are_not_given_follow_the_others(
+    measure: str, rules: Rules, wanted: tuple[float, float, float]
+) -> None:
+    assert rules.of(MEASURES[measure]) == wanted
+
+
 def test_instruction_classes_are_those_of_the_static_profile() -> None:
     from flashbench._profilers import sass
     from flashbench.judge import measures

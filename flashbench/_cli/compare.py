@@ -166,10 +166,6 @@ def _rules(
     )
     if found.fail is not None and found.warn is not None and found.fail < found.warn:
         raise UsageError(f"--fail {fail!r} is below --warn {warn!r}; accepted: the same or more")
-    if found.fail is not None and found.warn is None:  # a low gate is not kept from failing by the usual warn
-        from dataclasses import replace
-
-        return replace(found, warn=min(found.fail, 0.02))
     return found
 
 

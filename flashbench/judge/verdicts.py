@@ -41,10 +41,14 @@ class Rules:
     allowed: frozenset[str] = frozenset()
 
     def of(self, measure: Measure) -> tuple[float, float, float]:
-        """Warn, fail and floor of a measure; what repeats exactly has 0 of each by default."""
-        exact = measure.repeats == "exact"
-        warn = (0.0 if exact else 0.02) if self.warn is None else self.warn
-        fail = max(0.0 if exact else 0.05, warn) if self.fail is None else self.fail
+        """Warn, fail and floor of a measure; what repeats exactly has 0 of each by default.
+
+        A gate below the usual warn lowers it, and a warn above the usual gate raises that.
+        """
+        usual_warn, usual_fail = (0.0, 0.0) if measure.repeats == "exact" else (0.02, 0.05)
+        gate = usual_warn if self.fail is None else self.fail
+        warn = min(usual_warn, gate) if self.warn is None else self.warn
+        fail = max(usual_fail, warn) if self.fail is None else self.fail
         return warn, fail, measure.floor if self.floor is None else self.floor
 
 
