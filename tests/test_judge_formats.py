@@ -145,6 +145,14 @@ def test_nvbench(tmp_path: Path, tag: str) -> None:
         judge.load_run(tmp_path / "x.json")
 
 
+def test_nvbench_on_two_cards_has_cells_of_both(tmp_path: Path) -> None:
+    document = nvbench(1e-4, tmp_path)
+    document["devices"].append({"id": 1, "name": "A100"})
+    states = document["benchmarks"][0]["states"]
+    states[1:] = [{**states[0], "device": 1}]
+    assert set(read(tmp_path / "x.json", document).cells) == {"copy N=4096 on H100", "copy N=4096 on A100"}
+
+
 def test_tables_of_cudnn_and_flash_attention(tmp_path: Path) -> None:
     found = read(tmp_path / "x.csv", CUDNN.format(2.5))
     forward, backward = found.cells.values()

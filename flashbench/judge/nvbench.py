@@ -27,10 +27,14 @@ def matches(document: Any) -> bool:
 def read(path: Path, document: Mapping[str, Any]) -> Run:
     """The run of one file; the device stands in each cell's conditions, as a file may hold several."""
     devices = {one["id"]: str(one["name"]) for one in document["devices"]}
+    states = [(str(one["name"]), state) for one in document["benchmarks"] for state in one["states"] or ()]
+    several = len({state.get("device") for _, state in states}) > 1
     cells = {}
-    for benchmark in document["benchmarks"]:
-        for state in benchmark["states"] or ():
-            cells[_key(str(benchmark["name"]), state)] = _cell(path, state, devices)
+    for name, state in states:
+        key = _key(name, state)
+        if several:  # else the device is a condition alone, so that files of two cards have cells in common
+            key += f" on {devices.get(state.get('device'), 'no device')}"
+        cells[key] = _cell(path, state, devices)
     version = (document.get("meta") or {}).get("version") or {}
     return Run(
         path=path, kind=KIND, cells=cells,
@@ -41,7 +45,7 @@ def read(path: Path, document: Mapping[str, Any]) -> Run:
 
 
 def _key(name: str, state: Mapping[str, Any]) -> str:
-    """The benchmark and its axes; the device is a condition, so that two cards can be compared."""
+    """The benchmark and its axes."""
     axes = [f"{axis['name']}={axis['value']}" for axis in state.get("axis_values") or ()]
     return " ".join([name, *axes])
 
