@@ -8,7 +8,8 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,12 +66,19 @@ def run_cells(
     """Measure the cells in the order given; on_record gets each one's record before the next starts."""
     run = _Run(target, options)
     run.precompile(cells)
-    with warnings.catch_warnings():
-        # autograd's device thread meets cuBLAS before it has a context; torch sets it and carries on
-        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA")
+    with unworried():
         for index, cell in enumerate(cells):
             on_progress(index, len(cells), cell)
             on_record(run.record(cell))
+
+
+@contextmanager
+def unworried() -> Iterator[None]:
+    """Inside, torch does not warn of what it repairs by itself."""
+    with warnings.catch_warnings():
+        # autograd's device thread meets cuBLAS before it has a context; torch sets it and carries on
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA")
+        yield
 
 
 class _Problem:

@@ -19,7 +19,7 @@ def show(
     target: Target,
     *,
     seed: int,
-    tuned: Tuned | None,
+    tuned: Tuned | None = None,
     json: bool,
     csv: bool,
     quiet: bool,

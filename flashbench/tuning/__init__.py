@@ -21,7 +21,7 @@ from flashbench import environment, kernels, tuned
 from flashbench.decoding import Step
 from flashbench.kernels import Target
 from flashbench.problem import Cell
-from flashbench.runner import what
+from flashbench.runner import unworried, what
 from flashbench.tuning.cases import Case, CellCase, StepCase
 from flashbench.tuning.compiling import Trial, Tried, compile_trials, trials
 from flashbench.tuning.search import DeviceLost, Search, entry
@@ -117,7 +117,7 @@ def tune(
         try:
             case["reason"] = tried.case.why_not(target) or _spent(now - start, budget)
             if case["reason"] is None:
-                with tried.case.opened(target, options.seed) as attempt:
+                with unworried(), tried.case.opened(target, options.seed) as attempt:
                     Search(tried, target, case, on_change).run(attempt, share)
         except DeviceLost as error:
             case["reason"] = str(error)
