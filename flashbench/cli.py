@@ -27,6 +27,7 @@ from flashbench._cli.noise import noise
 from flashbench._cli.profile import profile
 from flashbench._cli.report import report
 from flashbench._cli.run import run
+from flashbench._cli.tune import tune
 from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UsageError
 
 EXIT_BROKEN_PIPE = 141
@@ -42,6 +43,7 @@ app.command("io-model")(io_model)
 app.command("kv-cache")(kv_cache)
 app.command("decode")(decode)
 app.command("calibrate")(calibrate)
+app.command("tune")(tune)
 app.command("check")(check)
 app.command("compare")(compare)
 app.command("noise")(noise)

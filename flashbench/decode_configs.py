@@ -5,13 +5,15 @@ Plain Python, as the IO model's twin takes its tiles from here too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
-from flashbench.flash_configs import MAX_HEAD_DIM, math_of, split, widest
+from flashbench.flash_configs import MAX_HEAD_DIM, math_of, near, split, widest
 
-__all__ = ["INTERPRETED", "MAX_HEAD_DIM", "TABLE", "DecodeConfig", "Shape", "block_q", "choose",
-           "keys_per_split", "math_of", "slots", "widest"]  # fmt: skip
+__all__ = ["INTERPRETED", "MAX_HEAD_DIM", "TABLE", "DecodeConfig", "Shape", "block_q", "candidates",
+           "choose", "keys_per_split", "math_of", "slots", "widest"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,12 @@ TABLE = (
 )
 """The first that fits the card's shared memory is taken."""
 
+SPACE: Mapping[str, Sequence[Any]] = {
+    "block_k": (32, 64, 128), "num_warps": (2, 4, 8), "num_stages": (1, 2, 3, 4, 5, 6),
+    "resident": (1, 2, 3, 4), "ahead": (True, False),
+}  # fmt: skip
+"""What ``flashbench tune`` tries in the place of the table; ``ahead`` in pages alone."""
+
 INTERPRETED = DecodeConfig(64, 4, 1)
 INTERPRETED_SLOTS = 16
 """Thread blocks that the split count is chosen for where there is no card: two of each of 8 SMs."""
@@ -125,6 +133,11 @@ def choose(shape: Shape, capability: tuple[int, int] | None, limit: int | None) 
         if limit is None or need <= limit:
             return config
     return configs[needs.index(min(needs))]
+
+
+def candidates(own: DecodeConfig, shape: Shape) -> list[DecodeConfig]:
+    """What the kernel may be tried with: own, then SPACE, the nearest to own first."""
+    return near(own, SPACE if shape.page_size else {**SPACE, "ahead": (own.ahead,)})
 
 
 def _serves(row: Row, shape: Shape) -> bool:

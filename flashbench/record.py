@@ -98,6 +98,8 @@ class Record:
     io_model: the row of iomodel.MODELS that describes the implementation's traffic, if one does.
     backend: what really ran, where the name leaves it open (``sdpa``: ``flash``, ``cudnn``, …).
     config: the kernel's chosen configuration (block_q, block_k, num_warps, num_stages, …).
+    tuned: where of that configuration the table's does not stand, the file it came from and the cases of it
+    that serve, as in tuned.py; empty where the table's alone ran.
     clocks: SM and memory clock (MHz), power (W), temperature (C) and cap reasons before and after the
     samples, a summary of readings ``during`` them, and ``throttled_by``, why a row is flagged so.
     energy: joules per call, as in profilers.measure_energy; empty where it was not asked for.
@@ -117,6 +119,7 @@ class Record:
     io_model: str | None = None
     backend: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, Any] = field(default_factory=dict)
     clocks: Mapping[str, Any] = field(default_factory=dict)
     energy: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, Any] = field(default_factory=dict)

@@ -240,7 +240,7 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
         optional = {
             name: value[name]
             for name in (
-                "reason", "io_model", "backend", "config", "clocks", "counters", "trace", "energy",
+                "reason", "io_model", "backend", "config", "tuned", "clocks", "counters", "trace", "energy",
                 "environment", "device_type", "started_at", "wall_s",
             )
             if name in value

@@ -111,6 +111,7 @@ OPTIONS = {
             accepted="a time such as '5m'",
             parse=lambda t, label, _: units.parse_duration(t, label),
         ),
+        Opt(name="tuned", accepted="a path such as 'tuned.json'", parse=_path),
         Opt(name="out", accepted="a path such as 'results/today'", parse=_path),
         Opt(name="resume", accepted="true or false"),
         Opt(name="energy", accepted="true or false"),

@@ -29,7 +29,7 @@ PROBLEM_COLUMNS = (
 
 IDENTITY_COLUMNS = (
     "run", "implementation", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags", "backend",
-    "config", "cache", "method", "device", "not_counted", "not_traced", "band_missed",
+    "config", "tuned", "cache", "method", "device", "not_counted", "not_traced", "band_missed",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""
@@ -169,7 +169,7 @@ class _Join:
             **asdict(cell.problem), "options": cell.problem.options_text.strip() or None,
             "status": record.status, "reason": record.reason, "flags": " ".join(record.flags) or None,
             "backend": record.backend,
-            "config": _pairs(config) or None,
+            "config": _pairs(config) or None, "tuned": record.tuned.get("file"),
             "cache": samples.cache if samples else None, "method": samples.method if samples else None,
             "device": environment.get("device_name"),
             "not_counted": record.counters.get("reason"),

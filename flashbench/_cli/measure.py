@@ -109,6 +109,7 @@ def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[st
         time_budget_s=request.values.get("time_budget"),
         energy=request.flag("energy"),
         environment=about,
+        tuned=request.tuned,
     )
     done = 0
     with console.progress(len(cells), quiet=request.flag("quiet") or request.flag("verbose")) as tick:
@@ -155,8 +156,9 @@ def _count(request: Request, results: Path, writer: Writer) -> None:
                 refused[reason] = refused.get(reason, 0) + 1
 
         counting.count_cells(
-            cells, request.target, folder=results.parent / RAW, on_count=keep, seed=request.values["seed"]
-        )
+            cells, request.target, folder=results.parent / RAW, on_count=keep, seed=request.values["seed"],
+            tuned=request.tuned.path if request.tuned else None,
+        )  # fmt: skip
     for reason, count in refused.items():
         console.warn(f"{count} of {len(cells)} cells were not counted: {reason}")
 

@@ -16,6 +16,7 @@ from flashbench.errors import UsageError
 if TYPE_CHECKING:
     from flashbench.kernels import Target
     from flashbench.problem import Cell
+    from flashbench.tuned import Tuned as TunedFile
 
 RESULTS = "results.jsonl"
 REPORT = "report.html"
@@ -59,6 +60,7 @@ def run(
         ),
     ] = None,
     seed: options.Seed = None,
+    tuned: options.Tuned = None,
     config: Annotated[
         str | None,
         typer.Option(help="TOML file with any of these options; options on the line win.", metavar="FILE"),
@@ -162,6 +164,7 @@ class Request:
     target: Target
     cells: tuple[Cell, ...]
     out: Path | None
+    tuned: TunedFile | None = None
 
     def flag(self, name: str) -> bool:
         """True where the flag is on."""
@@ -213,11 +216,12 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
         target=target,
         cells=cells,
         out=out,
+        tuned=options.tuned(values.get("tuned"), target, quiet=values.get("quiet") is True),
     )
 
 
-KEPT = ("energy", "counters", "trace")
-"""Flags that a resumed run takes over."""
+KEPT = ("energy", "counters", "trace", "tuned")
+"""Beside conditions, what a resumed run takes over."""
 
 
 def _earlier(path: Path) -> dict[str, str | bool]:

@@ -66,6 +66,7 @@ _V2 = Implementation(
     precompile=precompile,
     prepare_tiles=prepare_tiles,
     on_card=KERNELS.on_card,
+    candidates=KERNELS.candidates,
 )
 
 IMPLEMENTATIONS = (
