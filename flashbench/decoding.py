@@ -118,7 +118,7 @@ def measure(
         samples = timing.samples.samples_s
         return {
             "time_s": statistics.median(samples), "samples_s": list(samples), "flags": list(timing.flags),
-            "clocks": dict(timing.clocks),
+            "clocks": dict(timing.clocks), "cache": timing.samples.cache, "flush": timing.samples.flush,
         }  # fmt: skip
 
     row = _row(step, target, seed, timed)

@@ -32,17 +32,25 @@ FLAGS = {
 """Marks on a row that was timed; they stand apart from the status."""
 
 
+FLUSH = "read"
+"""How the L2 is made cold now: a buffer is read, so that no dirty line is left."""
+FLUSH_BEFORE = "write"
+"""How it was in files whose cold samples do not say: a buffer was written, and the call evicted its lines."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Samples:
     """Raw times of one call, in order, nothing dropped.
 
     samples_s: seconds. cache: ``cold`` (L2 flushed before each sample, outside the timed window)
-    or ``hot``. method: ``events`` (CUDA events) or ``wall`` (host clock, on a CPU).
+    or ``hot``. method: ``events`` (CUDA events) or ``wall`` (host clock, on a CPU). flush: how the L2
+    was flushed, ``FLUSH`` or ``FLUSH_BEFORE``; None where it was not.
     """
 
     samples_s: tuple[float, ...]
     cache: str
     method: str
+    flush: str | None = None
 
     @property
     def median_s(self) -> float:

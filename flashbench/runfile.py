@@ -13,7 +13,7 @@ torn by a kill is dropped with a note. A header with a newer schema is refused.
 Resuming (``resume``) measures the cells of the present plan that the file has no final row for:
 rows that were not started (time budget, lost device) are taken out and measured again, every other
 row stays, rows of cells outside the present plan stay too, and the header's list of cells becomes
-the union. What would make rows incomparable is refused: another device, another ``cache`` or ``seed``;
+the union. What would make rows incomparable is refused: another device, another ``cache``, ``seed`` or flush;
 and to leave out what the file's rows are given after they ran (``AFTERWARDS``).
 """
 
@@ -32,7 +32,7 @@ from typing import Any, Self
 
 from flashbench.errors import FlashbenchError, RunFileError, UsageError
 from flashbench.problem import Cell
-from flashbench.record import STATUSES, Accuracy, Memory, Record, Samples
+from flashbench.record import FLUSH, FLUSH_BEFORE, STATUSES, Accuracy, Memory, Record, Samples
 
 SCHEMA = 3
 """Raised by one when a reader of the old schema would misread the new. 2: lines of type counters; 3: of
@@ -273,9 +273,9 @@ def _samples(value: Mapping[str, Any] | None) -> Samples | None:
         if type(time) not in (int, float):
             raise ValueError(f"samples_s holds {time!r}; seconds are wanted")
     times = tuple(float(time) for time in value["samples_s"])
-    return Samples(
-        samples_s=times, cache=value.get("cache") or "unknown", method=value.get("method") or "unknown"
-    )
+    cache, method = (value.get(name) or "unknown" for name in ("cache", "method"))
+    flush = value.get("flush", FLUSH_BEFORE if cache == "cold" else None)
+    return Samples(samples_s=times, cache=cache, method=method, flush=flush)
 
 
 def _accuracy(value: Mapping[str, Any] | None) -> Accuracy | None:
@@ -349,6 +349,9 @@ def _refuse_unlike(found: RunFile, environment: Mapping[str, Any], options: Mapp
                 f"{found.path} was measured with {name} {old!r}; now {name} is {new!r}",
                 hint=f"pass --{name} {old}, or choose another --out",
             )
+    if others := {record.samples.flush for record in found.records if record.samples} - {None, FLUSH}:
+        said = f"{found.path} was measured with the L2 flushed by a {others.pop()}; now it is by a {FLUSH}"
+        raise UsageError(said, hint="choose another --out")
     for name in AFTERWARDS:
         if found.header["options"].get(name) is True and options.get(name) is False:
             raise UsageError(

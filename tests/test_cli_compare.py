@@ -66,6 +66,17 @@ def test_unlike_runs_are_refused_by_name(capsys: pytest.CaptureFixture[str], tmp
     ):
         assert text in err
     assert run(capsys, base, other, "--allow", "device,cache,power_limit")[0] == 0
+    wrote, read = (
+        written(
+            tmp_path / f"{flush}.jsonl",
+            [replace(cell(1e-3), samples=replace(hot, cache="cold", flush=flush))],
+            power_limit_w=700,
+        )
+        for flush in ("write", "read")
+    )
+    code, _, err = run(capsys, wrote, read)
+    assert (code, "flush is write" in err) == (EXIT_UNDECIDED, True)
+    assert run(capsys, wrote, read, "--allow", "flush")[0] == 0
     nothing = written(tmp_path / "c.jsonl", [cell(1e-3, 8192)], power_limit_w=700)
     code, _, err = run(capsys, base, nothing)
     assert (code, "no cell in common" in err) == (EXIT_UNDECIDED, True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flashbench.errors import UsageError
 
-CONDITIONS = ("device", "power_limit", "inputs", "cache", "method", "load", "estimator", "benchmark")
+CONDITIONS = ("device", "power_limit", "inputs", "cache", "flush", "method", "load", "estimator", "benchmark")
 """What must be the same on both sides, by the names that ``allow`` takes."""
 EXPECTED = ("device", "cache", "method")
 """Conditions that a file of times should tell; where it does not, it is warned of."""
