@@ -12,6 +12,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+from flashbench._iomodel.listed import listed
 from flashbench._iomodel.variant import DEFAULT, BlockMask, Variant
 from flashbench.problem import Problem
 
@@ -38,8 +39,16 @@ class Band(NamedTuple):
     hi: int
 
 
-def visits(problem: Problem, block_q: int, block_k: int, variant: Variant = DEFAULT) -> Visits:
-    """Tiles and rows that a tiled kernel visits for one query head."""
+def visits(
+    problem: Problem, block_q: int, block_k: int, variant: Variant = DEFAULT, *, keys_outside: bool = False
+) -> Visits:
+    """Tiles and rows that a tiled kernel visits for one query head.
+
+    keys_outside: its thread blocks are those of keys, which concerns a block mask's last blocks only.
+    """
+    if problem.block_mask:
+        seen = listed(problem, block_q, block_k, keys_outside=keys_outside)
+        return Visits(seen.tiles, seen.key_rows, seen.query_rows, seen.scores)
     band = Band(problem.seqlen_q, problem.seqlen_k, *problem.band)
     if variant is DEFAULT:
         return band_visits(band, block_q, block_k)

@@ -1,0 +1,122 @@
+"""Block masks as the bundled kernels walk them: tiles of listed blocks, and the lists and bits that they read.
+
+A query tile (forward, dQ) or key tile (dK, dV) reads where its block's lists begin and end, of each tile that it
+visits the block's number, and of a partial block its slot and, per query row of the tile, the words that hold
+its keys. Inside a listed block every tile is visited; rows beyond the sequence move nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from flashbench import block_masks
+from flashbench.block_masks import EMPTY, SIZE, WORD_BITS, WORDS
+from flashbench.errors import SpecError
+from flashbench.problem import Problem
+
+if TYPE_CHECKING:
+    from numpy import ndarray as Array
+
+ENTRY = 4
+"""Bytes of a number in a list, and of a word of bits."""
+
+
+class Listed(NamedTuple):
+    """Per query head: tiles visited, those of partial blocks, and rows and scores as of ``Visits``."""
+
+    tiles: int
+    partial: int
+    key_rows: int
+    query_rows: int
+    scores: int
+
+
+def listed(problem: Problem, block_q: int, block_k: int, *, keys_outside: bool = False) -> Listed:
+    """What tiles of that size visit. keys_outside: they belong to thread blocks of keys.
+
+    Raises SpecError for tiles that do not divide a block.
+    """
+    if SIZE % block_q or SIZE % block_k:
+        raise SpecError(
+            f"tiles of {block_q}x{block_k} do not divide the {SIZE}x{SIZE} blocks of a block mask;"
+            " accepted: blocks of whole tiles"
+        )
+    mask = block_masks.seen(problem)
+    rows, columns = _lengths(problem.seqlen_q), _lengths(problem.seqlen_k)
+    tall, wide = _tiles(rows, block_q, outer=not keys_outside), _tiles(columns, block_k, outer=keys_outside)
+    some, partial = mask.slots != EMPTY, mask.slots >= 0
+    return Listed(
+        tiles=int(tall @ some @ wide), partial=int(tall @ partial @ wide), key_rows=int(tall @ some @ columns),
+        query_rows=int(rows @ some @ wide), scores=int(rows @ some @ columns),
+    )  # fmt: skip
+
+
+def metadata(
+    problem: Problem, tile: tuple[int, int], programs: int, *, keys_outside: bool = False
+) -> dict[str, int]:
+    """Bytes of lists and bits that a kernel reads, over all heads; programs: its thread blocks."""
+    if not problem.block_mask:
+        return {}
+    heads, seen = problem.batch * problem.num_heads, listed(problem, *tile, keys_outside=keys_outside)
+    return {
+        "starts": programs * 3 * ENTRY,
+        "blocks": heads * seen.tiles * ENTRY,
+        "slots": heads * seen.partial * ENTRY,
+        "bits": heads * seen.partial * _words(tile) * ENTRY,
+    }
+
+
+def looked_up(problem: Problem, tile: tuple[int, int]) -> dict[str, int]:
+    """The same of a kernel that visits every tile that exists and looks each up in a table of all blocks."""
+    if not problem.block_mask:
+        return {}
+    heads, (block_q, block_k) = problem.batch * problem.num_heads, tile
+    tall, wide = (
+        _tiles(_lengths(length), block, outer=True)
+        for length, block in ((problem.seqlen_q, block_q), (problem.seqlen_k, block_k))
+    )
+    partial = int(tall @ (block_masks.seen(problem).slots >= 0) @ wide)
+    return {
+        "slots": heads * int(tall.sum()) * int(wide.sum()) * ENTRY,
+        "bits": heads * partial * _words(tile) * ENTRY,
+    }
+
+
+def once(problem: Problem) -> dict[str, int]:
+    """Bytes of the mask that no algorithm can do without: a number per block met, bits of the partial ones."""
+    mask = block_masks.seen(problem)
+    rows = int((_lengths(problem.seqlen_q) @ (mask.slots >= 0)).sum())
+    return {"blocks": int((mask.slots != EMPTY).sum()) * ENTRY, "bits": rows * WORDS * ENTRY}
+
+
+def tensor_bytes(problem: Problem) -> dict[str, int]:
+    """Bytes of the lists of one side, and of the bits."""
+    mask = block_masks.seen(problem)
+    blocks, visited = len(mask.slots), int((mask.slots != EMPTY).sum())
+    sizes = {"starts": (2 * blocks + 1) * ENTRY, "blocks": visited * ENTRY, "slots": visited * ENTRY}
+    return {**sizes, "bits": int(mask.bits.nbytes)}
+
+
+def longest(problem: Problem, *, keys_outside: bool) -> int:
+    """Most blocks that a block of queries, or of keys, meets."""
+    some = block_masks.seen(problem).slots != EMPTY
+    return int(some.sum(0 if keys_outside else 1).max(initial=0))
+
+
+def _lengths(length: int) -> Array:
+    """Rows of each block of a sequence."""
+    import numpy
+
+    blocks = -(-length // SIZE)
+    return (length - SIZE * numpy.arange(blocks)).clip(0, SIZE)
+
+
+def _tiles(rows: Array, block: int, *, outer: bool) -> Array:
+    """Tiles of each block: of thread blocks those that exist, of a walk all."""
+    return -(-rows // block) if outer else rows * 0 + SIZE // block
+
+
+def _words(tile: tuple[int, int]) -> int:
+    """Words of bits that a tile reads."""
+    block_q, block_k = tile
+    return block_q * max(1, block_k // WORD_BITS)
