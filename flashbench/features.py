@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashbench import block_masks, units
+from flashbench import named_masks, units
 from flashbench.errors import FlashbenchError, SpecError
 from flashbench.problem import FP8_SCALES, LAYOUTS, UNLIMITED, Problem, packed
 
@@ -94,10 +94,10 @@ def _block_mask(text: str, label: str) -> str:
     if text == OFF:
         return ""
     try:
-        block_masks.check(text)
+        named_masks.check(text)
     except SpecError:
         raise SpecError(
-            f"{label} {units.quoted(text)}: not a block mask; accepted: {', '.join(block_masks.NAMES)},"
+            f"{label} {units.quoted(text)}: not a block mask; accepted: {', '.join(named_masks.NAMES)},"
             f" random:DENSITY, an .npz file or {OFF}"
         ) from None
     if text.endswith(".npz") and not Path(text).is_file():

@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
-from flashbench import block_masks
+from flashbench import named_masks
 from flashbench.errors import SpecError, UnknownName
 
 PASSES = ("fwd", "bwd", "fwd+bwd")
@@ -78,7 +78,7 @@ class Problem:
     - bias: s += a tensor in q's dtype of which each place of (batch, num_heads, seqlen_q, seqlen_k)
       is full or 1: "bhqk", "1hqk", "b11k", …;
     - what the causal mask, the window or the block mask hides is -inf. block_mask, in blocks of
-      128 x 128: a name of block_masks.NAMES, ``random:DENSITY`` or an .npz file;
+      128 x 128: a name of named_masks.NAMES, ``random:DENSITY`` or an .npz file;
     - sinks: the softmax has one more score per head, an fp32 logit without a value (gpt-oss); lse
       holds it, and is the logit for a row without visible keys;
     - dropout_p, with kept probabilities divided by 1 - dropout_p.
@@ -148,7 +148,7 @@ class Problem:
         if self.bias and not _is_bias(self.bias):
             raise SpecError(f"bias {self.bias!r} is no shape; it must be bhqk with 1 for any of the letters")
         if self.block_mask:
-            block_masks.check(self.block_mask)
+            named_masks.check(self.block_mask)
         if self.layout not in LAYOUTS:
             raise UnknownName("layout", self.layout, LAYOUTS)
         if self.fp8_scale and self.fp8_scale not in FP8_SCALES:
@@ -221,7 +221,7 @@ class Problem:
         nq, nk = self.seqlen_q, self.seqlen_k
         per_head = nq * nk
         if self.block_mask:
-            per_head = block_masks.seen(self).visible_pairs
+            per_head = named_masks.seen(self).visible_pairs
         elif self.masked:
             low, high = self.band
             # keys up to the upper edge of the band, less those before its lower edge
@@ -232,7 +232,7 @@ class Problem:
     def rows_without_keys(self) -> int:
         """Query rows per head that see no key (causal, bottom-right: the first ones, seqlen_q > seqlen_k)."""
         if self.block_mask:
-            return self.seqlen_q - block_masks.seen(self).queries_with_keys
+            return self.seqlen_q - named_masks.seen(self).queries_with_keys
         if not self.masked:
             return 0 if self.seqlen_k else self.seqlen_q
         low, high = self.band
@@ -242,7 +242,7 @@ class Problem:
     def keys_without_queries(self) -> int:
         """Key rows per head that no query sees."""
         if self.block_mask:
-            return self.seqlen_k - block_masks.seen(self).keys_with_queries
+            return self.seqlen_k - named_masks.seen(self).keys_with_queries
         if not self.masked:
             return 0 if self.seqlen_q else self.seqlen_k
         low, high = self.band

@@ -18,6 +18,7 @@ LAYERS = [
     {
         "problem",
         "block_masks",
+        "named_masks",
         "devices",
         "devicefile",
         "presets",
@@ -45,7 +46,8 @@ LAYERS = [
     {"cli", "_cli", "__main__"},
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
-TORCH_FREE = {"errors", "units", "problem", "block_masks", "devices", "devicefile", "presets", "ceilings", "sweep",
+TORCH_FREE = {"errors", "units", "problem", "block_masks", "named_masks", "devices", "devicefile", "presets",
+              "ceilings", "sweep",
               "iomodel", "_iomodel", "kvcache", "record", "runfile", "metrics", "table", "whatif",
               "console", "report", "flash_configs", "decode_configs", "features"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}

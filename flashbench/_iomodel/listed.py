@@ -1,15 +1,15 @@
-"""Block masks as the bundled kernels walk them: tiles of listed blocks, and the lists and bits that they read.
+"""Block masks as the bundled kernels walk them: tiles of listed blocks, and what of lists and bits.
 
-A query tile (forward, dQ) or key tile (dK, dV) reads where its block's lists begin and end, of each tile that it
-visits the block's number, and of a partial block its slot and, per query row of the tile, the words that hold
-its keys. Inside a listed block every tile is visited; rows beyond the sequence move nothing.
+A query tile (forward, dQ) or key tile (dK, dV) reads where its block's lists begin and end, of each tile
+that it visits the block's number, and of a partial block its slot and, per query row of the tile, the words
+that hold its keys. Inside a listed block every tile is visited; rows beyond the sequence move nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from flashbench import block_masks
+from flashbench import named_masks
 from flashbench.block_masks import EMPTY, SIZE, WORD_BITS, WORDS
 from flashbench.errors import SpecError
 from flashbench.problem import Problem
@@ -41,13 +41,14 @@ def listed(problem: Problem, block_q: int, block_k: int, *, keys_outside: bool =
             f"tiles of {block_q}x{block_k} do not divide the {SIZE}x{SIZE} blocks of a block mask;"
             " accepted: blocks of whole tiles"
         )
-    mask = block_masks.seen(problem)
+    mask = named_masks.seen(problem)
     rows, columns = _lengths(problem.seqlen_q), _lengths(problem.seqlen_k)
     tall, wide = _tiles(rows, block_q, outer=not keys_outside), _tiles(columns, block_k, outer=keys_outside)
     some, partial = mask.slots != EMPTY, mask.slots >= 0
     return Listed(
-        tiles=int(tall @ some @ wide), partial=int(tall @ partial @ wide), key_rows=int(tall @ some @ columns),
-        query_rows=int(rows @ some @ wide), scores=int(rows @ some @ columns),
+        tiles=int(tall @ some @ wide), partial=int(tall @ partial @ wide),
+        key_rows=int(tall @ some @ columns), query_rows=int(rows @ some @ wide),
+        scores=int(rows @ some @ columns),
     )  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def looked_up(problem: Problem, tile: tuple[int, int]) -> dict[str, int]:
         _tiles(_lengths(length), block, outer=True)
         for length, block in ((problem.seqlen_q, block_q), (problem.seqlen_k, block_k))
     )
-    partial = int(tall @ (block_masks.seen(problem).slots >= 0) @ wide)
+    partial = int(tall @ (named_masks.seen(problem).slots >= 0) @ wide)
     return {
         "slots": heads * int(tall.sum()) * int(wide.sum()) * ENTRY,
         "bits": heads * partial * _words(tile) * ENTRY,
@@ -83,23 +84,23 @@ def looked_up(problem: Problem, tile: tuple[int, int]) -> dict[str, int]:
 
 
 def once(problem: Problem) -> dict[str, int]:
-    """Bytes of the mask that no algorithm can do without: a number per block met, bits of the partial ones."""
-    mask = block_masks.seen(problem)
+    """Bytes of the mask that any algorithm reads: a number per block met, bits of the partial ones."""
+    mask = named_masks.seen(problem)
     rows = int((_lengths(problem.seqlen_q) @ (mask.slots >= 0)).sum())
     return {"blocks": int((mask.slots != EMPTY).sum()) * ENTRY, "bits": rows * WORDS * ENTRY}
 
 
 def tensor_bytes(problem: Problem) -> dict[str, int]:
     """Bytes of the lists of one side, and of the bits."""
-    mask = block_masks.seen(problem)
+    mask = named_masks.seen(problem)
     blocks, visited = len(mask.slots), int((mask.slots != EMPTY).sum())
-    sizes = {"starts": (2 * blocks + 1) * ENTRY, "blocks": visited * ENTRY, "slots": visited * ENTRY}
+    sizes = {"starts": (2 * blocks + 1) * ENTRY, "blocks": (visited + 1) * ENTRY, "slots": visited * ENTRY}
     return {**sizes, "bits": int(mask.bits.nbytes)}
 
 
 def longest(problem: Problem, *, keys_outside: bool) -> int:
     """Most blocks that a block of queries, or of keys, meets."""
-    some = block_masks.seen(problem).slots != EMPTY
+    some = named_masks.seen(problem).slots != EMPTY
     return int(some.sum(0 if keys_outside else 1).max(initial=0))
 
 

@@ -73,8 +73,8 @@ def compulsory(problem: Problem, pass_: str, variant: Variant = DEFAULT) -> Traf
 
     Forward: reads q, k, v; writes o, lse. Backward: reads q, k, v, o, do, lse; writes dq, dk, dv.
     Query rows without keys, and key rows without queries, need not be read. A density is taken to
-    leave no row out. Of a bias, the entries that a visible pair has, of a block mask a number per block and bits;
-    they, slopes and sinks in each pass;    the backward writes the gradients of bias and sinks.
+    leave no row out. Of a bias, the entries that a visible pair has, of a block mask a number per block and
+    bits; they, slopes and sinks in each pass; the backward writes the gradients of bias and sinks.
     """
     parts = [_compulsory(part, pass_, variant) for part in problem.parts()]
     total = parts[0]

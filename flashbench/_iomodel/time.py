@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from flashbench import block_masks, flash_configs
+from flashbench import block_masks, flash_configs, named_masks
 from flashbench._iomodel import listed
 from flashbench._iomodel.constants import LAUNCH_S
 from flashbench._iomodel.dram import Alone, Band, Grid, alone, dram
@@ -240,7 +240,7 @@ Of what a wave reads again, counts of three implementations on an H100 SXM misse
 def _section(estimate: Estimate, kernel: str, kv_heads: int) -> int:
     """K/V heads that the bundled kernels interleave under a mask; others go head by head."""
     p = estimate.problem
-    interleaved = block_masks.seen(p).grows if p.block_mask else p.masked
+    interleaved = named_masks.seen(p).grows if p.block_mask else p.masked
     if estimate.model != "flash" or not interleaved:
         return 1
     rows = p.seqlen_q * p.group if kernel == "dkdv" else p.seqlen_k

@@ -47,8 +47,8 @@ def visits(
     keys_outside: its thread blocks are those of keys, which concerns a block mask's last blocks only.
     """
     if problem.block_mask:
-        seen = listed(problem, block_q, block_k, keys_outside=keys_outside)
-        return Visits(seen.tiles, seen.key_rows, seen.query_rows, seen.scores)
+        walk = listed(problem, block_q, block_k, keys_outside=keys_outside)
+        return Visits(walk.tiles, walk.key_rows, walk.query_rows, walk.scores)
     band = Band(problem.seqlen_q, problem.seqlen_k, *problem.band)
     if variant is DEFAULT:
         return band_visits(band, block_q, block_k)

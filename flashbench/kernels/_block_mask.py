@@ -1,6 +1,6 @@
 """A block mask on a device: the lists that kernels walk, and a dense view for naive and the oracle.
 
-What a mask is, and how one is built, is in ``flashbench.block_masks``; a ``BlockMask`` of torch's
+What a mask is, is in ``flashbench.block_masks``; a ``BlockMask`` of torch's
 FlexAttention becomes one here.
 """
 
@@ -13,9 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashbench import block_masks
+from flashbench import block_masks, named_masks
 from flashbench.block_masks import FULL, SIZE, WORD_BITS
 from flashbench.problem import Problem
+
+MOST = 2**31 // SIZE - 1
+"""Blocks in a list: kernels count their rows in 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,23 +95,28 @@ class DeviceMask:
 
 def build(problem: Problem, device: str) -> DeviceMask:
     """The block mask that the problem names. Raises SpecError for a file that holds none."""
-    return DeviceMask(block_masks.of(problem), device)
+    return DeviceMask(named_masks.of(problem), device)
 
 
 def taken(mask: Any, seqlen_q: int, seqlen_k: int, device: torch.device) -> DeviceMask:
     """The mask itself, or the one that FlexAttention's stands for. Raises ValueError for a misfit."""
-    if not isinstance(mask, DeviceMask):
-        if not hasattr(mask, "mask_mod"):
-            raise ValueError(
-                "block_mask must be a DeviceMask of flashbench or a BlockMask of torch's flex_attention;"
-                f" got {type(mask).__name__}"
-            )
-        mask = from_flex(mask)
-    if mask.shape != (seqlen_q, seqlen_k):
-        raise ValueError(f"block_mask is of {mask.shape} queries and keys; q and k have {seqlen_q, seqlen_k}")
-    if mask.device.type != device.type:
-        raise ValueError(f"block_mask is on {mask.device}, q on {device}")
-    return mask
+    if not isinstance(mask, DeviceMask) and not hasattr(mask, "mask_mod"):
+        raise ValueError(
+            "block_mask must be a DeviceMask of flashbench or a BlockMask of torch's flex_attention;"
+            f" got {type(mask).__name__}"
+        )
+    found: DeviceMask = mask if isinstance(mask, DeviceMask) else from_flex(mask)
+    if found.shape != (seqlen_q, seqlen_k):
+        raise ValueError(
+            f"block_mask is of {found.shape} queries and keys; q and k have {seqlen_q, seqlen_k}"
+        )
+    if found.device.type != device.type:
+        raise ValueError(f"block_mask is on {found.device}, q on {device}")
+    if len(found.host.by_query.slots) > MOST:
+        raise ValueError(
+            f"block_mask lists {len(found.host.by_query.slots)} blocks; at most {MOST} are taken"
+        )
+    return found
 
 
 def from_flex(mask: Any) -> DeviceMask:

@@ -204,9 +204,9 @@ def _asked(task: Task) -> tuple[tuple[Tensor, ...], Tensor, Call]:
 
 
 def _flash(task: Task) -> Launch:
-    from flashbench.block_masks import seen
     from flashbench.kernels import _flash_v2 as flash
     from flashbench.kernels._block_mask import DeviceMask
+    from flashbench.named_masks import seen
 
     (q, k, v, o), lse, call = _asked(task)
     masked = task.problem.block_mask

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in portable Triton: dK and dV, K/V outside. Launched by _launches.py; see _flash_kernels.py."""
+"""FlashAttention-2 in portable Triton: dK and dV, K/V outside; see _flash_kernels.py."""
 
 # Triton reads the bodies below, not Python: no annotations but tl.constexpr, tensors by their capitals.
 # ruff: noqa: ANN001, ANN202
@@ -17,8 +17,9 @@ from flashbench.kernels import _triton_tiles as tiles
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv, k, v, Q, DO, LSE, DELTA, NORM, BIAS, STARTS, BLOCKS, SLOTS, BITS, q_n, do_n, b_m, b_n, start_n, lo, hi, middle, skip,
-    seqlen_q, seqlen_k, low, high, diagonal, slope, head, seed, threshold, keep_scale, scale, cap,
+    dk, dv, k, v, Q, DO, LSE, DELTA, NORM, BIAS, STARTS, BLOCKS, SLOTS, BITS, q_n, do_n, b_m, b_n,
+    start_n, lo, hi, middle, skip, seqlen_q, seqlen_k, low, high, diagonal, slope, head, seed, threshold,
+    keep_scale, scale, cap,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
     LOWER: tl.constexpr, UPPER: tl.constexpr, MASKED: tl.constexpr,
@@ -135,18 +136,18 @@ def backward_dkdv(
         slope = flash.of_head(SLOPES, hq)
         row = tiles.head_at(0, batch, l_b, hq, l_h) + first_q
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, STARTS, BLOCKS, SLOTS, BITS, q_n, do_n, b_m, b_n,
-            start_n, first, end - skip, clear, skip, seqlen_q, seqlen_k, low, high, diagonal, slope,
-            head * GROUP + g, seed, threshold, keep_scale, scale, cap,
-            BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, True, CAPPED, BIAS_ROWS, BIAS_COLS, DROPS,
-            PRECISION, WIDE, EARLY, EXACT, REFINE, ALONE,
+            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, STARTS, BLOCKS,
+            SLOTS, BITS, q_n, do_n, b_m, b_n, start_n, first, end - skip, clear, skip,
+            seqlen_q, seqlen_k, low, high, diagonal, slope, head * GROUP + g, seed, threshold,
+            keep_scale, scale, cap, BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, True,
+            CAPPED, BIAS_ROWS, BIAS_COLS, DROPS, PRECISION, WIDE, EARLY, EXACT, REFINE, ALONE,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, STARTS, BLOCKS, SLOTS, BITS, q_n, do_n, b_m, b_n,
-            start_n, clear, full, clear, skip, seqlen_q, seqlen_k, low, high, diagonal, slope,
-            head * GROUP + g, seed, threshold, keep_scale, scale, cap,
-            BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, False, CAPPED, BIAS_ROWS, BIAS_COLS, DROPS,
-            PRECISION, WIDE, EARLY, EXACT, REFINE, ALONE,
+            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, STARTS, BLOCKS,
+            SLOTS, BITS, q_n, do_n, b_m, b_n, start_n, clear, full, clear, skip,
+            seqlen_q, seqlen_k, low, high, diagonal, slope, head * GROUP + g, seed, threshold,
+            keep_scale, scale, cap, BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, False,
+            CAPPED, BIAS_ROWS, BIAS_COLS, DROPS, PRECISION, WIDE, EARLY, EXACT, REFINE, ALONE,
         )  # fmt: skip
     row = tiles.head_at(0, batch, m_b, h, m_h) + first_k + start_n
     tiles.store(DK + row * DIM, DIM, left, tiles.times(dk, scale), BLOCK_N, DIM, WIDEST, False)
