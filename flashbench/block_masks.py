@@ -35,12 +35,13 @@ _ONES = 2**WORD_BITS - 1
 class Lists:
     """Per block of one side, the blocks of the other that it meets: rows of a sparse matrix (CSR). int32.
 
-    Block b's full blocks are blocks[starts[2b] : starts[2b + 1]], its partial ones go on to starts[2b + 2];
-    both ascending; one number more ends blocks, for who looks one ahead. slots: the place of each partial one
-    in ``BlockMask.bits``, FULL for the others.
+    spans (blocks, 3): in rows of listed blocks, SIZE each, where block b's list begins, where its partial
+    blocks begin, after the full ones, and where it ends: with the last row that exists. blocks: the listed
+    numbers, full and partial ones of a list ascending; a 0 at the end is for who looks one ahead. slots: the
+    place of each partial one in ``BlockMask.bits``, FULL for the others.
     """
 
-    starts: Array
+    spans: Array
     blocks: Array
     slots: Array
 
@@ -63,12 +64,12 @@ class BlockMask:
     @cached_property
     def by_query(self) -> Lists:
         """Per query block its key blocks, for the forward and dq."""
-        return _lists(self.slots)
+        return _lists(self.slots, self.seqlen_k)
 
     @cached_property
     def by_key(self) -> Lists:
         """Per key block its query blocks, for dk and dv."""
-        return _lists(self.slots.T)
+        return _lists(self.slots.T, self.seqlen_q)
 
     @property
     def density(self) -> float:
@@ -228,7 +229,8 @@ def _words_at(mask: BlockMask, at: tuple[Array, ...]) -> Array:
     return words
 
 
-def _lists(slots: Array) -> Lists:
+def _lists(slots: Array, length: int) -> Lists:
+    """Of a table by the side of its rows; length: of the other side."""
     import numpy
 
     kinds = slots == FULL, slots >= 0
@@ -237,7 +239,9 @@ def _lists(slots: Array) -> Lists:
     i, j = (numpy.concatenate(both) for both in zip(*(kind.nonzero() for kind in kinds), strict=True))
     order = numpy.argsort(2 * i + (slots[i, j] >= 0), kind="stable")
     blocks, own = numpy.append(j[order], 0), slots[i, j][order]
-    return Lists(starts=starts.astype(numpy.int32), blocks=blocks.astype(numpy.int32), slots=own)
+    spans = SIZE * numpy.stack((starts[:-1:2], starts[1::2], starts[2::2]), 1)
+    spans[:, 2] -= (slots[:, -1:] >= 0).any(1) * (-length % SIZE)  # what the last block lacks
+    return Lists(spans=spans.astype(numpy.int32), blocks=blocks.astype(numpy.int32), slots=own)
 
 
 def _covered(slots: Array, seen: Array) -> int:

@@ -31,11 +31,15 @@ def listed(mask: DeviceMask, transposed: bool) -> dict[tuple[int, int], int]:
     """(query block, key block) → FULL, or the slot of a partial one, as listed."""
     lists = mask.by_key if transposed else mask.by_query
     found = {}
-    for row, (start, stop) in enumerate(zip(lists.starts.tolist(), lists.starts.tolist()[1:], strict=False)):
-        blocks, slots = lists.blocks[start:stop].tolist(), lists.slots[start:stop].tolist()
-        assert blocks == sorted(blocks)
-        assert all((slot == FULL) == (row % 2 == 0) for slot in slots)
-        found |= {(row // 2, block): slot for block, slot in zip(blocks, slots, strict=True)}
+    length = mask.shape[0 if transposed else 1]
+    for row, (first, middle, end) in enumerate(lists.spans.tolist()):
+        for full, part in ((True, range(first, middle)), (False, range(middle, end))):
+            entries = slice(part.start // SIZE, -(-part.stop // SIZE))
+            blocks, slots = lists.blocks[entries].tolist(), lists.slots[entries].tolist()
+            assert blocks == sorted(blocks)
+            assert all((slot == FULL) == full for slot in slots)
+            assert len(part) == sum(min(SIZE, length - SIZE * block) for block in blocks)
+            found |= {(row, block): slot for block, slot in zip(blocks, slots, strict=True)}
     return {pair[:: -1 if transposed else 1]: slot for pair, slot in found.items()}
 
 
@@ -82,7 +86,8 @@ def test_causal_and_window_follow_the_diagonal(lengths: tuple[int, int], alignme
 
 def test_a_causal_mask_has_partial_blocks_on_the_diagonal_only() -> None:
     mask = made("causal", (512, 512))
-    assert mask.by_query.starts.tolist() == [0, 0, 1, 2, 3, 5, 6, 9, 10]
+    starts = [[0, 0, 1], [1, 2, 3], [3, 5, 6], [6, 9, 10]]
+    assert mask.by_query.spans.tolist() == [[128 * start for start in row] for row in starts]
     assert mask.by_query.blocks.tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3, 0]
     assert (mask.host.density, mask.host.grows) == (10 / 16, True)
 

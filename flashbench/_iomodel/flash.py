@@ -78,8 +78,8 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
             read={
                 **dkdv.read,
                 **({"norm": dkdv.read["lse"]} if norm else {}),
-                **scores.bias(p, tiles["dkdv"], keys_outside=True),
-                **metadata(p, tiles["dkdv"], dkdv.ctas, keys_outside=True),
+                **scores.bias(p, tiles["dkdv"]),
+                **metadata(p, tiles["dkdv"], dkdv.ctas),
                 **scores.slopes(p, dkdv.ctas * p.group),
                 **scores.lengths(p, dkdv.ctas),
             },

@@ -27,9 +27,9 @@ def lengths(problem: Problem, programs: int, names: tuple[str, ...] = ("cu_q", "
     return dict.fromkeys(names, programs * 2 * INT32) if problem.lengths else {}
 
 
-def bias(problem: Problem, tile: Tiles, *, keys_outside: bool = False) -> dict[str, int]:
+def bias(problem: Problem, tile: Tiles) -> dict[str, int]:
     """The bias, read with every tile of every query head that a kernel with that tile visits."""
-    return _bias(problem, visits(problem, *tile, keys_outside=keys_outside)) if problem.bias else {}
+    return _bias(problem, visits(problem, *tile)) if problem.bias else {}
 
 
 def _bias(p: Problem, seen: Visits) -> dict[str, int]:

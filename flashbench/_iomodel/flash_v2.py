@@ -83,7 +83,7 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
     heads, e, d, dv = p.batch * p.num_heads, p.dtype_bytes, p.head_dim, p.head_dim_v
     kv_heads = p.batch * p.num_kv_heads
     outer, inner = tiles["dkdv"], tiles["dq"]
-    seen_k = visits(p, outer.block_q, outer.block_k, variant, keys_outside=True)
+    seen_k = visits(p, outer.block_q, outer.block_k, variant)
     seen_q = visits(p, inner.block_q, inner.block_k, variant)
     rows = heads * seen_k.query_rows
     pairs_k = heads * seen_k.tiles * outer.block_q * outer.block_k

@@ -2,7 +2,7 @@
 
 A query tile (forward, dQ) or key tile (dK, dV) reads where its block's lists begin and end, of each tile
 that it visits the block's number, and of a partial block its slot and, per query row of the tile, the words
-that hold its keys. Inside a listed block every tile is visited; rows beyond the sequence move nothing.
+that hold its keys. Inside a listed block every tile that exists is visited.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Listed(NamedTuple):
     scores: int
 
 
-def listed(problem: Problem, block_q: int, block_k: int, *, keys_outside: bool = False) -> Listed:
-    """What tiles of that size visit. keys_outside: they belong to thread blocks of keys.
+def listed(problem: Problem, block_q: int, block_k: int) -> Listed:
+    """What tiles of that size visit, whichever loop is outside.
 
     Raises SpecError for tiles that do not divide a block.
     """
@@ -43,7 +43,7 @@ def listed(problem: Problem, block_q: int, block_k: int, *, keys_outside: bool =
         )
     mask = named_masks.seen(problem)
     rows, columns = _lengths(problem.seqlen_q), _lengths(problem.seqlen_k)
-    tall, wide = _tiles(rows, block_q, outer=not keys_outside), _tiles(columns, block_k, outer=keys_outside)
+    tall, wide = -(-rows // block_q), -(-columns // block_k)
     some, partial = mask.slots != EMPTY, mask.slots >= 0
     return Listed(
         tiles=int(tall @ some @ wide), partial=int(tall @ partial @ wide),
@@ -52,15 +52,13 @@ def listed(problem: Problem, block_q: int, block_k: int, *, keys_outside: bool =
     )  # fmt: skip
 
 
-def metadata(
-    problem: Problem, tile: tuple[int, int], programs: int, *, keys_outside: bool = False
-) -> dict[str, int]:
+def metadata(problem: Problem, tile: tuple[int, int], programs: int) -> dict[str, int]:
     """Bytes of lists and bits that a kernel reads, over all heads; programs: its thread blocks."""
     if not problem.block_mask:
         return {}
-    heads, seen = problem.batch * problem.num_heads, listed(problem, *tile, keys_outside=keys_outside)
+    heads, seen = problem.batch * problem.num_heads, listed(problem, *tile)
     return {
-        "starts": programs * 3 * ENTRY,
+        "spans": programs * 3 * ENTRY,
         "blocks": heads * seen.tiles * ENTRY,
         "slots": heads * seen.partial * ENTRY,
         "bits": heads * seen.partial * _words(tile) * ENTRY,
@@ -72,15 +70,9 @@ def looked_up(problem: Problem, tile: tuple[int, int]) -> dict[str, int]:
     if not problem.block_mask:
         return {}
     heads, (block_q, block_k) = problem.batch * problem.num_heads, tile
-    tall, wide = (
-        _tiles(_lengths(length), block, outer=True)
-        for length, block in ((problem.seqlen_q, block_q), (problem.seqlen_k, block_k))
-    )
-    partial = int(tall @ (named_masks.seen(problem).slots >= 0) @ wide)
-    return {
-        "slots": heads * int(tall.sum()) * int(wide.sum()) * ENTRY,
-        "bits": heads * partial * _words(tile) * ENTRY,
-    }
+    every = -(-problem.seqlen_q // block_q) * -(-problem.seqlen_k // block_k)
+    bits = listed(problem, *tile).partial * _words(tile)
+    return {"slots": heads * every * ENTRY, "bits": heads * bits * ENTRY}
 
 
 def once(problem: Problem) -> dict[str, int]:
@@ -94,7 +86,7 @@ def tensor_bytes(problem: Problem) -> dict[str, int]:
     """Bytes of the lists of one side, and of the bits."""
     mask = named_masks.seen(problem)
     blocks, visited = len(mask.slots), int((mask.slots != EMPTY).sum())
-    sizes = {"starts": (2 * blocks + 1) * ENTRY, "blocks": (visited + 1) * ENTRY, "slots": visited * ENTRY}
+    sizes = {"spans": 3 * blocks * ENTRY, "blocks": (visited + 1) * ENTRY, "slots": visited * ENTRY}
     return {**sizes, "bits": int(mask.bits.nbytes)}
 
 
@@ -110,11 +102,6 @@ def _lengths(length: int) -> Array:
 
     blocks = -(-length // SIZE)
     return (length - SIZE * numpy.arange(blocks)).clip(0, SIZE)
-
-
-def _tiles(rows: Array, block: int, *, outer: bool) -> Array:
-    """Tiles of each block: of thread blocks those that exist, of a walk all."""
-    return -(-rows // block) if outer else rows * 0 + SIZE // block
 
 
 def _words(tile: tuple[int, int]) -> int:

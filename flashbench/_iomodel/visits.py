@@ -39,15 +39,10 @@ class Band(NamedTuple):
     hi: int
 
 
-def visits(
-    problem: Problem, block_q: int, block_k: int, variant: Variant = DEFAULT, *, keys_outside: bool = False
-) -> Visits:
-    """Tiles and rows that a tiled kernel visits for one query head.
-
-    keys_outside: its thread blocks are those of keys, which concerns a block mask's last blocks only.
-    """
+def visits(problem: Problem, block_q: int, block_k: int, variant: Variant = DEFAULT) -> Visits:
+    """Tiles and rows that a tiled kernel visits for one query head."""
     if problem.block_mask:
-        walk = listed(problem, block_q, block_k, keys_outside=keys_outside)
+        walk = listed(problem, block_q, block_k)
         return Visits(walk.tiles, walk.key_rows, walk.query_rows, walk.scores)
     band = Band(problem.seqlen_q, problem.seqlen_k, *problem.band)
     if variant is DEFAULT:

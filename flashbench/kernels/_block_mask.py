@@ -25,7 +25,7 @@ MOST = 2**31 // SIZE - 1
 class Lists:
     """``block_masks.Lists`` as int32 tensors."""
 
-    starts: Tensor
+    spans: Tensor
     blocks: Tensor
     slots: Tensor
 
@@ -85,9 +85,7 @@ class DeviceMask:
         return seen
 
     def _lists(self, lists: block_masks.Lists) -> Lists:
-        return Lists(
-            starts=self._on(lists.starts), blocks=self._on(lists.blocks), slots=self._on(lists.slots)
-        )
+        return Lists(spans=self._on(lists.spans), blocks=self._on(lists.blocks), slots=self._on(lists.slots))
 
     def _on(self, array: Any) -> Tensor:
         return torch.from_numpy(array).to(self.device)

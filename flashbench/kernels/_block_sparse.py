@@ -1,7 +1,7 @@
 """How a kernel walks a block mask: the lists of ``block_masks.Lists`` and the bits of partial blocks.
 
 A position counts rows of listed blocks, 128 an entry, so that a loop over positions in steps of a tile goes
-through a block tile by tile. The place of a tile is looked up one step ahead, in the walk's own state: were
+through a block tile by tile, and of the last block through the rows that exist. The place of a tile is looked up one step ahead, in the walk's own state: were
 it loaded where it is used, every load of the tile would wait for it.
 """
 
@@ -29,10 +29,10 @@ def _entry(position):
 
 
 @triton.jit
-def walk(STARTS, start):
+def walk(SPANS, start):
     """(first, middle, end) of the block in which row ``start`` lies: positions of full, then partial ones."""
-    at = STARTS + _entry(start) * 2
-    return tl.load(at) * SIZE, tl.load(at + 1) * SIZE, tl.load(at + 2) * SIZE
+    at = SPANS + _entry(start) * 3
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2)
 
 
 @triton.jit

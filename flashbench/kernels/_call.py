@@ -151,11 +151,11 @@ class Extra:
         return self.cu_q.shape[0] - 1, self.longest_q, self.longest_k
 
     def lists(self, *, by_key: bool = False) -> tuple[Tensor | None, ...]:
-        """The arguments STARTS, BLOCKS, SLOTS and BITS of a kernel."""
+        """The arguments SPANS, BLOCKS, SLOTS and BITS of a kernel."""
         if self.block_mask is None:
             return None, None, None, None
         lists = self.block_mask.by_key if by_key else self.block_mask.by_query
-        return lists.starts, lists.blocks, lists.slots, self.block_mask.bits
+        return lists.spans, lists.blocks, lists.slots, self.block_mask.bits
 
     def grows(self, call: Call) -> bool:
         """Whether later queries see more keys, so that their tiles should start first."""

@@ -17,7 +17,7 @@ from flashbench.kernels import _triton_tiles as tiles
 
 @triton.jit
 def _dkdv_tiles(
-    dk, dv, k, v, Q, DO, LSE, DELTA, NORM, BIAS, STARTS, BLOCKS, SLOTS, BITS, q_n, do_n, b_m, b_n,
+    dk, dv, k, v, Q, DO, LSE, DELTA, NORM, BIAS, SPANS, BLOCKS, SLOTS, BITS, q_n, do_n, b_m, b_n,
     start_n, lo, hi, middle, skip, seqlen_q, seqlen_k, low, high, diagonal, slope, head, seed, threshold,
     keep_scale, scale, cap,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -35,10 +35,10 @@ def _dkdv_tiles(
     SCORED: tl.constexpr = CAPPED or slope is not None or BIAS is not None
     unit = 1.0 if SCORED else scale
     r, c = tl.arange(0, BLOCK_M)[None, :], tl.arange(0, BLOCK_N)[:, None]
-    if STARTS is not None:
+    if SPANS is not None:
         ahead = sparse.ahead_at(BLOCKS, lo * BLOCK_M, hi * BLOCK_M)
     for index in range(lo, hi):
-        if STARTS is not None:
+        if SPANS is not None:
             start_m = index * BLOCK_M + ahead
             ahead = sparse.ahead_at(BLOCKS, (index + 1) * BLOCK_M, hi * BLOCK_M)
         elif MASKED:
@@ -57,7 +57,7 @@ def _dkdv_tiles(
                 CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
             )  # fmt: skip
         p = flash.probabilities(s, lse[None, :], unit, EXACT)
-        if MASKED and STARTS is not None:
+        if MASKED and SPANS is not None:
             seen = sparse.visible(SLOTS, BITS, index * BLOCK_M, start_m, start_n, r, c, BLOCK_N)
             p = tl.where(seen, p, 0.0)
         elif MASKED and (LOWER or UPPER):
@@ -86,7 +86,7 @@ def _dkdv_tiles(
 
 @triton.jit(do_not_specialize=flash.RUNTIME)
 def backward_dkdv(
-    Q, K, V, DO, LSE, DELTA, NORM, DK, DV, SLOPES, BIAS, CU_Q, CU_K, STARTS, BLOCKS, SLOTS, BITS,
+    Q, K, V, DO, LSE, DELTA, NORM, DK, DV, SLOPES, BIAS, CU_Q, CU_K, SPANS, BLOCKS, SLOTS, BITS,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n, b_b, b_h, b_m, b_n, l_b, l_h, m_b, m_h,
     heads, num_heads, seqlen_q, seqlen_k, num_tiles, section, before, after,
     seed, threshold, keep_scale, scale, cap, GROUP: tl.constexpr,
@@ -115,7 +115,7 @@ def backward_dkdv(
     v = tiles.load(V, v_n, left, BLOCK_N, DIM_V, WIDEST, True, WIDE)
     dk = tiles.zeros(BLOCK_N, DIM, WIDEST)
     dv = tiles.zeros(BLOCK_N, DIM_V, WIDEST)
-    if STARTS is None:
+    if SPANS is None:
         first, clear, full, end = scores.queries_of(
             start_n, seqlen_q, seqlen_k, low, high, BLOCK_M, BLOCK_N, LOWER, UPPER
         )
@@ -125,8 +125,8 @@ def backward_dkdv(
         # masked tiles: first..clear, then full..end
         skip = full - clear
     else:
-        clear, full, end = sparse.walk(STARTS, start_n)
-        clear, full, end = clear // BLOCK_M, full // BLOCK_M, end // BLOCK_M
+        clear, full, end = sparse.walk(SPANS, start_n)
+        clear, full, end = clear // BLOCK_M, full // BLOCK_M, tl.cdiv(end, BLOCK_M)
         first, skip = full, 0  # masked are those of partial blocks, from full on
     for g in range(GROUP):
         hq = h * GROUP + g
@@ -136,14 +136,14 @@ def backward_dkdv(
         slope = flash.of_head(SLOPES, hq)
         row = tiles.head_at(0, batch, l_b, hq, l_h) + first_q
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, STARTS, BLOCKS,
+            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, SPANS, BLOCKS,
             SLOTS, BITS, q_n, do_n, b_m, b_n, start_n, first, end - skip, clear, skip,
             seqlen_q, seqlen_k, low, high, diagonal, slope, head * GROUP + g, seed, threshold,
             keep_scale, scale, cap, BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, True,
             CAPPED, BIAS_ROWS, BIAS_COLS, DROPS, PRECISION, WIDE, EARLY, EXACT, REFINE, ALONE,
         )  # fmt: skip
         dk, dv = _dkdv_tiles(
-            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, STARTS, BLOCKS,
+            dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, SPANS, BLOCKS,
             SLOTS, BITS, q_n, do_n, b_m, b_n, start_n, clear, full, clear, skip,
             seqlen_q, seqlen_k, low, high, diagonal, slope, head * GROUP + g, seed, threshold,
             keep_scale, scale, cap, BLOCK_M, BLOCK_N, DIM, DIM_V, WIDEST, LOWER, UPPER, False,

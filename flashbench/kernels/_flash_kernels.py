@@ -55,7 +55,7 @@ def bias_at(BIAS, batch, b_b, h, b_h):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def forward(
-    Q, K, V, O, LSE, SLOPES, BIAS, SINKS, CU_Q, CU_K, STARTS, BLOCKS, SLOTS, BITS,
+    Q, K, V, O, LSE, SLOPES, BIAS, SINKS, CU_Q, CU_K, SPANS, BLOCKS, SLOTS, BITS,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_n, b_b, b_h, b_m, b_n, l_b, l_h,
     heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, before, after,
     seed, threshold, keep_scale, scale, cap,
@@ -90,17 +90,17 @@ def forward(
         top = tl.zeros([BLOCK_M], tl.float32) + of_head(SINKS, h) / unit
     rows = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
-    if STARTS is None:
+    if SPANS is None:
         first, clear, full, end = scores.keys_of(
             start_m, seqlen_q, seqlen_k, low, high, BLOCK_M, BLOCK_N, LOWER, UPPER
         )
     else:
-        first, full, end = sparse.walk(STARTS, start_m)
+        first, full, end = sparse.walk(SPANS, start_m)
         ahead = sparse.ahead_at(BLOCKS, first, end)
     if CU_Q is not None:
         end = tl.where(left > 0, end, 0)
     for position in range(first, end, BLOCK_N):
-        if STARTS is None:
+        if SPANS is None:
             start_n = position
         else:
             start_n = position + ahead
@@ -119,7 +119,7 @@ def forward(
         if LOWER:
             edge |= start_n < clear
         if edge:
-            if STARTS is None:
+            if SPANS is None:
                 cols = start_n + columns
                 seen = scores.visible(
                     start_m + rows[:, None], cols[None, :], seqlen_k, low, high, LOWER, UPPER
@@ -198,7 +198,7 @@ def probabilities(s, lse, unit, EXACT: tl.constexpr):
 
 @triton.jit(do_not_specialize=RUNTIME)
 def backward_dq(
-    Q, K, V, DO, LSE, DELTA, NORM, DQ, SLOPES, BIAS, CU_Q, CU_K, STARTS, BLOCKS, SLOTS, BITS,
+    Q, K, V, DO, LSE, DELTA, NORM, DQ, SLOPES, BIAS, CU_Q, CU_K, SPANS, BLOCKS, SLOTS, BITS,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n, b_b, b_h, b_m, b_n, l_b, l_h,
     heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, before, after,
     seed, threshold, keep_scale, scale, cap,
@@ -243,17 +243,17 @@ def backward_dq(
         pk = tiles.zeros(BLOCK_M, DIM, WIDEST)
         sum_p = tl.zeros([BLOCK_M], tl.float32)
         sum_ds = tl.zeros([BLOCK_M], tl.float32)
-    if STARTS is None:
+    if SPANS is None:
         first, clear, full, end = scores.keys_of(
             start_m, seqlen_q, seqlen_k, low, high, BLOCK_M, BLOCK_N, LOWER, UPPER
         )
     else:
-        first, full, end = sparse.walk(STARTS, start_m)
+        first, full, end = sparse.walk(SPANS, start_m)
         ahead = sparse.ahead_at(BLOCKS, first, end)
     if CU_Q is not None:
         end = tl.where(left > 0, end, 0)
     for position in range(first, end, BLOCK_N):
-        if STARTS is None:
+        if SPANS is None:
             start_n = position
         else:
             start_n = position + ahead
@@ -273,7 +273,7 @@ def backward_dq(
         if LOWER:
             edge |= start_n < clear
         if edge:
-            if STARTS is None:
+            if SPANS is None:
                 cols = start_n + columns
                 seen = scores.visible(
                     start_m + rows[:, None], cols[None, :], seqlen_k, low, high, LOWER, UPPER
