@@ -1,8 +1,8 @@
 """How a kernel walks a block mask: the lists of ``block_masks.Lists`` and the bits of partial blocks.
 
 A position counts rows of listed blocks, 128 an entry, so that a loop over positions in steps of a tile goes
-through a block tile by tile, and of the last block through the rows that exist. The place of a tile is looked up one step ahead, in the walk's own state: were
-it loaded where it is used, every load of the tile would wait for it.
+through a block tile by tile, and of the last block through the rows that exist. The place of a tile is looked
+up one step ahead, in the walk's own state: were it loaded where it is used, all loads of a tile would wait.
 """
 
 # Triton reads the bodies below, not Python: no annotations but tl.constexpr, tensors by their capitals.
