@@ -155,10 +155,7 @@ def test_what_does_not_go_with_a_block_mask_is_refused_in_a_line() -> None:
     starts = torch.tensor([0, 140], dtype=torch.int32, device=DEVICE)
     packed = {"cu_seqlens_q": starts, "cu_seqlens_k": starts}
     for options, message in (
-        (
-            {"block_mask": mask, "cu_seqlens_q": starts, "cu_seqlens_k": starts},
-            "sequences take no block_mask",
-        ),
+        ({"block_mask": mask, **packed}, "packed sequences take no block_mask"),
         ({"block_mask": torch.ones(2, 2)}, "must be a DeviceMask of flashbench or a BlockMask of torch's"),
         ({"block_mask": named("causal", 140, 140)}, r"is of \(140, 140\) queries and keys; q and k have"),
         ({"block_mask": DeviceMask(mask.host, "meta")}, "block_mask is on meta, q on"),
