@@ -243,7 +243,9 @@ def shared_bytes(
     if capability is not None and capability[0] == 10:
         operands = 0 if kernel in ("fwd", "v1_fwd", "delta") else 2 * max(q, 64) * max(k, 64) * element
         scratch += BARRIER_BYTES + operands
-    return resident[kernel] + config.num_stages * streamed[kernel] + scratch
+    # O and dQ on their way between memory and a product, as fp32
+    turned = {"v1_fwd": q * width_v * 4, "v1_bwd": q * width * 4}.get(kernel, 0)
+    return resident[kernel] + max(config.num_stages * streamed[kernel] + scratch, turned)
 
 
 def section(streamed_bytes: int, heads: int) -> int:
