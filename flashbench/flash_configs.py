@@ -19,7 +19,7 @@ MAX_HEAD_DIM = 256
 FP8_CAPABILITY = (8, 9)
 """The first compute capability that multiplies and converts fp8."""
 STATISTICS_BYTES = 1024
-BARRIER_BYTES = 256
+BARRIER_BYTES = 320
 
 SECTION_BYTES = 16 * 2**20
 """Of the L2 cache (50 MB on an H100), what the heads in flight may stream; twice that is in use."""

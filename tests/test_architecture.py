@@ -15,7 +15,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
     {"errors", "units"},
-    {"problem", "devices", "devicefile", "presets", "ceilings", "flash_configs", "decode_configs"},
+    {
+        "problem",
+        "block_masks",
+        "named_masks",
+        "devices",
+        "devicefile",
+        "presets",
+        "ceilings",
+        "flash_configs",
+        "decode_configs",
+    },
     {"sweep", "features", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
@@ -38,7 +48,8 @@ LAYERS = [
     {"cli", "_cli", "__main__"},
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
-TORCH_FREE = {"errors", "units", "problem", "devices", "devicefile", "presets", "ceilings", "sweep",
+TORCH_FREE = {"errors", "units", "problem", "block_masks", "named_masks", "devices", "devicefile", "presets",
+              "ceilings", "sweep",
               "iomodel", "_iomodel", "kvcache", "record", "runfile", "metrics", "table", "whatif",
               "console", "report", "flash_configs", "decode_configs", "features"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from flashbench._iomodel import listed
 from flashbench._iomodel.l2 import Cache, Hits
 from flashbench._iomodel.tensors import FP32, INT32, bias_bytes, sizes
 from flashbench._iomodel.types import Estimate, Step
@@ -152,6 +153,8 @@ def tensor_bytes(problem: Problem) -> dict[str, int]:
         total |= dict.fromkeys(("slopes", "sinks", "dsinks"), problem.num_heads * FP32)
     if problem.bias:
         total |= dict.fromkeys(("bias", "dbias"), bias_bytes(problem))
+    if problem.block_mask:
+        total |= listed.tensor_bytes(problem)
     if problem.lengths:
         total |= dict.fromkeys(("cu_q", "cu_k"), (len(problem.lengths) + 1) * INT32)
     return total

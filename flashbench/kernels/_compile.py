@@ -205,7 +205,7 @@ def _asked(task: Task) -> tuple[tuple[Tensor, ...], Tensor, Call]:
         )
     )
     call = flash.Call(
-        causal=p.causal,
+        causal=p.causal and not p.block_mask,  # which takes it in
         scale=p.softmax_scale,
         tf32=p.dtype == "tf32",
         card=(task.capability, task.limit),
@@ -216,11 +216,15 @@ def _asked(task: Task) -> tuple[tuple[Tensor, ...], Tensor, Call]:
 
 def _flash(task: Task) -> Launch:
     from flashbench.kernels import _flash_v2 as flash
+    from flashbench.kernels._block_mask import DeviceMask
+    from flashbench.named_masks import seen
 
     (q, k, v, o), lse, call = _asked(task)
+    masked = task.problem.block_mask
+    extra = flash.Extra(block_mask=DeviceMask(seen(task.problem), "meta")) if masked else flash.NOTHING
     if task.kernel == "fwd":
-        return flash.forward_launch(q, k, v, call)[2]
-    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o), call)
+        return flash.forward_launch(q, k, v, call, extra)[2]
+    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o), call, extra)
     return next(one for one in work.launches if one.name == task.kernel)
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from flashbench.kernels._inputs import Inputs
 
 TAKEN = {
-    "window", "top-left", "softcap", "alibi", "bias", "sinks", "dropout", "varlen", "bshd", "deterministic",
+    "window", "top-left", "softcap", "alibi", "bias", "sinks", "dropout", "block-mask", "varlen", "bshd",
+    "deterministic",
 }  # fmt: skip
 """Features (``unsupported_features``) that the kernels take."""
 
@@ -46,6 +47,7 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
         "sinks": inputs.sinks,
         "dropout_p": problem.dropout_p,
         "seed": inputs.seed,
+        "block_mask": inputs.block_mask,
         "cu_seqlens_q": inputs.cu_seqlens_q,
         "cu_seqlens_k": inputs.cu_seqlens_k,
         "max_seqlen_q": problem.seqlen_q,
