@@ -43,7 +43,7 @@ def _conditions(about: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
 
 def _measured(record: Record, value_of: Callable[[Record, str], float | None]) -> Measured:
     samples = record.samples
-    told = {name: getattr(samples, name, None) for name in ("cache", "flush", "method", "load")} if samples else {}
+    told = {name: getattr(samples, name, None) for name in ("cache", "flush", "method", "load")}
     problem = record.cell.problem
     return Measured(
         samples=partial(_samples, record, value_of),
