@@ -1,8 +1,8 @@
 """``flashbench``: the commands put together, and the one place where errors become exit codes.
 
-Exit codes: 0 done, 2 bad input, 3 unavailable on this machine, 4 a file that is not what it
-should be, 5 a wrong or failed result, 130 interrupted, 141 the reader of stdout went away.
-"""
+Exit codes: 0 done, 2 bad input, 3 unavailable on this machine, 4 a file that is not what it should be, 5 a
+wrong or failed result or a regression, 6 missing, incomparable or undecided, 130 interrupted, 141 the
+reader of stdout went away."""
 
 from __future__ import annotations
 
@@ -23,9 +23,11 @@ from flashbench._cli.doctor import doctor
 from flashbench._cli.io_model import io_model
 from flashbench._cli.kv_cache import kv_cache
 from flashbench._cli.list import list_
+from flashbench._cli.noise import noise
 from flashbench._cli.profile import profile
 from flashbench._cli.report import report
 from flashbench._cli.run import run
+from flashbench._cli.tune import tune
 from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UsageError
 
 EXIT_BROKEN_PIPE = 141
@@ -41,8 +43,10 @@ app.command("io-model")(io_model)
 app.command("kv-cache")(kv_cache)
 app.command("decode")(decode)
 app.command("calibrate")(calibrate)
+app.command("tune")(tune)
 app.command("check")(check)
 app.command("compare")(compare)
+app.command("noise")(noise)
 app.command("profile")(profile)
 app.command("report")(report)
 app.command("list")(list_)

@@ -5,13 +5,15 @@ Plain Python, as the IO model's twin takes its tiles from here too.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
-from flashbench.flash_configs import MAX_HEAD_DIM, math_of, split, widest
+from flashbench.flash_configs import MAX_HEAD_DIM, math_of, near, split, widest
 
-__all__ = ["INTERPRETED", "MAX_HEAD_DIM", "TABLE", "DecodeConfig", "Shape", "block_q", "choose",
-           "keys_per_split", "math_of", "slots", "widest"]  # fmt: skip
+__all__ = ["INTERPRETED", "MAX_HEAD_DIM", "TABLE", "DecodeConfig", "Shape", "block_q", "candidates",
+           "choose", "keys_per_split", "math_of", "slots", "widest"]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,21 @@ _C = DecodeConfig
 TABLE = (
     Row("any", "half", "fp8", 128, (_C(64, 4, 4), _C(64, 4, 3), _C(32, 4, 2))),
     Row("any", "half", "any", 64, (_C(128, 4, 4), _C(64, 4, 3), _C(32, 4, 2))),
+    Row("sm90", "half", "small pages", 128, (_C(64, 4, 3),)),
+    Row("sm90", "half", "any", 128, (_C(64, 4, 3, resident=1),)),
     Row("any", "half", "any", 128, (_C(64, 4, 4), _C(64, 4, 3), _C(32, 4, 3), _C(32, 4, 2))),
     Row("any", "half", "any", 256, (_C(32, 4, 4), _C(32, 4, 3), _C(32, 4, 2), _C(16, 4, 1))),
     Row("any", "ieee", "any", 256, (_C(32, 4, 2), _C(16, 4, 1))),
     Row("any", "tf32", "any", 256, (_C(32, 4, 2), _C(16, 4, 1))),
 )
-"""The first that fits the card's shared memory is taken."""
+"""The first of the card's family or any that fits its shared memory is taken. sm90: timed on an H100 SXM,
+head_dim 128."""
+
+SPACE: Mapping[str, Sequence[Any]] = {
+    "block_k": (32, 64, 128), "num_warps": (2, 4, 8), "num_stages": (1, 2, 3, 4, 5, 6),
+    "resident": (1, 2, 3, 4), "ahead": (True, False),
+}  # fmt: skip
+"""What ``flashbench tune`` tries in the place of the table; ``ahead`` in pages alone."""
 
 INTERPRETED = DecodeConfig(64, 4, 1)
 INTERPRETED_SLOTS = 16
@@ -85,8 +96,8 @@ MIN_BLOCK_Q = 16
 MAX_BLOCK_Q = {"half": 64, "tf32": 16, "ieee": 16}
 """The most that a tile holds; fp32 takes twice the room."""
 
-MERGE_SPLITS, MERGE_COLUMNS = 64, 64
-"""Parts and columns of a tile of the merge kernel."""
+MERGE_SPLITS, MERGE_COLUMNS = 64, 32
+"""Parts and columns of a tile of the merge kernel at most. One warp takes it, and so waits for no other."""
 
 APPEND_ROWS = 16
 """New rows of one head that a program of the append kernel writes at a time."""
@@ -115,9 +126,9 @@ def choose(shape: Shape, capability: tuple[int, int] | None, limit: int | None) 
         return INTERPRETED
     configs = [
         config
-        for family in (f"sm{capability[0]}{capability[1]}", "any")
         for row in TABLE
-        if (row.family, row.math) == (family, shape.math) and _serves(row, shape)
+        if row.family in (f"sm{capability[0]}{capability[1]}", "any")
+        if row.math == shape.math and _serves(row, shape)
         for config in row.configs
     ]
     needs = [shared_bytes(config, shape) for config in configs]
@@ -125,6 +136,11 @@ def choose(shape: Shape, capability: tuple[int, int] | None, limit: int | None) 
         if limit is None or need <= limit:
             return config
     return configs[needs.index(min(needs))]
+
+
+def candidates(own: DecodeConfig, shape: Shape) -> list[DecodeConfig]:
+    """What the kernel may be tried with: own, then SPACE, the nearest to own first."""
+    return near(own, SPACE if shape.page_size else {**SPACE, "ahead": (own.ahead,)})
 
 
 def _serves(row: Row, shape: Shape) -> bool:
@@ -164,6 +180,11 @@ def shared_bytes(config: DecodeConfig, shape: Shape) -> int:
 def merge_columns(head_dim_v: int) -> int:
     """Columns that a program of the merge kernel takes."""
     return min(MERGE_COLUMNS, 1 << (head_dim_v - 1).bit_length())
+
+
+def merge_tile(num_splits: int, head_dim_v: int) -> tuple[int, int]:
+    """(splits that the merge kernel takes at a time, 16, 32 or 64; columns)."""
+    return min(MERGE_SPLITS, max(16, 1 << (num_splits - 1).bit_length())), merge_columns(head_dim_v)
 
 
 def slots(config: DecodeConfig, sms: int) -> int:

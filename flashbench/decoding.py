@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flashbench import devices, environment, iomodel
+from flashbench.decode_configs import DecodeConfig, Shape, math_of
 from flashbench.flash_configs import FP8_CAPABILITY
 from flashbench.iomodel import Estimate, Variant
 from flashbench.kernels import Target, _triton, get
@@ -33,7 +34,10 @@ DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp8": "bf16"}
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One row of the table. page_size: 0 is a contiguous cache. splits: 0 is the heuristic's."""
+    """One row of the table. page_size: 0 is a contiguous cache. splits: 0 is the heuristic's.
+
+    config: takes the place of the table's.
+    """
 
     preset: Preset
     kv_len: int
@@ -42,6 +46,7 @@ class Step:
     dtype: str = "bf16"
     splits: int = 0
     queries: int = 1
+    config: DecodeConfig | None = None
 
     @property
     def problem(self) -> Problem:
@@ -52,6 +57,14 @@ class Step:
             seqlen_k=self.kv_len, head_dim=p.head_dim, head_dim_v=p.head_dim_v, dtype=DTYPES[self.dtype],
             causal=True,
         )  # fmt: skip
+
+    @property
+    def shape(self) -> Shape:
+        """What the kernel's configuration depends on."""
+        p = self.preset
+        math = "half" if self.dtype == "fp8" else math_of(self.problem.dtype)
+        size = 1 if self.dtype == "fp8" else self.problem.dtype_bytes
+        return Shape(math, p.head_dim, p.head_dim_v, size, self.page_size)
 
     @property
     def cache_bytes(self) -> int:
@@ -105,7 +118,7 @@ def measure(
         samples = timing.samples.samples_s
         return {
             "time_s": statistics.median(samples), "samples_s": list(samples), "flags": list(timing.flags),
-            "clocks": dict(timing.clocks),
+            "clocks": dict(timing.clocks), "cache": timing.samples.cache, "flush": timing.samples.flush,
         }  # fmt: skip
 
     row = _row(step, target, seed, timed)
@@ -137,7 +150,7 @@ def _row(
         "head_dim_v": p.head_dim_v, "page_size": step.page_size, "dtype": step.dtype,
         "cache_bytes": step.cache_bytes,
     }  # fmt: skip
-    if reason := get("flash-decode").why_unsupported(p, "fwd", target) or _too_large(step, target):
+    if reason := get("flash-decode").why_unsupported(p, "fwd", target) or too_large(step, target):
         return row | {"status": "skipped", "reason": reason}
     try:
         return row | _run(step, target, seed, then)
@@ -150,7 +163,8 @@ def _row(
             torch.cuda.empty_cache()
 
 
-def _too_large(step: Step, target: Target) -> str | None:
+def too_large(step: Step, target: Target) -> str | None:
+    """Why the step, with its check, is not for this card, one sentence, or None."""
     if step.dtype == "fp8" and target.capability is not None and target.capability < FP8_CAPABILITY:
         return f"an fp8 cache needs sm89, this is sm{target.capability[0]}{target.capability[1]}"
     free, p = environment.free_bytes(target), step.problem
@@ -172,7 +186,7 @@ def _run(
 
     p = step.problem
     q, cache = reference.make(p, step.page_size, step.dtype == "fp8", target.device, seed)
-    how = decode.Call(causal=True, scale=p.softmax_scale, num_splits=step.splits)
+    how = decode.Call(causal=True, scale=p.softmax_scale, num_splits=step.splits, config=step.config)
     config, split_keys, splits = decode.plan(q, cache, how)
     launched = decode.launches(q, cache, how)[2][0]
     tiles = {

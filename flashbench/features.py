@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashbench import units
+from flashbench import named_masks, units
 from flashbench.errors import FlashbenchError, SpecError
-from flashbench.problem import BLOCK_MASKS, FP8_SCALES, LAYOUTS, UNLIMITED, Problem, check_block_mask, packed
+from flashbench.problem import FP8_SCALES, LAYOUTS, UNLIMITED, Problem, packed
 
 OFF = "none"
 """What turns an option off that a config file or a preset turned on."""
@@ -94,10 +94,10 @@ def _block_mask(text: str, label: str) -> str:
     if text == OFF:
         return ""
     try:
-        check_block_mask(text)
+        named_masks.check(text)
     except SpecError:
         raise SpecError(
-            f"{label} {units.quoted(text)}: not a block mask; accepted: {', '.join(BLOCK_MASKS)},"
+            f"{label} {units.quoted(text)}: not a block mask; accepted: {', '.join(named_masks.NAMES)},"
             f" random:DENSITY, an .npz file or {OFF}"
         ) from None
     if text.endswith(".npz") and not Path(text).is_file():

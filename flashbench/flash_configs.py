@@ -5,9 +5,12 @@ Plain Python, so that a refusal and the IO model's tile sizes are to be had with
 
 from __future__ import annotations
 
+import math as numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from flashbench.problem import Problem
@@ -16,7 +19,7 @@ MAX_HEAD_DIM = 256
 FP8_CAPABILITY = (8, 9)
 """The first compute capability that multiplies and converts fp8."""
 STATISTICS_BYTES = 1024
-BARRIER_BYTES = 256
+BARRIER_BYTES = 320
 
 SECTION_BYTES = 16 * 2**20
 """Of the L2 cache (50 MB on an H100), what the heads in flight may stream; twice that is in use."""
@@ -121,6 +124,14 @@ TABLE = (
     Row("atomic", "any", "tf32", 256, (_C(16, 16, 4, 1),)),
 )
 INTERPRETED = Config(64, 64, 4, 1)
+
+_TALL = {"block_q": (64, 128), "block_k": (32, 64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3, 4)}
+_LONG = {"block_q": (16, 32, 64), "block_k": (64, 128), "num_warps": (4, 8), "num_stages": (1, 2, 3, 4)}
+_SMALL = {"block_q": (16, 32, 64), "block_k": (16, 32, 64), "num_warps": (4, 8), "num_stages": (1, 2)}
+SPACES: Mapping[str, Mapping[str, Sequence[int]]] = {
+    "fwd": _TALL, "dq": _TALL, "dkdv": _LONG, "v1_fwd": _LONG, "v1_bwd": _LONG, "atomic": _LONG,
+}  # fmt: skip
+"""What ``flashbench tune`` tries in the place of the table, by kernel; fp32 and tf32 have _SMALL in all."""
 
 
 def math_of(dtype: str) -> str:
@@ -243,7 +254,37 @@ def shared_bytes(
     if capability is not None and capability[0] == 10:
         operands = 0 if kernel in ("fwd", "v1_fwd", "delta") else 2 * max(q, 64) * max(k, 64) * element
         scratch += BARRIER_BYTES + operands
-    return resident[kernel] + config.num_stages * streamed[kernel] + scratch
+    # O and dQ on their way between memory and a product, as fp32
+    turned = {"v1_fwd": q * width_v * 4, "v1_bwd": q * width * 4}.get(kernel, 0)
+    return resident[kernel] + max(config.num_stages * streamed[kernel] + scratch, turned)
+
+
+def candidates(kernel: str, own: Config, math: str) -> list[Config]:
+    """What the kernel may be tried with: own, then its space, the nearest to own first; empty without one."""
+    if kernel not in SPACES:
+        return []
+    return near(own, SPACES[kernel] if math in ("half", "fp8") else _SMALL)
+
+
+_Any = TypeVar("_Any", bound=Any)
+
+
+def near(own: _Any, space: Mapping[str, Sequence[Any]]) -> list[_Any]:
+    """own and every other configuration of the space (values of its fields), the nearest to own first.
+
+    Near: in doublings of a number, each field's summed up; a switch counts as one.
+    """
+
+    def distance(config: _Any) -> float:
+        return sum(
+            abs(numbers.log2(value / getattr(own, name)))
+            if value and getattr(own, name)
+            else value != getattr(own, name)
+            for name, value in ((name, getattr(config, name)) for name in space)
+        )
+
+    every = [replace(own, **dict(zip(space, values, strict=True))) for values in product(*space.values())]
+    return list(dict.fromkeys([own, *sorted(every, key=distance)]))
 
 
 def section(streamed_bytes: int, heads: int) -> int:

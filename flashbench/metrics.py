@@ -168,7 +168,8 @@ def _compared() -> Iterator[Metric]:
             )  # fmt: skip
     for level, part in compared.REQUESTED.items():
         yield Metric(
-            name=f"traced_{part}_bytes", unit="B", better="", whole=True, compute=_trace(f"{part}_bytes"),
+            name=f"traced_{part}_bytes", unit="B", better="lower", whole=True,
+            compute=_trace(f"{part}_bytes"),
             help=f"{COUNTED[compared.LEVELS[level]].split(',')[0]}, as Triton's interpreter traced it",
         )  # fmt: skip
     yield Metric(

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Self
 
+from flashbench import named_masks
 from flashbench.errors import SpecError, UnknownName
 
 PASSES = ("fwd", "bwd", "fwd+bwd")
@@ -24,12 +25,6 @@ UNLIMITED = -1
 
 LAYOUTS = ("bhsd", "bshd")
 """Order of the dimensions of q, k, v and o in memory; their shape is always written (b, h, s, d)."""
-
-BLOCK_MASKS = ("causal", "window", "butterfly", "document")
-"""Block masks by name; beside them ``random:DENSITY`` and the path of an .npz file."""
-
-BLOCK_MASK_SIZE = 128
-"""Rows of queries, and of keys, of a block of a block mask."""
 
 FP8_SCALES = ("tensor", "head", "block")
 """What shares one scale of an fp8 input."""
@@ -83,7 +78,7 @@ class Problem:
     - bias: s += a tensor in q's dtype of which each place of (batch, num_heads, seqlen_q, seqlen_k)
       is full or 1: "bhqk", "1hqk", "b11k", …;
     - what the causal mask, the window or the block mask hides is -inf. block_mask, in blocks of
-      BLOCK_MASK_SIZE: a name of BLOCK_MASKS, ``random:DENSITY`` or an .npz file;
+      128 x 128: a name of named_masks.NAMES, ``random:DENSITY`` or an .npz file;
     - sinks: the softmax has one more score per head, an fp32 logit without a value (gpt-oss); lse
       holds it, and is the logit for a row without visible keys;
     - dropout_p, with kept probabilities divided by 1 - dropout_p.
@@ -153,7 +148,7 @@ class Problem:
         if self.bias and not _is_bias(self.bias):
             raise SpecError(f"bias {self.bias!r} is no shape; it must be bhqk with 1 for any of the letters")
         if self.block_mask:
-            check_block_mask(self.block_mask)
+            named_masks.check(self.block_mask)
         if self.layout not in LAYOUTS:
             raise UnknownName("layout", self.layout, LAYOUTS)
         if self.fp8_scale and self.fp8_scale not in FP8_SCALES:
@@ -225,7 +220,9 @@ class Problem:
             return sum(part.visible_pairs for part in self.parts())
         nq, nk = self.seqlen_q, self.seqlen_k
         per_head = nq * nk
-        if self.masked:
+        if self.block_mask:
+            per_head = named_masks.seen(self).visible_pairs
+        elif self.masked:
             low, high = self.band
             # keys up to the upper edge of the band, less those before its lower edge
             per_head = _clamped_sum(nq, high + 1, nk) - _clamped_sum(nq, low, nk)
@@ -234,6 +231,8 @@ class Problem:
     @cached_property
     def rows_without_keys(self) -> int:
         """Query rows per head that see no key (causal, bottom-right: the first ones, seqlen_q > seqlen_k)."""
+        if self.block_mask:
+            return self.seqlen_q - named_masks.seen(self).queries_with_keys
         if not self.masked:
             return 0 if self.seqlen_k else self.seqlen_q
         low, high = self.band
@@ -242,6 +241,8 @@ class Problem:
     @cached_property
     def keys_without_queries(self) -> int:
         """Key rows per head that no query sees."""
+        if self.block_mask:
+            return self.seqlen_k - named_masks.seen(self).keys_with_queries
         if not self.masked:
             return 0 if self.seqlen_q else self.seqlen_k
         low, high = self.band
@@ -320,22 +321,6 @@ FEATURES = {
     "layout": "bshd", "deterministic": "deterministic",
 }  # fmt: skip
 """Field of a Problem → the feature that it asks for; beside them fp8, of the dtype."""
-
-
-def check_block_mask(text: str) -> None:
-    """Raise SpecError unless the text is a name of BLOCK_MASKS, ``random:DENSITY`` or names an .npz file."""
-    name, colon, density = text.partition(":")
-    if text in BLOCK_MASKS or text.endswith(".npz"):
-        return
-    try:
-        right = name == "random" and bool(colon) and 0 <= float(density) <= 1
-    except ValueError:
-        right = False
-    if not right:
-        raise SpecError(
-            f"block_mask {text!r} is not known; it must be {', '.join(BLOCK_MASKS)}, random:DENSITY with a"
-            " density from 0 to 1, or an .npz file"
-        )
 
 
 def _is_bias(text: str) -> bool:

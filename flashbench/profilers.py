@@ -1,9 +1,9 @@
 """How long a call takes, how much memory it needs, what its Triton kernels move. Knows a call, not attention.
 
 Time on a GPU is between two CUDA events around the call. With a cold cache the L2 is flushed before
-each sample, outside the timed window; while the device flushes, the host runs ahead, so the launch
-overhead of the call hides behind the flush. Whether the host could keep up otherwise is measured apart
-and flagged ``launch-bound``. Every sample is kept.
+each sample, outside the timed window (``Flush``); while the device flushes, the host runs ahead, so the
+launch overhead of the call hides behind the flush. Whether the host could keep up otherwise is measured
+apart and flagged ``launch-bound``. Every sample is kept.
 """
 
 from __future__ import annotations
@@ -12,23 +12,22 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashbench._profilers.clocks import Clocks, open_clocks
 from flashbench._profilers.energy import measure_energy
+from flashbench._profilers.flush import Flush
 from flashbench._profilers.gpm import measure as measure_gpm
 from flashbench._profilers.telemetry import sampling, summary, throttled_by
 from flashbench._profilers.timeline import Timeline, backend_of, timeline
 from flashbench._profilers.trace import Launch, Moved, trace
-from flashbench.record import Samples
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from flashbench.record import FLUSH, Samples
 
 __all__ = [
     "CPU_POLICY",
     "GPU_POLICY",
     "Clocks",
+    "Flush",
     "Launch",
     "Moved",
     "Policy",
@@ -49,9 +48,6 @@ __all__ = [
 
 DRIFT = 0.05
 """Flagged above this change from the first quarter of the samples to the last."""
-
-L2_FALLBACK_BYTES = 128 * 2**20
-"""Flushed where torch does not tell the size of the L2; no known GPU has more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +132,7 @@ def _time_on_gpu(
 ) -> Timing:
     import torch
 
-    flush = _flush_buffer(device) if cache == "cold" else None
+    flush = Flush(device) if cache == "cold" else None
     with torch.cuda.device(device):
         host_s = _warm_up(call, policy)
         estimate_s = statistics.median(_events(call, flush, min(3, policy.min_samples)))
@@ -161,19 +157,10 @@ def _time_on_gpu(
     if drifted(samples):
         flags.append("drift")
     return Timing(
-        samples=Samples(samples_s=samples, cache=cache, method="events"),
+        samples=Samples(samples_s=samples, cache=cache, method="events", flush=FLUSH if flush else None),
         flags=tuple(flags),
         clocks=telemetry,
     )
-
-
-def _flush_buffer(device: str) -> Tensor:
-    """Twice the L2, so that writing it leaves nothing of the call's data there."""
-    import torch
-
-    properties = torch.cuda.get_device_properties(device)
-    size = 2 * (getattr(properties, "L2_cache_size", 0) or L2_FALLBACK_BYTES)
-    return torch.empty(size, dtype=torch.uint8, device=device)
 
 
 def _warm_up(call: Callable[[], object], policy: Policy) -> float:
@@ -190,7 +177,7 @@ def _warm_up(call: Callable[[], object], policy: Policy) -> float:
 
 def _events(
     call: Callable[[], object],
-    flush: Tensor | None,
+    flush: Callable[[], object] | None,
     count: int,
     before_waiting: Callable[[], None] = lambda: None,
 ) -> list[float]:
@@ -201,7 +188,7 @@ def _events(
     ends = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
     for start, end in zip(starts, ends, strict=True):
         if flush is not None:
-            flush.zero_()
+            flush()
         start.record()
         call()
         end.record()

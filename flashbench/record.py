@@ -32,17 +32,25 @@ FLAGS = {
 """Marks on a row that was timed; they stand apart from the status."""
 
 
+FLUSH = "read"
+"""How the L2 is made cold now: a buffer is read, so that no dirty line is left."""
+FLUSH_BEFORE = "write"
+"""How it was in files whose cold samples do not say: a buffer was written, and the call evicted its lines."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Samples:
     """Raw times of one call, in order, nothing dropped.
 
     samples_s: seconds. cache: ``cold`` (L2 flushed before each sample, outside the timed window)
-    or ``hot``. method: ``events`` (CUDA events) or ``wall`` (host clock, on a CPU).
+    or ``hot``. method: ``events`` (CUDA events) or ``wall`` (host clock, on a CPU). flush: how the L2
+    was flushed, ``FLUSH`` or ``FLUSH_BEFORE``; None where it was not.
     """
 
     samples_s: tuple[float, ...]
     cache: str
     method: str
+    flush: str | None = None
 
     @property
     def median_s(self) -> float:
@@ -98,6 +106,8 @@ class Record:
     io_model: the row of iomodel.MODELS that describes the implementation's traffic, if one does.
     backend: what really ran, where the name leaves it open (``sdpa``: ``flash``, ``cudnn``, …).
     config: the kernel's chosen configuration (block_q, block_k, num_warps, num_stages, …).
+    tuned: where of that configuration the table's does not stand, the file it came from and the cases of it
+    that serve, as in tuned.py; empty where the table's alone ran.
     clocks: SM and memory clock (MHz), power (W), temperature (C) and cap reasons before and after the
     samples, a summary of readings ``during`` them, and ``throttled_by``, why a row is flagged so.
     energy: joules per call, as in profilers.measure_energy; empty where it was not asked for.
@@ -117,6 +127,7 @@ class Record:
     io_model: str | None = None
     backend: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+    tuned: Mapping[str, Any] = field(default_factory=dict)
     clocks: Mapping[str, Any] = field(default_factory=dict)
     energy: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, Any] = field(default_factory=dict)

@@ -13,7 +13,7 @@ torn by a kill is dropped with a note. A header with a newer schema is refused.
 Resuming (``resume``) measures the cells of the present plan that the file has no final row for:
 rows that were not started (time budget, lost device) are taken out and measured again, every other
 row stays, rows of cells outside the present plan stay too, and the header's list of cells becomes
-the union. What would make rows incomparable is refused: another device, another ``cache`` or ``seed``;
+the union. What would make rows incomparable is refused: another device, another ``cache``, ``seed`` or flush;
 and to leave out what the file's rows are given after they ran (``AFTERWARDS``).
 """
 
@@ -32,7 +32,7 @@ from typing import Any, Self
 
 from flashbench.errors import FlashbenchError, RunFileError, UsageError
 from flashbench.problem import Cell
-from flashbench.record import STATUSES, Accuracy, Memory, Record, Samples
+from flashbench.record import FLUSH, FLUSH_BEFORE, STATUSES, Accuracy, Memory, Record, Samples
 
 SCHEMA = 3
 """Raised by one when a reader of the old schema would misread the new. 2: lines of type counters; 3: of
@@ -165,6 +165,8 @@ def load(path: Path | str) -> RunFile:
     head = _parse_header(path, lines[0])
     records: dict[str, Record] = {}
     notes, numerics = list[str](), list[Mapping[str, Any]]()
+    if "schema" not in head:
+        notes.append(f"{path}, line 1: no schema; read as the first")
     for number, line in enumerate(lines[1:], start=2):
         where = f"{path}, line {number}"
         value = _parse_object(path, number, line)
@@ -238,7 +240,7 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
         optional = {
             name: value[name]
             for name in (
-                "reason", "io_model", "backend", "config", "clocks", "counters", "trace", "energy",
+                "reason", "io_model", "backend", "config", "tuned", "clocks", "counters", "trace", "energy",
                 "environment", "device_type", "started_at", "wall_s",
             )
             if name in value
@@ -267,8 +269,13 @@ def _known(value: Any, names: Collection[str], field: str) -> str:
 def _samples(value: Mapping[str, Any] | None) -> Samples | None:
     if value is None:
         return None
+    for time in value["samples_s"]:
+        if type(time) not in (int, float):
+            raise ValueError(f"samples_s holds {time!r}; seconds are wanted")
     times = tuple(float(time) for time in value["samples_s"])
-    return Samples(samples_s=times, cache=value["cache"], method=value["method"])
+    cache, method = (value.get(name) or "unknown" for name in ("cache", "method"))
+    flush = value.get("flush", FLUSH_BEFORE if cache == "cold" else None)
+    return Samples(samples_s=times, cache=cache, method=method, flush=flush)
 
 
 def _accuracy(value: Mapping[str, Any] | None) -> Accuracy | None:
@@ -311,7 +318,7 @@ def _parse_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
 
 def _parse_header(path: Path, line: bytes) -> dict[str, Any]:
     head = _parse_object(path, 1, line)
-    schema = head.get("schema")
+    schema = head.get("schema", 1)  # load notes that it is missing
     if head.get("type") != "header" or not isinstance(schema, int):
         raise RunFileError(f"{path}, line 1: not a flashbench header")
     if schema > SCHEMA:
@@ -342,6 +349,9 @@ def _refuse_unlike(found: RunFile, environment: Mapping[str, Any], options: Mapp
                 f"{found.path} was measured with {name} {old!r}; now {name} is {new!r}",
                 hint=f"pass --{name} {old}, or choose another --out",
             )
+    if others := {record.samples.flush for record in found.records if record.samples} - {None, FLUSH}:
+        said = f"{found.path} was measured with the L2 flushed by a {others.pop()}; now it is by a {FLUSH}"
+        raise UsageError(said, hint="choose another --out")
     for name in AFTERWARDS:
         if found.header["options"].get(name) is True and options.get(name) is False:
             raise UsageError(

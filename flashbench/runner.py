@@ -8,20 +8,19 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashbench import devices, environment, iomodel, kernels, plan, profilers, units
+from flashbench import devices, environment, iomodel, plan, profilers, tuned, units
 from flashbench.kernels import Implementation, Target
 from flashbench.problem import Cell, Problem
 from flashbench.record import Accuracy, Memory, Record
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from flashbench.kernels._inputs import Inputs
     from flashbench.kernels._reference import Reference
 
@@ -42,7 +41,8 @@ class RunOptions:
     cache: ``cold`` or ``hot``. seed: of the random inputs. time: False checks and does not time.
     time_budget_s: cells that have not started by then are skipped. call_limit_s: a single call that
     takes longer is a ``timeout``. energy: also measure joules per call, a second or more per cell.
-    environment: as from ``environment.collect``, collected if None.
+    environment: as from ``environment.collect``, collected if None. tuned: configurations in place of the
+    tables'.
     """
 
     cache: str = "cold"
@@ -53,6 +53,7 @@ class RunOptions:
     energy: bool = False
     policy: profilers.Policy | None = None
     environment: Mapping[str, Any] | None = None
+    tuned: tuned.Tuned | None = None
 
 
 def run_cells(
@@ -65,12 +66,19 @@ def run_cells(
     """Measure the cells in the order given; on_record gets each one's record before the next starts."""
     run = _Run(target, options)
     run.precompile(cells)
-    with warnings.catch_warnings():
-        # autograd's device thread meets cuBLAS before it has a context; torch sets it and carries on
-        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA")
+    with unworried():
         for index, cell in enumerate(cells):
             on_progress(index, len(cells), cell)
             on_record(run.record(cell))
+
+
+@contextmanager
+def unworried() -> Iterator[None]:
+    """Inside, torch does not warn of what it repairs by itself."""
+    with warnings.catch_warnings():
+        # autograd's device thread meets cuBLAS before it has a context; torch sets it and carries on
+        warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA")
+        yield
 
 
 class _Problem:
@@ -101,13 +109,13 @@ class _Run:
         if self.target.type != "cuda":
             return
         for name in dict.fromkeys(cell.implementation for cell in cells):
-            implementation = kernels.get(name)
+            implementation = tuned.get(self.options.tuned, name)
             own = [cell for cell in cells if cell.implementation == name]
             try:
                 own = [cell for cell in own if not plan.refuses(implementation, cell, self.target)]
                 implementation.precompile(own, self.target)
             except Exception as error:  # each cell will fail, or compile, by itself
-                log.warning("%s did not precompile: %s", name, _what(error))
+                log.warning("%s did not precompile: %s", name, what(error))
 
     def record(self, cell: Cell) -> Record:
         """What became of the cell; raises nothing but KeyboardInterrupt and the like."""
@@ -115,7 +123,9 @@ class _Run:
         outcome = self._not_started() or self._attempt(cell)
         return Record(
             cell=cell,
-            io_model=kernels.get(cell.implementation).model(cell.problem, cell.pass_, self.target),
+            io_model=tuned.get(self.options.tuned, cell.implementation).model(
+                cell.problem, cell.pass_, self.target
+            ),
             environment=self._facts,
             device_type=self.target.type,
             started_at=started_at,
@@ -151,11 +161,11 @@ class _Run:
             torch.cuda.synchronize(self.target.device)
             torch.cuda.empty_cache()
         except Exception as error:  # an illegal access poisons the context for good
-            self._lost = f"the device was lost in {cell.key}: {_what(error)}"
+            self._lost = f"the device was lost in {cell.key}: {what(error)}"
             self._problem = None
 
     def _measure(self, cell: Cell) -> dict[str, Any]:
-        implementation = kernels.get(cell.implementation)
+        implementation = tuned.get(self.options.tuned, cell.implementation)
         refusal = plan.refuses(implementation, cell, self.target)
         if refusal:
             return {"status": refusal[0], "reason": refusal[1]}
@@ -210,14 +220,17 @@ class _Measurement:
 
     def run(self) -> dict[str, Any]:
         """The fields of the record that the measurement decides."""
+        from flashbench.kernels._backward import timed_call
+
         target, options, cell = self.run_.target, self.run_.options, self.cell
         inputs = self.state.inputs.detached(grad=cell.pass_ != "fwd")
         call = self.implementation.prepare(cell.problem, inputs)
         fields: dict[str, Any] = {
             "config": self.implementation.describe(cell.problem, cell.pass_, target),
             "backend": self.implementation.backend(call),
+            "tuned": options.tuned.source(cell) if options.tuned else {},
         }
-        timed, o, gradients = self._first_call(call, inputs)
+        timed, o, gradients = timed_call(cell.pass_, call, inputs)
         try:
             accuracy = self.state.reference.compare(o, gradients)
         except ValueError as error:
@@ -225,7 +238,7 @@ class _Measurement:
         del o, gradients, call
         fields["accuracy"] = accuracy
         if not accuracy.ok:
-            return {**fields, "status": "wrong", "reason": _why_wrong(accuracy)}
+            return {**fields, "status": "wrong", "reason": why_wrong(accuracy)}
         if self.implementation.interpreted(target):
             return {**fields, "status": "checked", "reason": INTERPRETED}
         if not options.time:
@@ -273,23 +286,9 @@ class _Measurement:
         try:
             return profilers.measure_energy(timed, device=device, clocks=clocks)
         except Exception as error:
-            reason = _what(error)
+            reason = what(error)
         self.run_._recover(self.cell)
         return {"reason": reason}
-
-    def _first_call(
-        self, call: kernels.Call, inputs: Inputs
-    ) -> tuple[Callable[[], object], Tensor, Sequence[Tensor] | None]:
-        """What will be timed, and o and the gradients to check, from a first run."""
-        from flashbench.kernels._backward import backward_call, forward_backward_call
-
-        if self.cell.pass_ == "fwd":
-            return call, call(), None
-        backward, o = backward_call(call, inputs)
-        gradients = backward()
-        if self.cell.pass_ == "bwd":
-            return backward, o, gradients
-        return forward_backward_call(call, inputs), o, gradients
 
 
 class _ReferenceFailed(Exception):
@@ -313,7 +312,7 @@ def _failure(error: Exception) -> dict[str, Any]:
     status = "oom" if _is_out_of_memory(cause) else "failed"
     frames = traceback.extract_tb(cause.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return {"status": status, "reason": f"{where}{_what(cause)}{place if status == 'failed' else ''}"}
+    return {"status": status, "reason": f"{where}{what(cause)}{place if status == 'failed' else ''}"}
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
@@ -326,13 +325,14 @@ def _is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def _what(error: BaseException) -> str:
+def what(error: BaseException) -> str:
     """Type and first line of the message, at most 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
 
 
-def _why_wrong(accuracy: Accuracy) -> str:
+def why_wrong(accuracy: Accuracy) -> str:
+    """Each tensor that is off, by how much, and what it may be."""
     parts = [
         f"{name} is off by {error:.3g}, allowed {accuracy.budget[name]:.3g}"
         for name, error in accuracy.max_abs_error.items()

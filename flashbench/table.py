@@ -6,7 +6,7 @@ Values are SI base units and whole bytes, the unit is in the column's name, miss
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ PROBLEM_COLUMNS = (
 
 IDENTITY_COLUMNS = (
     "run", "implementation", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags", "backend",
-    "config", "cache", "method", "device", "not_counted", "not_traced", "band_missed",
+    "config", "tuned", "cache", "method", "flush", "device", "not_counted", "not_traced", "band_missed",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""
@@ -112,9 +112,18 @@ def rows(table: DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def value_of(record: Record, metric: str) -> float | None:
-    """One metric of one record, None where it has none; what needs other rows (a speed-up) is None."""
-    value: float | None = _Join().row("", record, record.environment, None)[metric]
+def values_of(file: RunFile) -> Callable[[Record, str], float | None]:
+    """A function of a record of the file and a metric's name: its value, None where it has none."""
+    join = _Join()
+    found: dict[str, dict[str, Any]] = {}
+
+    def value(record: Record, metric: str) -> float | None:
+        if not found:
+            rows = join.rows("", file)
+            found.update({record.cell.key: row for record, row in zip(file.records, rows, strict=True)})
+        number: float | None = found[record.cell.key].get(metric)
+        return number
+
     return value
 
 
@@ -160,8 +169,9 @@ class _Join:
             **asdict(cell.problem), "options": cell.problem.options_text.strip() or None,
             "status": record.status, "reason": record.reason, "flags": " ".join(record.flags) or None,
             "backend": record.backend,
-            "config": _pairs(config) or None,
+            "config": _pairs(config) or None, "tuned": record.tuned.get("file"),
             "cache": samples.cache if samples else None, "method": samples.method if samples else None,
+            "flush": samples.flush if samples else None,
             "device": environment.get("device_name"),
             "not_counted": record.counters.get("reason"),
             "not_traced": compared.why_not_traced(record.trace),

@@ -233,7 +233,9 @@ def study(
         by_length=evaluate(problems, passes, names, devices=devices, variant=variant),
         by_sram=evaluate(few, passes, exact, devices=one, sram=sizes, variant=variant),
         by_block=evaluate(few, passes, tiled, devices=one, blocks=rows, variant=variant),
-        views=tuple(paper.paper_view(p, iomodel.DEFAULT_SRAM_BYTES) for p in few if not p.lengths),
+        views=tuple(
+            paper.paper_view(p, iomodel.DEFAULT_SRAM_BYTES) for p in few if not (p.lengths or p.block_mask)
+        ),
         lengths=tuple(_length_crossovers(problems[0], [n for n in names if alternatives.is_one(n)])),
     )
 

@@ -11,31 +11,35 @@ from attention import problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flashbench import block_masks, named_masks
+from flashbench.block_masks import EMPTY, FULL, SIZE
 from flashbench.errors import FlashbenchError
-from flashbench.kernels import _block_mask
-from flashbench.kernels._block_mask import BlockMask, build, from_blocks, from_elements, from_flex
+from flashbench.kernels._block_mask import DeviceMask, build, from_flex
 
 LENGTHS = [(1, 1), (128, 128), (300, 300), (129, 517), (517, 129), (256, 640)]
 
 
-def made(name: str, lengths: tuple[int, int], seed: int = 0, **changes) -> BlockMask:
-    p = problem(seqlen_q=lengths[0], seqlen_k=lengths[1], block_mask=name, **changes)
-    return build(p, "cpu", seed)
+def made(name: str, lengths: tuple[int, int], **changes) -> DeviceMask:
+    return build(problem(seqlen_q=lengths[0], seqlen_k=lengths[1], block_mask=name, **changes), "cpu")
 
 
 def positions(lengths: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(lengths[0])[:, None], torch.arange(lengths[1])[None, :]
 
 
-def listed(mask: BlockMask, transposed: bool) -> dict[tuple[int, int], int]:
-    """(query block, key block) → -1 for a full block, else the slot of a partial one, as listed."""
+def listed(mask: DeviceMask, transposed: bool) -> dict[tuple[int, int], int]:
+    """(query block, key block) → FULL, or the slot of a partial one, as listed."""
     lists = mask.by_key if transposed else mask.by_query
     found = {}
-    for block in range(len(lists.full_starts) - 1):
-        for other in lists.full[lists.full_starts[block] : lists.full_starts[block + 1]].tolist():
-            found[block, other] = -1
-        for at in range(int(lists.partial_starts[block]), int(lists.partial_starts[block + 1])):
-            found[block, int(lists.partial[at])] = int(lists.slots[at])
+    length = mask.shape[0 if transposed else 1]
+    for row, (first, middle, end) in enumerate(lists.spans.tolist()):
+        for full, part in ((True, range(first, middle)), (False, range(middle, end))):
+            entries = slice(part.start // SIZE, -(-part.stop // SIZE))
+            blocks, slots = lists.blocks[entries].tolist(), lists.slots[entries].tolist()
+            assert blocks == sorted(blocks)
+            assert all((slot == FULL) == full for slot in slots)
+            assert len(part) == sum(min(SIZE, length - SIZE * block) for block in blocks)
+            found |= {(row, block): slot for block, slot in zip(blocks, slots, strict=True)}
     return {pair[:: -1 if transposed else 1]: slot for pair, slot in found.items()}
 
 
@@ -45,13 +49,13 @@ def test_any_mask_is_kept_to_the_bit(data: st.DataObject) -> None:
     lengths = data.draw(st.tuples(st.integers(1, 400), st.integers(1, 400)))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**31)))
     wanted = torch.rand(lengths, generator=generator) < 0.5
-    size = _block_mask.BLOCK_MASK_SIZE
+    size = SIZE
     for i in range(0, lengths[0], size):  # of each kind of block some
         for j in range(0, lengths[1], size):
             kind = data.draw(st.sampled_from(["empty", "full", "partial"]))
             if kind != "partial":
                 wanted[i : i + size, j : j + size] = kind == "full"
-    mask = from_elements(lambda i, j: wanted[i, j], *lengths, "cpu")
+    mask = DeviceMask(block_masks.from_elements(wanted.numpy()), "cpu")
     assert torch.equal(mask.dense(), wanted)
     rows, columns = (torch.randint(0, n, (7,), generator=generator) for n in lengths)
     assert torch.equal(mask.dense(rows, columns), wanted[rows][:, columns])
@@ -60,11 +64,15 @@ def test_any_mask_is_kept_to_the_bit(data: st.DataObject) -> None:
     assert sorted(slot for slot in blocks.values() if slot >= 0) == list(range(len(mask.bits)))
     for (i, j), slot in blocks.items():
         tile = wanted[i * size : (i + 1) * size, j * size : (j + 1) * size]
-        assert tile.all() if slot < 0 else tile.any() and not tile.all()
+        whole = tile.all() and tile.shape == (size, size)
+        assert whole if slot == FULL else tile.any() and not whole
     assert (
         sum(wanted[i * size : (i + 1) * size, j * size : (j + 1) * size].sum() for i, j in blocks)
         == wanted.sum()
     )
+    host = mask.host
+    seen = host.visible_pairs, host.queries_with_keys, host.keys_with_queries
+    assert seen == (wanted.sum(), wanted.any(1).sum(), wanted.any(0).sum())
 
 
 @pytest.mark.parametrize("alignment", ["bottom-right", "top-left"])
@@ -78,9 +86,10 @@ def test_causal_and_window_follow_the_diagonal(lengths: tuple[int, int], alignme
 
 def test_a_causal_mask_has_partial_blocks_on_the_diagonal_only() -> None:
     mask = made("causal", (512, 512))
-    assert mask.by_query.partial.tolist() == [0, 1, 2, 3]
-    assert mask.by_query.full_starts.tolist() == [0, 0, 1, 3, 6]
-    assert mask.density == 10 / 16
+    starts = [[0, 0, 1], [1, 2, 3], [3, 5, 6], [6, 9, 10]]
+    assert mask.by_query.spans.tolist() == [[128 * start for start in row] for row in starts]
+    assert mask.by_query.blocks.tolist() == [0, 0, 1, 0, 1, 2, 0, 1, 2, 3, 0]
+    assert (mask.host.density, mask.host.grows) == (10 / 16, True)
 
 
 def test_butterfly_joins_blocks_that_differ_in_one_bit() -> None:
@@ -92,22 +101,22 @@ def test_butterfly_joins_blocks_that_differ_in_one_bit() -> None:
 @pytest.mark.parametrize("density", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("lengths", [(1280, 1280), (640, 1280), (1280, 300)])
 def test_random_has_its_density_and_keeps_every_query_block_a_key_block(lengths, density: float) -> None:
-    mask = made(f"random:{density}", lengths, seed=3)
+    mask = made(f"random:{density}", lengths)
     query_blocks, key_blocks = (-(-n // 128) for n in lengths)
     count = max(query_blocks, round(density * query_blocks * key_blocks))
-    assert mask.density == count / (query_blocks * key_blocks)
+    assert mask.host.density == count / (query_blocks * key_blocks)
     assert mask.dense().any(1).all()
-    assert torch.equal(mask.dense(), made(f"random:{density}", lengths, seed=3).dense())
     if density == 0.5:
-        assert not torch.equal(mask.dense(), made(f"random:{density}", lengths, seed=4).dense())
+        one, other = (named_masks.random(10, 10, density, seed) for seed in (0, 1))
+        assert (one != other).any()
 
 
 @pytest.mark.parametrize("lengths", [(300, 300), (129, 517), (5, 4)])
 def test_documents_see_themselves_alone(lengths: tuple[int, int]) -> None:
-    cuts = _block_mask._cuts(lengths[1], seed=1)
+    cuts = named_masks.cuts(lengths[1], seed=0)
     assert len(cuts) == min(8, lengths[1])
     names = [number for number, length in enumerate(cuts) for _ in range(length)]
-    seen = made("document", lengths, seed=1).dense()
+    seen = made("document", lengths).dense()
     shift = lengths[1] - lengths[0]
     for i in range(lengths[0]):
         mine = [at >= 0 and name == names[at] for at in [i + shift] for name in names]
@@ -184,6 +193,51 @@ def test_a_file_without_a_mask_is_refused_in_a_line(
 
 
 def test_blocks_may_all_be_empty() -> None:
-    mask = from_blocks(torch.zeros(2, 2, dtype=torch.bool), 200, 200, "cpu")
-    assert mask.density == 0
+    mask = DeviceMask(block_masks.from_blocks(numpy.zeros((2, 2), bool), 200, 200), "cpu")
+    assert mask.host.density == mask.host.visible_pairs == 0
     assert not mask.dense().any()
+
+
+@settings(deadline=None, max_examples=30)
+@given(data=st.data())
+def test_both_of_two_masks_is_what_both_show(data: st.DataObject) -> None:
+    lengths = data.draw(st.tuples(st.integers(1, 300), st.integers(1, 300)))
+    low, high = sorted(data.draw(st.tuples(st.integers(-300, 300), st.integers(-300, 300))))
+    mask = made(data.draw(st.sampled_from(["window", "document", "random:0.5"])), lengths)
+    i, j = positions(lengths)
+    wanted = mask.dense() & (j - i >= low) & (j - i <= high)
+    assert torch.equal(mask.within(low, high).dense(), wanted)
+    again = block_masks.from_elements(wanted.numpy())
+    assert (mask.within(low, high).host.slots == again.slots).all()
+    assert mask.within(low, high) is mask.within(low, high)
+
+
+@settings(deadline=None, max_examples=40)
+@given(data=st.data())
+def test_pairs_and_rows_of_a_problem_are_those_of_its_mask(data: st.DataObject) -> None:
+    p = problem(
+        seqlen_q=data.draw(st.integers(1, 300)), seqlen_k=data.draw(st.integers(1, 300)),
+        causal=data.draw(st.booleans()), block_mask=data.draw(st.sampled_from(["document", "random:0.4"])),
+        window=data.draw(st.sampled_from([(-1, -1), (40, 9)])), batch=2,
+        alignment=data.draw(st.sampled_from(["top-left", "bottom-right"])),
+    )  # fmt: skip
+    i, j = positions((p.seqlen_q, p.seqlen_k))
+    seen = build(p, "cpu").dense() & (j - i >= p.band[0]) & (j - i <= p.band[1])
+    assert p.visible_pairs == 2 * p.num_heads * seen.sum()
+    assert p.rows_without_keys == p.seqlen_q - seen.any(1).sum()
+    assert p.keys_without_queries == p.seqlen_k - seen.any(0).sum()
+
+
+def test_a_file_that_changes_is_another_mask(tmp_path: Path) -> None:
+    path = tmp_path / "mask.npz"
+    numpy.savez(path, numpy.ones((2, 2), bool))
+    assert made(str(path), (200, 200)).host.visible_pairs == 200 * 200
+    numpy.savez(path, numpy.eye(200, dtype=bool))
+    assert made(str(path), (200, 200)).host.visible_pairs == 200
+
+
+def test_blocks_off_a_boundary_are_not_looked_into() -> None:
+    """64k x 64k: the bits of what a boundary cuts are all that is made."""
+    mask = made("causal", (2**16, 2**16)).host
+    assert mask.bits.shape == (512, SIZE, SIZE // 32)
+    assert (mask.slots == EMPTY).sum() == (mask.slots == FULL).sum() == 512 * 511 // 2

@@ -160,3 +160,19 @@ def test_one_ceiling_is_measured_by_itself() -> None:
     row = calibrate.measure_one("copy_bytes_per_s", Target())
     assert row["value"] > 1e8
     assert row["name"] == "copy_bytes_per_s"
+
+
+@pytest.mark.parametrize(
+    ("file", "rows", "least"), [("llama-3-8b", 16, 0.85), ("llama-3-8b-page-16", 6, 0.80)]
+)
+def test_the_committed_steps_of_long_caches_reach_most_of_a_copy(file: str, rows: int, least: float) -> None:
+    """32k to 128k keys on an H100: of what a plain copy moves per second there and then."""
+    path = Path(__file__).parent.parent / "reports" / "h100-sxm" / "decode" / f"{file}.json"
+    found = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert len(found) == rows
+    assert all(row["status"] == "ok" for row in found)
+    long = [row for row in found if row["kv_len"] >= 32768]
+    assert {(row["batch"], row["kv_len"]) for row in long} == {
+        (b, n) for b in (1, 16) for n in (32768, 65536, 131072)
+    }
+    assert all(row["copy_fraction"] >= least for row in long)

@@ -146,7 +146,7 @@ OTHER = [
     ("rum", ["'rum' is not a command", "did you mean run?"]),
     (
         "baseline",
-        ["'baseline' is not a command; accepted: run, io-model, kv-cache, decode, calibrate, check,"],
+        ["'baseline' is not a command; accepted: run, io-model, kv-cache, decode, calibrate, tune, check,"],
     ),
     ("--nope", ["--nope is not an option of 'flashbench'"]),
     ("report", ["files"]),

@@ -21,12 +21,14 @@ GRID = (
     "--kv-heads --device --seed --json --csv --quiet --verbose"
 )
 EXPECTED = {
-    "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run --model",
+    "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run --strict "
+    "--model --tuned",
     "check": GRID,
     "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
-    "--known --import --arch --gpu --trace-limit --detail --by-kernel --out",
-    "compare": "--metric --warn --fail --noise --floor --allow --fail-on --all --markdown --json --csv "
-    "--quiet",
+    "--known --import --arch --gpu --trace-limit --detail --by-kernel --tuned --out",
+    "compare": "--metric --warn --fail --noise --floor --allow --fail-on --by --all --output --markdown "
+    "--json --csv --quiet",
+    "noise": "--metric --out --json --csv --quiet",
     "report": "--output --quiet",
     "list": "--json --csv",
     "doctor": "--json --csv",
@@ -35,7 +37,10 @@ EXPECTED = {
     "--latent-dim --rope-dim --seqlens --batch --dtypes --page-size --scale-bytes --gpu --tp --weights "
     "--memory-fraction --json --csv --quiet",
     "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --device --seed "
-    "--out --json --csv --quiet",
+    "--tuned --out --json --csv --quiet",
+    "tune": "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --causal --passes --batch "
+    "--tokens --heads --hidden --kv-heads --model --kv-lens --page-size --queries --candidates --budget "
+    "--device --gpu --seed --out --dry-run --json --csv --quiet",
     "calibrate": "--device --out --json --csv --quiet",
 }
 

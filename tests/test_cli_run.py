@@ -135,6 +135,18 @@ def test_wrong_or_failed_rows_are_kept_and_warned_of(
     assert Path("out/report.html").exists()
 
 
+@pytest.mark.parametrize(("status", "wanted"), [("wrong", 5), ("failed", 5), ("oom", 0), ("timeout", 0)])
+def test_strict_makes_wrong_and_failed_rows_a_failure(
+    status: str, wanted: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes(monkeypatch, OK, {"status": status, "reason": "o is off by 1"})
+    code, _, err = run([*TINY, "--out", "out", "--strict"], capsys)
+    assert code == wanted
+    assert ("error: 4 of 8 cells are wrong or failed, first: sdpa fwd" in err) == bool(wanted)
+    assert len(runfile.load(RESULTS).records) == 8
+    assert Path("out/report.html").exists()
+
+
 @pytest.mark.parametrize("status", ["oom", "skipped", "unsupported", "timeout"])
 def test_rows_that_could_not_run_do_not_fail_the_sweep(
     status: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,30 @@ def test_the_cache_is_copied_16_bytes_at_a_time_into_a_pipeline(compiled) -> Non
     assert all(".128" in line for line in copies)
 
 
+@pytest.mark.parametrize("task", TASKS[:6], ids=lambda t: f"{t.kernel} sm{t.capability}")
+def test_the_merge_is_launched_early_where_the_card_can(task, compiled) -> None:
+    """PREEXIT lets what depends on a kernel start, ACQBULK waits for what the kernel depends on."""
+    done = compiled[task]
+    if not done.sass:
+        pytest.skip(done.unread)
+    able = task.capability >= (9, 0)
+    wanted = (able, False) if task.kernel == "decode" else (False, able)
+    assert ("PREEXIT" in done.sass, "ACQBULK" in done.sass) == wanted
+
+
+def test_each_kind_of_cache_has_its_row_and_fp8_its_own_on_every_card() -> None:
+    def chosen(kv_bytes: int, page_size: int, capability=(9, 0)) -> decode_configs.DecodeConfig:
+        return choose(Shape("half", 128, 128, kv_bytes, page_size), capability, LIMITS[capability])
+
+    contiguous, small, large = (chosen(2, page) for page in (0, 16, 256))
+    assert contiguous == large != small
+    assert (contiguous.resident, small.resident) == (1, 2)
+    assert {chosen(1, page, card) for page in (0, 16, 256) for card in LIMITS if card != (8, 6)} == {
+        chosen(1, 0)
+    }
+    assert chosen(2, 0, (10, 0)).resident == 2
+
+
 @pytest.mark.parametrize("math", ["half", "ieee", "tf32"])
 @pytest.mark.parametrize("capability", LIMITS)
 def test_every_head_dim_fits_every_card(capability: tuple[int, int], math: str) -> None:

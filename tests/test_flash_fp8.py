@@ -238,9 +238,10 @@ def test_on_a_gpu_outliers_cost_what_the_paper_says(dim: int) -> None:
         straight = _fp8.quantise(v, E4M3, share, x.config.block_k)
         expected, expected_lse = _fp8.attention(x.q, x.k, straight, causal=False, scale=dim**-0.5)
         assert rmse(o, ref) <= 1.05 * rmse(expected, ref)  # the tensor cores' own rounding is far below
-        # a sum of fp8 products is kept on Hopper to 13 bits of what its terms add up to in size
-        largest = float((q.float().abs() @ k.float().abs().mT).max()) * dim**-0.5
-        assert (lse - expected_lse).abs().max() <= max(2e-2, largest * 2**-13)
+        # Hopper cuts each product of a sum off 13 bits below the largest one: d small ones beside an outlier
+        largest = (q.float().abs() * k.float().abs().amax(2, keepdim=True)).amax(3)  # per row
+        assert ((lse - expected_lse).abs() <= 2e-2 + largest * dim**-0.5 * dim * 2**-13).all()
+        assert rmse(lse, expected_lse.double()) <= 1e-2
         if (share, rotated, dim) == ("block", True, 128):
             assert rmse(o, ref) <= 1.1e-2
     if dim == 128:

@@ -181,11 +181,32 @@ def test_an_implementation_keeps_its_tiles_whatever_the_other_rows_have(io_model
     assert [row["tile_source"] for row in rows] == ["kernel", "shipped", "given"]
     assert [row["tiles"] for row in rows[:2]] == [row["tiles"] for row in json.loads(io_model(*line)[1])[:2]]
     for more, why in (
-        (("--block-mask", "causal"), "does not count block-mask"),
-        (("--dtypes", "fp8"), "do not take fp8"),
+        (("--models", "flash-v2", "--block-mask", "causal"), "does not count block-mask"),
+        (("--models", "flash", "--dtypes", "fp8"), "do not take fp8"),
     ):
-        code, _, err = io_model("--seqlens", "1k", "--models", "flash", *more)
+        code, _, err = io_model("--seqlens", "1k", *more)
         assert (code, why in err) == (2, True), err
+
+
+def test_a_block_mask_is_counted_without_torch_and_in_proportion_to_its_density() -> None:
+    line = ["io-model", "--seqlens", "64k", "--models", "flash", "--json", "-q", "--batch", "1"]
+    code = (
+        "import sys\n"
+        f"sys.argv = ['flashbench', *{line!r}, *sys.argv[1:]]\n"
+        "from flashbench.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        "assert not {'torch', 'triton'} & set(sys.modules)\n"
+    )
+
+    def row(*more: str) -> dict[str, Any]:
+        done = subprocess.run([sys.executable, "-c", code, *more], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(done.stdout)[0])
+
+    dense, sparse = row(), row("--block-mask", "random:0.25")
+    assert 4 * sparse["flops"] == 4 * sparse["done_flops"] == dense["flops"]
+    rest = dense["requested_write_bytes"]  # q, as large as o and lse, and lists that are smaller
+    assert 0 < 4 * sparse["requested_read_bytes"] - dense["requested_read_bytes"] < 4 * rest
 
 
 def test_options_of_attention_are_counted_of_the_bundled_kernel(io_model: Any) -> None:

@@ -34,9 +34,10 @@ TILES = {
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else None
+TARGET = Target(device=DEVICE, capability=CAPABILITY)
 for _name in NAMES:
     # anything else that keeps the kernels from running is a failure: skipped, they would go untested
-    _reason = kernels.get(_name).why_unavailable(Target(device=DEVICE, capability=CAPABILITY))
+    _reason = kernels.get(_name).why_unavailable(TARGET)
     assert _reason is None, _reason
 
 MODULES = {name: _triton.load(DEVICE, "_" + name.replace("-", "_")) for name in NAMES}
@@ -65,8 +66,12 @@ def assert_within_budget(name: str, p, tiles: dict[str, int] | None = None) -> N
         tiled = row.prepare_tiles
         row = dataclasses.replace(row, prepare=lambda p, inputs: tiled(p, inputs, tiles))
     inputs = make_inputs(p, DEVICE, 0)
-    o, *gradients = run(row, p, inputs)
-    accuracy = Reference(p, inputs).compare(o, gradients)
+    if DEVICE == "cpu" or row.why_unsupported(p, "bwd", TARGET) is None:
+        o, *gradients = run(row, p, inputs)
+        accuracy = Reference(p, inputs).compare(o, gradients)
+    else:
+        assert (name, p.dtype) == ("flash-v2-atomic", "tf32")  # the only gradients that a card refuses
+        accuracy = Reference(p, inputs).compare(row.prepare(p, inputs.detached(grad=False))())
     assert accuracy.ok, f"{name} {p.key}: {accuracy}"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -160,6 +162,17 @@ def test_without_nvml_there_is_one_warning(
     clocks.nvml.cache_clear()
 
 
+def test_the_flush_reads_twice_the_l2_and_writes_and_allocates_next_to_nothing() -> None:
+    flush = profilers.Flush("cpu", l2_bytes=3 * 2**20)
+    assert 0 <= flush.buffer.nbytes - 6 * 2**20 < flush.sums.nbytes == 4 * len(flush.buffer)
+    flush.buffer[:, -1] = torch.arange(len(flush.buffer))
+    untouched, place = flush.buffer._version, flush.sums.data_ptr()
+    flush.sums.fill_(-1)
+    flush()
+    assert flush.sums.tolist() == list(range(len(flush.buffer)))  # every row was read to its end
+    assert (flush.buffer._version, flush.sums.data_ptr()) == (untouched, place)
+
+
 GPU = "cuda:0"
 
 
@@ -169,8 +182,8 @@ def test_gpu_time_is_the_devices_and_the_flush_stays_outside() -> None:
     cold = measure_time(lambda: tiny.clone(), device=GPU, cache="cold").samples
     hot = measure_time(lambda: tiny.clone(), device=GPU, cache="hot").samples
     assert cold.method == hot.method == "events"
-    assert (cold.cache, hot.cache) == ("cold", "hot")
-    assert cold.median_s - hot.median_s < 20e-6  # the flush alone takes over 30 us
+    assert [(x.cache, x.flush) for x in (cold, hot)] == [("cold", "read"), ("hot", None)]
+    assert cold.median_s - hot.median_s < 5e-6  # the flush alone takes over 30 us
     assert len(cold.samples_s) == profilers.GPU_POLICY.max_samples
 
 
@@ -188,6 +201,28 @@ def test_a_cold_cache_shows_where_data_would_fit_the_l2() -> None:
     call()
     cold, hot = (measure_time(call, device=GPU, cache=cache).samples.median_s for cache in ("cold", "hot"))
     assert cold > 1.1 * hot > 100e-6
+
+
+@pytest.mark.gpu
+def test_the_flush_leaves_nothing_that_the_timed_call_has_to_write_back() -> None:
+    """A read after the flush is as fast as after a second one, which finds nothing dirty."""
+    x, sums = torch.zeros(8192, 4096, device=GPU), torch.empty(8192, device=GPU)  # 128 MiB
+
+    def read() -> None:
+        torch.sum(x, dim=1, out=sums)
+
+    flush, again = profilers.Flush(GPU), profilers.Flush(GPU)
+
+    def after(*flushes: Callable[[], object]) -> float:
+        return statistics.median(profilers._events(read, lambda: [one() for one in flushes], 40))
+
+    after(flush, again)  # nothing compiles or loads below
+    once, twice = after(flush), after(flush, again)
+    assert once == pytest.approx(twice, rel=0.1)
+    with torch.cuda.device(GPU):
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        flush()
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 @pytest.mark.gpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def records(draw: st.DrawFn) -> Record:
         samples_s=tuple(draw(st.lists(finite, min_size=1, max_size=4))),
         cache=draw(st.sampled_from(["cold", "hot"])),
         method=draw(st.sampled_from(["events", "wall"])),
+        flush=draw(st.sampled_from(["read", "write", None])),
     )
     count = st.none() | st.integers(0, 2**60)
     memory = Memory(inputs_bytes=1, outputs_bytes=2, peak_extra_bytes=draw(count), reserved_bytes=draw(count))
@@ -318,6 +320,20 @@ def test_resume_refuses_what_would_not_compare(
         runfile.resume(path, cells(1), environment, options)
     assert said in str(caught.value)
     assert path.read_bytes() == before
+
+
+def test_cold_samples_of_older_files_were_flushed_by_writing_and_are_not_resumed(tmp_path: Path) -> None:
+    planned, samples = cells(2), Samples(samples_s=(1.0,), cache="cold", method="events", flush="read")
+    row = Record(cell=planned[0], status="ok", samples=samples, environment=ENVIRONMENT)
+    path = write(tmp_path / "r.jsonl", planned, [row])
+    assert path.read_text().count(',"flush":"read"') == 1
+    path.write_text(path.read_text().replace(',"flush":"read"', ""))
+    (record,) = runfile.load(path).records
+    assert record.samples == replace(samples, flush="write")
+    with pytest.raises(UsageError, match="L2 flushed by a write; now it is by a read"):
+        runfile.resume(path, planned, ENVIRONMENT, OPTIONS)
+    path.write_text(path.read_text().replace('"cold"', '"hot"'))
+    assert {record.samples.flush for record in runfile.load(path).records} == {None}
 
 
 def test_resume_notes_other_versions(tmp_path: Path) -> None:

@@ -79,6 +79,21 @@ PACKED = {
     "heads": tuple({"num_heads": h, "num_kv_heads": kv} for h, kv in ((2, 1), (2, 2))),
 }
 
+BLOCKED = {
+    "blocks": tuple({"block_mask": name} for name in ("causal", "window", "random:0.4", "document")),
+    "mask": ({"causal": False}, {"causal": True}, {"causal": False, "window": (70, 100)}),
+    "scores": ({}, {"softcap": 5.0, "alibi": True}, {"sinks": True}, {"dropout_p": 0.3}),
+    "bias along": DENSE["bias along"],
+    "bias of": DENSE["bias of"],
+    "dtype": COMMON["dtype"],
+    "lengths": tuple({"seqlen_q": q, "seqlen_k": k} for q, k in ((130, 140), (140, 70), (3, 260))),
+    "heads": tuple({"num_heads": h, "num_kv_heads": kv, "batch": b} for h, kv, b in ((2, 1, 1), (1, 1, 2))),
+    "tiles": (
+        {"tiles": {"fwd": (64, 128), "dq": (128, 64), "dkdv": (64, 32), "delta": (64, 64)}},
+        {"tiles": {"fwd": (128, 64), "dq": (64, 32), "dkdv": (128, 128), "delta": (64, 64)}},
+    ),
+}  # fmt: skip
+
 
 def covering(factors: dict[str, tuple[dict[str, Any], ...]]) -> list[dict[str, int]]:
     """Rows, an index per factor, in which every two values of two factors meet; greedy, seeded."""
@@ -132,13 +147,24 @@ def test_a_bias_per_pair_has_its_own_tiles_in_kernel_row_and_model(lengths: tupl
     assert row.tiles["fwd_block_k"] == (64 if 1 in lengths else 32)
 
 
+def some_slow(found: list[dict[str, Any]], fast: int) -> list[Any]:
+    """All but the first so many, in the full suite only."""
+    return [*found[:fast], *(pytest.param(one, marks=pytest.mark.slow) for one in found[fast:])]
+
+
+@pytest.mark.parametrize("changes", some_slow(cells(BLOCKED), fast=6), ids=str)
+def test_block_masks_move_what_the_model_says(changes: dict[str, Any]) -> None:
+    tiles, of, along = (changes.pop(name) for name in ("tiles", "of", "along"))
+    assert_exact(problem(**changes, bias=along and of + along), tiles)
+
+
 def packed(**changes: Any) -> Problem:
     q, k = (max(side) for side in zip(*changes["lengths"], strict=True))
     return problem(**{"batch": len(changes["lengths"]), "seqlen_q": q, "seqlen_k": k, **changes})
 
 
 def test_every_two_values_meet_in_a_cell() -> None:
-    for factors in (DENSE, PACKED):
+    for factors in (DENSE, PACKED, BLOCKED):
         rows = covering(factors)
         for one, two in itertools.combinations(factors, 2):
             met = {(row[one], row[two]) for row in rows}
@@ -152,6 +178,7 @@ FEATURED: dict[str, dict[str, Any]] = {
     "bias of all": {"bias": "11qk", "sinks": True},
     "bias of a batch": {"bias": "b11k"},
     "bias of a head": {"bias": "1hq1", "alibi": True},
+    "block mask": {"block_mask": "document", "bias": "11qk"},
     "packed": {"lengths": ((0, 3), (20, 30)), "sinks": True, "alibi": True},
 }
 
@@ -173,12 +200,14 @@ def test_the_predicted_memory_is_that_of_the_backwards_own_tensors(name: str) ->
     call = flash.Call(causal=p.causal, scale=p.softmax_scale, window=p.window)
     extra = flash.Extra(
         slopes=x.alibi_slopes, bias=x.bias, sinks=x.sinks, cu_q=x.cu_seqlens_q, cu_k=x.cu_seqlens_k,
-        longest_q=p.seqlen_q, longest_k=p.seqlen_k,
+        longest_q=p.seqlen_q, longest_k=p.seqlen_k, block_mask=x.block_mask,
     )  # fmt: skip
     o, lse, _ = flash.forward_launch(x.q, x.k, x.v, call, extra)
     work = flash.backward_launches(flash.Saved(q=x.q, k=x.k, v=x.v, o=o, lse=lse, do=x.dout), call, extra)
     args = [arg for launch in work.launches for arg in launch.args if isinstance(arg, torch.Tensor)]
-    inputs = (*x.leaves, o, lse, x.dout, x.alibi_slopes, x.cu_seqlens_q, x.cu_seqlens_k)
+    inputs = [*x.leaves, o, lse, x.dout, x.alibi_slopes, x.cu_seqlens_q, x.cu_seqlens_k]
+    if (mask := x.block_mask) is not None:
+        inputs += [mask.slots, mask.bits, *vars(mask.by_query).values(), *vars(mask.by_key).values()]
     known = {tensor.data_ptr() for tensor in inputs if tensor is not None}
     new = {y.data_ptr(): y.nbytes for y in (*work.gradients, work.delta, *args) if y.data_ptr() not in known}
     assert sum(new.values()) == iomodel.estimate("flash", p, "bwd").extra_bytes
@@ -244,7 +273,11 @@ def test_scores_of_visited_tiles_are_rows_times_columns(p: Problem, block_q: int
 
 def test_what_no_kernel_of_a_row_does_is_refused() -> None:
     with pytest.raises(SpecError, match=r"it does not count block-mask$"):
-        iomodel.estimate("flash", problem(block_mask="document"), "fwd")
+        iomodel.estimate("flash-v2", problem(block_mask="document"), "fwd")
+    with pytest.raises(SpecError, match="tiles of 96x64 do not divide the 128x128 blocks"):
+        iomodel.estimate("flash", problem(block_mask="document"), "fwd", tiles={"block_q": 96})
+    with pytest.raises(SpecError, match="the papers' view has no block_mask 'document'"):
+        iomodel.paper_view(problem(block_mask="document"), 1024)
     for model in ("flash-v1-triton", "flash-v2-atomic-triton"):
         with pytest.raises(SpecError, match="no window, no dropout and no packed batches"):
             iomodel.estimate(model, problem(window=(4, 0)), "fwd")

@@ -29,6 +29,7 @@ from flashbench.flash_configs import Config, choose
 from flashbench.kernels import _compile, _triton
 from flashbench.kernels._inputs import make_inputs
 from flashbench.problem import Problem
+from flashbench.profilers import Flush
 
 C = Config
 VARIANTS = {
@@ -103,7 +104,7 @@ def environment() -> dict:
     return {"nvidia_smi": card, "fields": query, **versions}
 
 
-def median_s(call, flush: Tensor, budget_s: float = 0.08) -> float:
+def median_s(call, flush: Flush, budget_s: float = 0.08) -> float:
     """Median device time over at least 5 samples, the L2 cache flushed before each."""
     call()
     torch.cuda.synchronize()
@@ -113,7 +114,7 @@ def median_s(call, flush: Tensor, budget_s: float = 0.08) -> float:
     count = max(5, min(25, int(budget_s / (time.perf_counter() - start))))
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
     for before, after in events:
-        flush.zero_()
+        flush()
         before.record()
         call()
         after.record()
@@ -196,7 +197,7 @@ def check(session: Session, head_dim: int, variants: list[tuple[str, Config]]) -
     return [variant for variant in variants if variant not in wrong]
 
 
-def sdpa(session: Session, attention: Attention, flush: Tensor) -> dict[str, tuple[float, float]]:
+def sdpa(session: Session, attention: Attention, flush: Flush) -> dict[str, tuple[float, float]]:
     """(forward, backward) seconds of torch's FlashAttention and cuDNN, where they take the problem."""
     times = {}
     for name, backend in (("flash", SDPBackend.FLASH_ATTENTION), ("cudnn", SDPBackend.CUDNN_ATTENTION)):
@@ -220,7 +221,7 @@ def sdpa(session: Session, attention: Attention, flush: Tensor) -> dict[str, tup
     return times
 
 
-def time_group(session: Session, p: Problem, variants: list[tuple[str, Config]], flush: Tensor) -> None:
+def time_group(session: Session, p: Problem, variants: list[tuple[str, Config]], flush: Flush) -> None:
     """Time the variants on one problem, and print the best of each kernel beside SDPA."""
     attention = Attention(p)
     rate = lambda products, seconds: f"{2 * products * p.visible_pairs * p.head_dim / seconds / 1e12:.0f}"  # noqa: E731
@@ -296,7 +297,7 @@ def main() -> None:
         if done.error:
             session.say("does not compile:", done.task.kernel, done.task.problem.key, done.error[:200])
     session.say("compiled", len(tasks))
-    flush = torch.empty(2**26, dtype=torch.int32, device="cuda")
+    flush = Flush("cuda")
     for head_dim in head_dims:
         right = check(session, head_dim, variants[head_dim])
         session.say("head dim", head_dim, "checked:", len(right), "of", len(variants[head_dim]), "are right")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flashbench.kernels import Target
     from flashbench.problem import Cell
     from flashbench.record import Record
+    from flashbench.tuned import Tuned
 
 GRIDS: Mapping[str, Mapping[str, str]] = {
     "cuda": {
@@ -71,6 +72,7 @@ def check(
     features: options.Features = None,
     device: options.Device = None,
     seed: options.Seed = None,
+    tuned: options.Tuned = None,
     out: Annotated[
         str | None,
         typer.Option(
@@ -114,7 +116,7 @@ def check(
     line = {name: text for name, text in given.items() if name not in {"json", "csv", "quiet", "verbose"}}
     options.one_format(json, csv)
     options.one_volume(quiet, verbose)
-    request = resolve(line)
+    request = resolve(line, quiet=quiet)
     records: list[Record] = []
     try:
         _run(request, records, quiet=quiet, verbose=verbose)
@@ -141,9 +143,10 @@ class Request:
     time_budget_s: float | None
     out: Path | None
     texts: Mapping[str, str | bool]
+    tuned: Tuned | None = None
 
 
-def resolve(line: dict[str, str | bool]) -> Request:
+def resolve(line: dict[str, str | bool], *, quiet: bool = False) -> Request:
     """What to check and where. Bad input is found before torch is imported.
 
     Raises UsageError, SpecError, UnknownName; UnavailableError for a device that is not here.
@@ -180,6 +183,7 @@ def resolve(line: dict[str, str | bool]) -> Request:
         time_budget_s=typed.get("time_budget"),
         out=out,
         texts={name: text for name, text in texts.items() if name not in {"device", "out"}},
+        tuned=options.tuned(typed.get("tuned"), target, quiet=quiet),
     )
 
 
@@ -201,8 +205,9 @@ def _run(request: Request, records: list[Record], *, quiet: bool, verbose: bool)
         goal = f"; results go to {writer.path}" if writer else ""
         console.note(f"checking {len(cells)} cells on {request.target.name}{goal}")
     asked = runner.RunOptions(
-        seed=request.seed, time=False, time_budget_s=request.time_budget_s, environment=about
-    )
+        seed=request.seed, time=False, time_budget_s=request.time_budget_s, environment=about,
+        tuned=request.tuned,
+    )  # fmt: skip
     progress = console.progress(len(cells), quiet=quiet or verbose)
     with terminable(), writer or nullcontext(), progress as tick:
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flashbench._cli import options
-from flashbench.errors import EXIT_UNDECIDED, GateError, SpecError, UnknownName, UsageError
+from flashbench._cli.compare_output import Outputs
+from flashbench.errors import EXIT_UNDECIDED, SpecError, UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from flashbench.console import Column
-    from flashbench.judge import Comparison, Rules, Side
-    from flashbench.metrics import Metric
+    from flashbench.judge import Comparison, Measure, Rules, Side
+    from flashbench.judge.profile import Profile
 
-ALLOWED = ("device", "cache", "method", "power_limit", "missing")
 FAIL_ON = ("slower", "undecided")
+ALLOWED_CELLS = ("missing", "suspect")
+"""What --allow takes beside the conditions."""
+GROUPS = ("implementation", "pass", "dtype", "head_dim", "mask", "seqlen", "kernel", "arch")
+
+_RULES, _OUTPUT = "Rules", "Output"
 
 
 def compare(
@@ -25,31 +29,88 @@ def compare(
     ],
     new: Annotated[str, typer.Argument(help="The same, of what is judged.", metavar="NEW")],
     metric: Annotated[
-        str, typer.Option(help="What is compared; 'flashbench list metrics' shows all.", metavar="NAME")
-    ] = "time_s",
+        str | None,
+        typer.Option(
+            help="What is compared, a comma list of 'flashbench list metrics'. Default: time_s, and of static"
+            " profiles what the compiler made.",
+            metavar="NAMES",
+        ),
+    ] = None,
     warn: Annotated[
-        str, typer.Option(help="Smaller changes are none: a share or a percentage.", metavar="SHARE")
-    ] = "3%",
-    fail: Annotated[str, typer.Option(help="Worse by more fails the gate.", metavar="SHARE")] = "5%",
+        str | None,
+        typer.Option(
+            help="Smaller changes are none: a share or a percentage. Default: 2%, of exact numbers 0.",
+            metavar="SHARE",
+            rich_help_panel=_RULES,
+        ),
+    ] = None,
+    fail: Annotated[
+        str | None,
+        typer.Option(
+            help="Worse by more fails the gate. Default: 5%, of exact numbers 0.",
+            metavar="SHARE",
+            rich_help_panel=_RULES,
+        ),
+    ] = None,
     noise: Annotated[
-        str, typer.Option(help="Spread between runs, assumed where a side has one run.", metavar="SHARE")
-    ] = "1%",
+        str | None,
+        typer.Option(
+            help="Spread between runs, where none were repeated: a share, or a file of 'flashbench noise'."
+            " Default: what is stored of this device, else 1%.",
+            metavar="SHARE|FILE",
+            rich_help_panel=_RULES,
+        ),
+    ] = None,
     floor: Annotated[
         str | None,
         typer.Option(
-            help="Smallest difference that counts, in the metric's unit. Default: 5e-6 s, 1 MiB.", metavar="N"
+            help="Smallest difference that counts, in the metric's unit. Default: 5e-6 s, 1 MiB.",
+            metavar="N",
+            rich_help_panel=_RULES,
         ),
     ] = None,
     allow: Annotated[
         str | None,
-        typer.Option(help=f"Compare although these differ: {', '.join(ALLOWED)}.", metavar="NAMES"),
+        typer.Option(
+            help="Let pass: device, power_limit, inputs, cache, method, load, estimator, benchmark (may"
+            " differ), missing (cells), suspect (times).",
+            metavar="NAMES",
+            rich_help_panel=_RULES,
+        ),
     ] = None,
     fail_on: Annotated[
-        str, typer.Option(help="slower, or slower,undecided: verdicts that fail.", metavar="NAMES")
+        str,
+        typer.Option(
+            help="slower, or slower,undecided: verdicts that fail.", metavar="NAMES", rich_help_panel=_RULES
+        ),
     ] = "slower",
-    all_: Annotated[bool, typer.Option("--all", help="Show cells that are the same as well.")] = False,
+    by: Annotated[
+        str,
+        typer.Option(
+            help=f"The summary's groups, a comma list of {', '.join(GROUPS)}.",
+            metavar="NAMES",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = "implementation,pass",
+    all_: Annotated[
+        bool, typer.Option("--all", help="Show cells that are the same as well.", rich_help_panel=_OUTPUT)
+    ] = False,
+    output: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Also write FORMAT=FILE, any number of times: json, csv, markdown, junit, bencher, and"
+            " github-action-benchmark's github-lower or github-higher.",
+            metavar="FORMAT=FILE",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print GitHub's Markdown, for a job summary.")
+        bool,
+        typer.Option(
+            "--markdown", help="Print GitHub's Markdown, for a job summary.", rich_help_panel=_OUTPUT
+        ),
     ] = False,
     json: options.Json = False,
     csv: options.Csv = False,
@@ -57,42 +118,87 @@ def compare(
 ) -> None:
     """Compare two sides of runs, cell by cell: faster, slower, same or undecided, and why.
 
-    Several runs a side tell how far runs differ by themselves; with one, --noise is assumed.
+    Several runs a side tell how far runs differ by themselves; with one, the device's noise profile does,
+    or --noise.
 
-    Exits 0 when nothing got worse by more than --fail, 5 when something did, 6 when cells are missing, the
-    runs are unlike or have nothing in common.
+    Exits 0 when nothing got worse by more than --fail, 5 when something did, 6 when cells are missing, failed
+    or incomparable, or the runs are unlike or have nothing in common.
     """
     options.one_format(json, csv)
     if markdown and (json or csv):
         raise UsageError("--markdown excludes --json and --csv; accepted: one of the three")
-    rules = _rules(warn, fail, noise, floor)
-    allowed = _names(allow or "", "--allow", ALLOWED)
-    failing = _names(fail_on, "--fail-on", FAIL_ON)
-    from flashbench import console, judge
+    from flashbench import judge
+    from flashbench.judge.sides import CONDITIONS
 
-    row = _metric(metric)
+    allowed = _names(allow or "", "--allow", (*CONDITIONS, *ALLOWED_CELLS))
+    failing = _names(fail_on, "--fail-on", FAIL_ON)
+    groups = sorted(_names(by, "--by", GROUPS), key=GROUPS.index)
+    files = Outputs.parse(output or (), markdown=markdown, json=json, csv=csv, quiet=quiet, everything=all_)
+    rules = _rules(warn, fail, noise, floor, allowed)
+    asked = _measures(metric)
     sides = judge.load_side(base, "BASE"), judge.load_side(new, "NEW")
     _refuse(*sides, allowed)
-    comparison = judge.compare(*sides, row, rules)
-    if markdown:
-        console.show_lines(_markdown(comparison))
-    elif json or csv or not quiet:
-        _show(comparison, everything=all_ or json or csv, json=json, csv=csv)
-    if not quiet:
-        _notes(comparison, *sides)
-    _verdict(comparison, rules, allowed, failing)
+    profile = _profile(noise, sides[0])
+    comparisons = [
+        judge.compare(*sides, one, _with(rules, profile, one), groups) for one in asked or _usual(*sides)
+    ]
+    code, said = _outcome(comparisons, rules, allowed, failing)
+    files.show(comparisons, *sides, code=code, profile=profile, failing=failing)
+    if said:
+        from flashbench import console
+
+        console.error(said)
+        raise typer.Exit(code)
 
 
-def _rules(warn: str, fail: str, noise: str, floor: str | None) -> Rules:
+def _rules(
+    warn: str | None, fail: str | None, noise: str | None, floor: str | None, allowed: frozenset[str]
+) -> Rules:
     from flashbench.judge import Rules
 
+    share = None if noise is None or _is_file(noise) else _share(noise, "--noise")
     found = Rules(
-        warn=_share(warn, "--warn"), fail=_share(fail, "--fail"), noise=_share(noise, "--noise"),
+        warn=None if warn is None else _share(warn, "--warn"),
+        fail=None if fail is None else _share(fail, "--fail"),
+        noise=Rules().noise if share is None else share,
         floor=None if floor is None else _number(floor, "--floor"),
-    )  # fmt: skip
-    if found.fail < found.warn:
+        allowed=allowed,
+    )
+    if found.fail is not None and found.warn is not None and found.fail < found.warn:
         raise UsageError(f"--fail {fail!r} is below --warn {warn!r}; accepted: the same or more")
     return found
+
+
+def _is_file(noise: str) -> bool:
+    return noise.endswith(".json") or "/" in noise
+
+
+def _profile(noise: str | None, base: Side) -> Profile | None:
+    """The file of --noise, or where it is not given the base device's own. Raises UsageError for
+    another's."""
+    from flashbench.judge import profile
+
+    devices = base.condition("device", base.keys)
+    if noise is None:
+        return profile.stored(next(iter(devices))) if len(devices) == 1 else None
+    if not _is_file(noise):
+        return None
+    found = profile.load(noise)
+    if devices and found.device not in devices:
+        raise UsageError(
+            f"--noise {noise!r}: of {found.device}, and the base side is of {' and '.join(sorted(devices))};"
+            " accepted: a profile of the same device"
+        )
+    return found
+
+
+def _with(rules: Rules, profile: Profile | None, measure: Measure) -> Rules:
+    """The rules with what the profile says of a measure."""
+    from dataclasses import replace
+
+    if profile is None or measure.name not in profile.measures:
+        return rules
+    return replace(rules, profile=profile.measures[measure.name])
 
 
 def _share(text: str, option: str) -> float:
@@ -126,128 +232,79 @@ def _names(text: str, option: str, known: Sequence[str]) -> frozenset[str]:
     return names
 
 
-def _metric(name: str) -> Metric:
+def _measures(text: str | None) -> list[Measure]:
+    """What is asked for, none where the files decide."""
+    from flashbench.judge import MEASURES
     from flashbench.metrics import METRICS
 
-    rows = {row.name: row for row in METRICS}
-    if name not in rows:
-        raise UnknownName("metric", name, rows)
-    if not rows[name].better:
-        directed = ", ".join(row.name for row in METRICS if row.better)
-        raise UsageError(f"--metric {name!r}: neither more nor less of it is better; accepted: {directed}")
-    return rows[name]
+    found = []
+    for name in filter(None, (part.strip() for part in (text or "").split(","))):
+        if name not in MEASURES:
+            if name in {row.name for row in METRICS}:
+                raise UsageError(
+                    f"--metric {name!r}: neither more nor less of it is better;"
+                    f" accepted: {', '.join(MEASURES)}"
+                )
+            raise UnknownName("metric", name, MEASURES)
+        found.append(MEASURES[name])
+    return found
+
+
+def _usual(base: Side, new: Side) -> list[Measure]:
+    """What the formats of the files have to compare."""
+    from flashbench.judge import MEASURES
+
+    names = dict.fromkeys(name for side in (base, new) for run in side.runs for name in run.measures)
+    return [MEASURES[name] for name in names]
 
 
 def _refuse(base: Side, new: Side, allowed: frozenset[str]) -> None:
     """Runs under unlike conditions say nothing of each other. Exits 6, naming every field."""
     from flashbench import console, judge
 
+    if not set(base.keys) & set(new.keys):
+        console.error(
+            UsageError("the two sides have no cell in common", hint="compare runs of the same grid")
+        )
+        raise typer.Exit(EXIT_UNDECIDED)
     differ = {name: pair for name, pair in judge.unlike(base, new).items() if name not in allowed}
     if differ:
-        said = "; ".join(f"{name} is {one} on the base side and {other} on the new one" for name, (one, other)
-                         in differ.items())  # fmt: skip
-        console.error(
-            _incomparable(
-                f"the runs are unlike: {said}", f"--allow {','.join(differ)} compares them all the same"
-            )
+        said = "; ".join(
+            f"{name} is {one} on the base side and {other} on the new one"
+            for name, (one, other) in differ.items()
         )
-        raise typer.Exit(EXIT_UNDECIDED)
-    if not set(base.records) & set(new.records):
-        console.error(_incomparable("the two sides have no cell in common", "compare runs of the same grid"))
+        hint = f"--allow {','.join(differ)} compares them all the same"
+        console.error(UsageError(f"the runs are unlike: {said}", hint=hint))
         raise typer.Exit(EXIT_UNDECIDED)
 
 
-def _incomparable(text: str, hint: str) -> UsageError:
-    return UsageError(text, hint=hint)
+def _outcome(
+    comparisons: Sequence[Comparison], rules: Rules, allowed: frozenset[str], failing: frozenset[str]
+) -> tuple[int, UsageError | None]:
+    """Exit 5 for a gate that fails, 6 for what is missing or cannot be compared; and the error to show."""
+    from flashbench.errors import EXIT_GATE, EXIT_OK
 
-
-def _notes(comparison: Comparison, base: Side, new: Side) -> None:
-    from flashbench import console, judge
-    from flashbench.judge import sides
-    from flashbench.judge.verdicts import VERDICTS
-
-    counts = ", ".join(f"{count} {name}" for name in VERDICTS if (count := comparison.count(name)))
-    console.note(f"{len(comparison.cells)} cells: {counts}")
-    if mean := comparison.geomean:
-        console.note(f"geometric mean of new over base: {mean.value:.3f} ({mean.low:.3f} to {mean.high:.3f})")
-    for text in sides.changes(base, new):
-        console.note(text)
-    if names := sides.unknown(base, new):
-        console.warn(f"not told by one side, taken to be the same: {', '.join(names)}")
-    for name, (one, other) in judge.unlike(base, new).items():
-        console.warn(f"allowed to differ: {name} is {one} on the base side and {other} on the new one")
-
-
-def _verdict(comparison: Comparison, rules: Rules, allowed: frozenset[str], failing: frozenset[str]) -> None:
-    """Exit 5 for a gate that fails, 6 for what is missing or cannot be compared."""
-    from flashbench import console
-
-    if worse := comparison.failing:
-        raise GateError(
-            f"{len(worse)} of {len(comparison.cells)} cells are worse by more than {rules.fail:.0%}, first:"
-            f" {worse[0].cell}: {worse[0].reason}"
-        )
-    for name in ("missing", "incomparable", *(("undecided",) if "undecided" in failing else ())):
-        cells = [cell for cell in comparison.cells if cell.verdict == name]
-        if cells and name not in allowed:
-            hint = "--allow missing passes them" if name == "missing" else ""
-            text = f"{len(cells)} cells are {name}, first: {cells[0].cell}: {cells[0].reason}"
-            console.error(_incomparable(text, hint))
-            raise typer.Exit(EXIT_UNDECIDED)
-
-
-def _row(cell: Any) -> dict[str, Any]:
-    ratio = cell.ratio
-    return {
-        "cell": cell.cell, "verdict": cell.verdict, "base": cell.base, "new": cell.new,
-        "ratio": ratio.value if ratio else None, "low": ratio.low if ratio else None,
-        "high": ratio.high if ratio else None, "change": cell.change, "fails": cell.fails,
-        "reason": cell.reason,
-    }  # fmt: skip
-
-
-def _show(comparison: Comparison, *, everything: bool, json: bool, csv: bool) -> None:
-    from flashbench import console
-
-    rows = [_row(cell) for cell in comparison.cells if everything or cell.verdict != "same"]
-    title = (
-        f"{comparison.metric.name}, worst first"
-        if rows
-        else f"{comparison.metric.name}: all cells are the same"
-    )
-    console.show_table(_columns(comparison), rows, json=json, csv=csv, title=title)
-
-
-def _columns(comparison: Comparison) -> list[Column]:
-    from flashbench import units
-    from flashbench.console import Column
-
-    formats = {"s": units.format_seconds, "B": units.format_bytes}
-    shown = formats.get(comparison.metric.unit, "{:.4g}".format)
-    return [
-        Column(name="verdict", header="verdict"), Column(name="cell", header="cell"),
-        Column(name="base", header="base", format=shown, justify="right"),
-        Column(name="new", header="new", format=shown, justify="right"),
-        Column(name="ratio", header="new/base", format="{:.3f}".format, justify="right"),
-        Column(name="low", header="95 % from", format="{:.3f}".format, justify="right"),
-        Column(name="high", header="to", format="{:.3f}".format, justify="right"),
-        Column(name="fails", header="fails", format=lambda yes: "yes" if yes else ""),
-        Column(name="reason", header="why"),
-    ]  # fmt: skip
-
-
-def _markdown(comparison: Comparison) -> list[str]:
-    """A table of what is not the same, and a line of counts."""
-    from flashbench.judge.verdicts import VERDICTS
-
-    counts = ", ".join(f"{count} {name}" for name in VERDICTS if (count := comparison.count(name)))
-    lines = [f"**{comparison.metric.name}**: {counts}", ""]
-    rows = [cell for cell in comparison.cells if cell.verdict != "same"]
-    if rows:
-        lines += ["| verdict | cell | new/base | why |", "|---|---|---|---|"]
-    for cell in rows:
-        ratio = f"{cell.ratio.value:.3f}" if cell.ratio else ""
-        mark = " (fails)" if cell.fails else ""
-        why = cell.reason.replace("|", "\\|")
-        lines.append(f"| {cell.verdict}{mark} | `{cell.cell}` | {ratio} | {why} |")
-    return lines
+    for one in comparisons:
+        if worse := one.failing:
+            _, fail, _ = rules.of(one.measure)
+            text = f"{len(worse)} of {len(one.cells)} cells are worse by more than {100 * fail:g}%"
+            first = f"{worse[0].cell}: {worse[0].reason}"
+            return EXIT_GATE, UsageError(f"{one.measure.name}: {text}, first: {first}")
+    for one in comparisons:
+        for name in (
+            "failed",
+            "missing",
+            "incomparable",
+            *(("undecided",) if "undecided" in failing else ()),
+        ):
+            cells = [cell for cell in one.cells if cell.verdict == name]
+            if cells and name not in allowed:
+                hint = {
+                    "missing": "--allow missing passes them",
+                    "undecided": "more runs a side decide most",
+                }.get(name, "")
+                first = f"{cells[0].cell}: {cells[0].reason}"
+                return EXIT_UNDECIDED, UsageError(
+                    f"{one.measure.name}: {len(cells)} cells are {name}, first: {first}", hint=hint
+                )
+    return EXIT_OK, None

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flashbench.decoding import Step
     from flashbench.kernels import Target
     from flashbench.presets import Preset
+    from flashbench.tuned import Tuned
 
 DEFAULTS = {"model": "llama-3-8b", "kv_lens": "1k-128k", "batch": "1,16", "page_size": "0", "splits": "auto",
             "dtype": "bf16", "queries": "1", "seed": "0"}  # fmt: skip
@@ -71,6 +72,7 @@ def decode(
     ] = False,
     device: options.Device = None,
     seed: options.Seed = None,
+    tuned: options.Tuned = None,
     out: Annotated[
         str | None, typer.Option(help="File for all rows with samples and environment, JSON.", metavar="FILE")
     ] = None,
@@ -85,19 +87,21 @@ def decode(
     names = {name: value for name, value in locals().items() if isinstance(value, str)}
     given = {name: names[name] for name in DEFAULTS if name in names}
     options.one_format(json, csv)
-    path, number = _file(out), _seed(given)
+    path, number, configurations = _file(out), _seed(given), None if tuned is None else Path(tuned)
     from flashbench import console, environment, sweep
 
     asked = sweep.OPTIONS["device"].parse
     assert asked is not None
     steps_on = {
-        kind: _steps({**DEFAULTS, **(CHECKED if kind == "cpu" else {}), **given}) for kind in ("cpu", "cuda")
+        kind: parse_steps({**DEFAULTS, **(CHECKED if kind == "cpu" else {}), **given})
+        for kind in ("cpu", "cuda")
     }
     target = environment.target(None if device is None else asked(device, "--device", ()))
     _ready(target, check)
     steps = steps_on[target.type]
     console.listen(quiet=quiet)
-    rows, copy = _rows(steps, target, check=check, seed=number, quiet=quiet)
+    found = options.tuned(configurations, target, quiet=quiet)
+    rows, copy = _rows(steps, target, found, check=check, seed=number, quiet=quiet)
     if path is not None:
         from flashbench import decoding
 
@@ -115,20 +119,26 @@ def decode(
 
 
 def _rows(
-    steps: Sequence[Step], target: Target, *, check: bool, seed: int, quiet: bool
+    steps: Sequence[Step], target: Target, tuned: Tuned | None, *, check: bool, seed: int, quiet: bool
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """The rows, and the copy that they are held to."""
+    """The rows, and the copy that they are held to; a row whose configuration is the file's says so."""
     from flashbench import calibrate, console, decoding
 
     copy = None if check else calibrate.measure_one("copy_bytes_per_s", target)
     rows = []
+    served = [(step, None) if tuned is None else tuned.step(step) for step in steps]
     with console.progress(len(steps), quiet=quiet) as tick:
         found = decoding.run(
-            list(steps), target, copy_bytes_per_s=copy["value"] if copy else None, seed=seed, only_check=check
+            [step for step, _ in served],
+            target,
+            copy_bytes_per_s=copy["value"] if copy else None,
+            seed=seed,
+            only_check=check,
         )
-        for done, step in enumerate(steps):
+        for done, (step, case) in enumerate(served):
             tick(done, step.problem.key)
-            rows.append(next(found))
+            source = {} if tuned is None or case is None else {"tuned": str(tuned.path), "tuned_case": case}
+            rows.append(next(found) | source)
     return rows, copy
 
 
@@ -146,7 +156,7 @@ def _ready(target: Target, check: bool) -> None:
         raise UnavailableError(f"flash-decode: {reason}")
 
 
-def _steps(texts: Mapping[str, str]) -> list[Step]:
+def parse_steps(texts: Mapping[str, str]) -> list[Step]:
     """One step per model, dtype, batch, page size and length, the length innermost. Raises UsageError."""
     from flashbench import decode_configs, units
     from flashbench.decoding import DTYPES, Step
@@ -242,9 +252,10 @@ def _columns(rows: Sequence[Mapping[str, Any]], *, raw: bool) -> list[Column]:
         number("max_abs_error", "error", "{:.1e}".format), number("budget", "budget", "{:.1e}".format),
         Column(name="status", header="status"), Column(name="reason", header="why"),
         Column(name="flags", header="flags", format=", ".join),
+        Column(name="tuned", header="tuned by"),
     ]  # fmt: skip
     extra = ("num_heads", "num_kv_heads", "head_dim", "head_dim_v", "cache_bytes", "split_keys", "block_k",
-             "num_warps", "num_stages")  # fmt: skip
+             "num_warps", "num_stages", "tuned_case")  # fmt: skip
     if raw:
         return [*columns, *(number(name, name) for name in extra)]
     return [column for column in columns if any(row.get(column.name) not in (None, []) for row in rows)]

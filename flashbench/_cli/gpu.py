@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flashbench.errors import SpecError, UnavailableError
+from flashbench.errors import SpecError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.devices import Device
+    from flashbench.kernels import Target
 
 AUTO = "auto"
 SUFFIX = ".toml"
@@ -49,6 +50,20 @@ def here(option: str = "--gpu", library: Any = None) -> Device:
         )
     measured = ceilings.stored(card.name, card.uuid)
     return device if measured is None else devices.with_ceilings(device, measured)
+
+
+def target_of(name: str) -> Target:
+    """A card of the table as a target for tiles. Raises UnknownName, UsageError for another make."""
+    from flashbench import devices
+    from flashbench.kernels import Target
+
+    row = devices.find(name)
+    if row.capability is None:
+        raise UsageError(f"--gpu {name!r}: Triton's tiles here are NVIDIA's; accepted: an NVIDIA card")
+    return Target(
+        device="cuda:0", name=row.name, capability=row.capability,
+        smem_per_block_bytes=row.smem_per_block_bytes, num_sms=row.num_sms,
+    )  # fmt: skip
 
 
 def _is_file(name: str) -> bool:

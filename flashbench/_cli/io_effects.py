@@ -39,7 +39,9 @@ def refuse(line: Mapping[str, str | None], request: Request, *, paper: bool) -> 
     for name in () if tiled else _TILES:
         if line.get(name) is not None:
             raise _refusal(line, name, f"sets no tile of {', '.join(request.names)}", "algorithms with tiles")
-    if line.get("alignment") is not None and not any(problem.masked for problem in request.problems):
+    if line.get("alignment") is not None and not any(
+        problem.masked or problem.block_mask for problem in request.problems
+    ):
         raise _refusal(line, "alignment", "places no mask", "with --causal yes or --window")
 
 

@@ -98,7 +98,7 @@ def _crossings(request: Request) -> list[str]:
 
     longest: dict[tuple[int, str, bool], Problem] = {}
     for problem in request.problems:
-        if problem.seqlen_q > 1 and not problem.lengths:
+        if problem.seqlen_q > 1 and not problem.lengths and not problem.block_mask:
             key = problem.head_dim, problem.dtype, problem.causal
             if key not in longest or problem.seqlen_k > longest[key].seqlen_k:
                 longest[key] = problem

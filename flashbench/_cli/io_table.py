@@ -158,7 +158,9 @@ def _title(request: Request, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _unmasked(problem: Problem) -> str:
-    return f"window ({problem.alignment})" if problem.masked else "no mask"
+    if problem.masked:
+        return f"window ({problem.alignment})"
+    return "" if problem.block_mask else "no mask"
 
 
 def _extras(request: Request, problem: Problem) -> list[str]:
@@ -169,6 +171,8 @@ def _extras(request: Request, problem: Problem) -> list[str]:
         words.append("window {} to {}".format(*(("any", side)[side != -1] for side in problem.window)))
     if problem.dropout_p:
         words.append(f"dropout {problem.dropout_p:g}")
+    if problem.block_mask:
+        words.append(f"block mask {problem.block_mask}")
     if problem.lengths:
         words.append(f"{len(problem.lengths)} packed sequences")
     if variant.page_size:

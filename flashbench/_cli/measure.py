@@ -14,7 +14,7 @@ import typer
 
 from flashbench._cli.report import write_page
 from flashbench._cli.run import OUT, REPORT, RESULTS, Request
-from flashbench.errors import EXIT_INTERRUPTED, UnavailableError
+from flashbench.errors import EXIT_INTERRUPTED, GateError, UnavailableError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def measure(request: Request) -> None:
     """Measure what is missing, then write the report and print the summary.
 
-    A finished sweep is a success whatever its rows say: they are the result, and ``check`` is the
-    gate. Raises UnavailableError where nothing could run.
+    A finished sweep is a success whatever its rows say: they are the result, and ``check`` or --strict is
+    the gate. Raises UnavailableError where nothing could run.
     """
     from flashbench import console, environment, runfile
     from flashbench._cli import joined
@@ -65,7 +65,7 @@ def measure(request: Request) -> None:
             console.note(text)
     if wrong := joined.wrong(records):
         console.warn(f"{len(wrong)} traced cells are not as their model says, first: {wrong[0]}")
-    verdict(records)
+    verdict(records, strict=request.flag("strict"))
 
 
 def new_folder(target: Target) -> Path:
@@ -109,6 +109,7 @@ def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[st
         time_budget_s=request.values.get("time_budget"),
         energy=request.flag("energy"),
         environment=about,
+        tuned=request.tuned,
     )
     done = 0
     with console.progress(len(cells), quiet=request.flag("quiet") or request.flag("verbose")) as tick:
@@ -155,8 +156,9 @@ def _count(request: Request, results: Path, writer: Writer) -> None:
                 refused[reason] = refused.get(reason, 0) + 1
 
         counting.count_cells(
-            cells, request.target, folder=results.parent / RAW, on_count=keep, seed=request.values["seed"]
-        )
+            cells, request.target, folder=results.parent / RAW, on_count=keep, seed=request.values["seed"],
+            tuned=request.tuned.path if request.tuned else None,
+        )  # fmt: skip
     for reason, count in refused.items():
         console.warn(f"{count} of {len(cells)} cells were not counted: {reason}")
 
@@ -208,14 +210,17 @@ def outcome(records: Sequence[Record], told: Sequence[str] = ()) -> list[str]:
 MAX_REASONS = 12
 
 
-def verdict(records: Sequence[Record]) -> None:
-    """Warn of wrong or failed rows; raise UnavailableError where every row is unavailable."""
+def verdict(records: Sequence[Record], *, strict: bool = False) -> None:
+    """Warn of wrong or failed rows (strict: raise GateError); UnavailableError where all are unavailable."""
     from flashbench import console
 
     bad = [record for record in records if record.status in {"wrong", "failed"}]
     if bad:
         first = f"{bad[0].cell.key}: {bad[0].reason}"
-        console.warn(f"{len(bad)} of {len(records)} cells are wrong or failed, first: {first}")
+        said = f"{len(bad)} of {len(records)} cells are wrong or failed, first: {first}"
+        if strict:
+            raise GateError(said)
+        console.warn(said)
     if records and all(record.status == "unavailable" for record in records):
         raise UnavailableError(
             f"none of the {len(records)} cells can run here: {records[0].reason}",

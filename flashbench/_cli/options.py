@@ -16,7 +16,10 @@ import typer
 from flashbench.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flashbench.kernels import Target
+    from flashbench.tuned import Tuned as TunedFile
 
 _GRID, _OUTPUT = "Grid", "Output"
 
@@ -110,6 +113,12 @@ Model = Annotated[
 Features = dict[str, Any] | None
 """The options that ``feature_options.with_features`` puts in its place."""
 
+Tuned = Annotated[
+    str | None,
+    typer.Option(
+        help="Configurations from a file of 'flashbench tune', in place of the tables'.", metavar="FILE"
+    ),
+]
 Device = Annotated[
     str | None,
     typer.Option(help="cuda:N, cuda or cpu. Default: the first GPU, else cpu.", metavar="DEVICE"),
@@ -147,6 +156,21 @@ def fraction(text: str, option: str) -> Fraction:
     if not 0 < value <= 1:
         raise SpecError(f"{option} {text!r}: not a share; accepted: a number above 0, at most 1, such as 0.9")
     return value
+
+
+def tuned(path: Path | None, target: Target, *, quiet: bool) -> TunedFile | None:
+    """The file of --tuned, fit for the target, with a note on what differs; None without one. Raises as
+    ``tuned.read``.
+    """
+    if path is None:
+        return None
+    from flashbench import console
+    from flashbench.tuned import read
+
+    found = read(path, target)
+    for text in () if quiet else found.notes:
+        console.note(text)
+    return found
 
 
 def settle(names: Iterable[str], target: Target) -> None:

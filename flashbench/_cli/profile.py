@@ -13,11 +13,13 @@ import typer
 from flashbench import features as rows
 from flashbench._cli import options
 from flashbench._cli.feature_options import with_features
+from flashbench._cli.gpu import target_of
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
     from flashbench.kernels import Target
     from flashbench.problem import Cell
+    from flashbench.tuned import Tuned
 
 COUNTED: Mapping[str, str] = {
     "seqlens": "4k", "head_dims": "64,128", "dtypes": "bf16", "causal": "both", "passes": "fwd,bwd",
@@ -27,7 +29,7 @@ COUNTED: Mapping[str, str] = {
 
 _MODES = "What to look at (one of)"
 _GRID = ("seqlens", "seqlens_k", "head_dims", "head_dims_v", "dtypes", "impls", "causal", "passes", "batch",
-         "tokens", "heads", "hidden", "kv_heads", *rows.NAMES, "device", "seed", "out")  # fmt: skip
+         "tokens", "heads", "hidden", "kv_heads", *rows.NAMES, "device", "seed", "tuned", "out")  # fmt: skip
 _STATIC = ("impls", "head_dims", "dtypes", "causal", "passes")
 
 
@@ -71,6 +73,7 @@ def profile(
     features: options.Features = None,
     device: options.Device = None,
     seed: options.Seed = None,
+    tuned: options.Tuned = None,
     arch: Annotated[
         str | None, typer.Option(help="--static: architectures, such as sm_80,sm_90.", metavar="NAMES")
     ] = None,
@@ -126,7 +129,7 @@ def profile(
         from flashbench._cli import profile_timeline
 
         cells, target, number = _cells(grid, COUNTED, None)
-        profile_timeline.show(cells, target, seed=number, **shown)
+        profile_timeline.show(cells, target, seed=number, tuned=_tuned(grid, target, quiet), **shown)
     elif mode == "known":
         from flashbench._cli import profile_known
 
@@ -143,7 +146,8 @@ def _count(grid: dict[str, str | bool], asked: Mapping[str, Any]) -> None:
 
     folder = _out(grid)
     cells, target, number = _cells(grid, COUNTED, None)
-    options_ = profile_counters.Options(seed=number, argv=("flashbench", *sys.argv[1:]), **asked)
+    found = _tuned(grid, target, asked["quiet"])
+    options_ = profile_counters.Options(seed=number, argv=("flashbench", *sys.argv[1:]), tuned=found, **asked)
     profile_counters.show(cells, target, folder or _new_folder(), options_)
 
 
@@ -157,7 +161,7 @@ def _trace(
     cells, _, number = _cells(grid, profile_trace.DEFAULTS, "cpu")
     config: dict[str, Mapping[str, Any]] = {}
     if gpu is not None:
-        target = _card(gpu)
+        target = target_of(gpu)
         for cell in cells:
             implementation = kernels.get(cell.implementation)
             if implementation.prepare_tiles is not None:
@@ -169,7 +173,7 @@ MODES = ("trace", "static", "counters", "timeline", "known", "import_")
 BOTH = "counters --trace"
 """What --counters and --trace are together; any other two modes exclude each other."""
 TAKES: Mapping[str, tuple[str, ...]] = {
-    "trace": (*(name for name in _GRID if name not in ("device", "out")), "gpu", "trace_limit"),
+    "trace": (*(name for name in _GRID if name not in ("device", "tuned", "out")), "gpu", "trace_limit"),
     "static": (*_STATIC, "arch", "gpu"),
     "counters": (*_GRID, "detail", "by_kernel"),
     BOTH: (*_GRID, "detail", "by_kernel", "trace_limit"),
@@ -228,18 +232,9 @@ def _cells(
     return cells, target, typed.get("seed", 0)
 
 
-def _card(name: str) -> Target:
-    """A card of the device table as a target for tiles."""
-    from flashbench import devices
-    from flashbench.kernels import Target
-
-    row = devices.find(name)
-    if row.capability is None:
-        raise UsageError(f"--gpu {name!r}: Triton's tiles here are NVIDIA's; accepted: an NVIDIA card")
-    return Target(
-        device="cuda:0", name=row.name, capability=row.capability,
-        smem_per_block_bytes=row.smem_per_block_bytes, num_sms=row.num_sms,
-    )  # fmt: skip
+def _tuned(grid: Mapping[str, str | bool], target: Target, quiet: bool) -> Tuned | None:
+    path = Path(str(grid["tuned"])) if "tuned" in grid else None
+    return options.tuned(path, target, quiet=quiet)
 
 
 def _limit(text: str | None) -> int:

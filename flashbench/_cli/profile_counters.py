@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flashbench.problem import Cell
     from flashbench.record import Record
     from flashbench.runfile import Writer
+    from flashbench.tuned import Tuned
 
 RAW = "counters"
 """Folder, below --out, of the profiler's own CSV files."""
@@ -28,7 +29,7 @@ COUNTED = "counted, not timed"
 class Options:
     """How to count and show. detail: more counters. kernels: a row per kernel too. argv: as typed.
 
-    trace_limit: tile visits of a cell that is traced too; None traces none.
+    trace_limit: tile visits of a cell that is traced too; None traces none. tuned: of --tuned.
     """
 
     detail: bool = False
@@ -39,6 +40,7 @@ class Options:
     csv: bool = False
     quiet: bool = False
     argv: Sequence[str] = ()
+    tuned: Tuned | None = None
 
 
 def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> None:
@@ -107,19 +109,22 @@ def _count(
             nonlocal done
             done += 1
             tick(done, cell.key)
-            writer.append(_record(cell, counters, target, about))
+            writer.append(_record(cell, counters, target, about, options.tuned))
 
         tick(0, cells[0].key if cells else "")
         counting.count_cells(
-            cells, target, folder=out / RAW, on_count=keep, detail=options.detail, seed=options.seed
-        )
+            cells, target, folder=out / RAW, on_count=keep, detail=options.detail, seed=options.seed,
+            tuned=options.tuned.path if options.tuned else None,
+        )  # fmt: skip
 
 
-def _record(cell: Cell, counters: Mapping[str, Any], target: Target, about: Mapping[str, Any]) -> Record:
-    from flashbench import environment, kernels
+def _record(
+    cell: Cell, counters: Mapping[str, Any], target: Target, about: Mapping[str, Any], found: Tuned | None
+) -> Record:
+    from flashbench import environment, tuned
     from flashbench.record import Record
 
-    implementation = kernels.get(cell.implementation)
+    implementation = tuned.get(found, cell.implementation)
     failed = str(counters.get("reason", ""))
     refused = failed.split(": ")[0] in ("unavailable", "unsupported")
     return Record(
@@ -131,6 +136,7 @@ def _record(cell: Cell, counters: Mapping[str, Any], target: Target, about: Mapp
         started_at=str(counters.get("started_at") or datetime.now(UTC).isoformat(timespec="seconds")),
         io_model=implementation.model(cell.problem, cell.pass_, target),
         config={} if failed else implementation.describe(cell.problem, cell.pass_, target),
+        tuned=found.source(cell) if found and not failed else {},
         environment=environment.row_fields(about),
         device_type=target.type,
     )

@@ -11,9 +11,19 @@ if TYPE_CHECKING:
     from flashbench.console import Column
     from flashbench.kernels import Target
     from flashbench.problem import Cell
+    from flashbench.tuned import Tuned
 
 
-def show(cells: Sequence[Cell], target: Target, *, seed: int, json: bool, csv: bool, quiet: bool) -> None:
+def show(
+    cells: Sequence[Cell],
+    target: Target,
+    *,
+    seed: int,
+    tuned: Tuned | None = None,
+    json: bool,
+    csv: bool,
+    quiet: bool,
+) -> None:
     """Record one call of each cell and print its kernels. Raises UnavailableError without a GPU."""
     from flashbench import console, counting
 
@@ -25,7 +35,8 @@ def show(cells: Sequence[Cell], target: Target, *, seed: int, json: bool, csv: b
     with console.progress(len(cells), quiet=quiet) as tick:
         for index, cell in enumerate(cells):
             tick(index, cell.key)
-            found.append({"cell": cell.key, **_timed(counting, cell, target, seed)})
+            source = {"tuned": tuned.source(cell)} if tuned else {}
+            found.append({"cell": cell.key, **source, **_timed(counting, cell, target, seed, tuned)})
     if json:
         console.show_json(found)
     elif csv or not quiet:
@@ -35,7 +46,7 @@ def show(cells: Sequence[Cell], target: Target, *, seed: int, json: bool, csv: b
         raise UnavailableError(f"--timeline: no cell was recorded: {found[0]['reason']}")
 
 
-def _timed(counting: Any, cell: Cell, target: Target, seed: int) -> dict[str, Any]:
+def _timed(counting: Any, cell: Cell, target: Target, seed: int, tuned: Tuned | None) -> dict[str, Any]:
     """The timeline of a cell beside the time that events give it, or the reason for none."""
     import torch
 
@@ -46,7 +57,7 @@ def _timed(counting: Any, cell: Cell, target: Target, seed: int) -> dict[str, An
     if refusal := plan.refuses(kernels.get(cell.implementation), cell, target):
         return {"reason": refusal[1]}
     try:
-        with call_of(cell, target, seed) as call:
+        with call_of(cell, target, seed, tuned) as call:
             call()
             line = timeline.timeline(call, target.device)
             clocks = profilers.open_clocks(target.device)

@@ -16,6 +16,7 @@ from flashbench.errors import UsageError
 if TYPE_CHECKING:
     from flashbench.kernels import Target
     from flashbench.problem import Cell
+    from flashbench.tuned import Tuned as TunedFile
 
 RESULTS = "results.jsonl"
 REPORT = "report.html"
@@ -59,6 +60,7 @@ def run(
         ),
     ] = None,
     seed: options.Seed = None,
+    tuned: options.Tuned = None,
     config: Annotated[
         str | None,
         typer.Option(help="TOML file with any of these options; options on the line win.", metavar="FILE"),
@@ -110,6 +112,10 @@ def run(
             panel=_PANEL,
         ),
     ] = None,
+    strict: Annotated[
+        bool | None,
+        options.flag("Exit 5 if a cell is wrong or failed.", "--strict/--no-strict", panel=_PANEL),
+    ] = None,
     json: Annotated[bool | None, options.flag("Print the whole table as JSON.", "--json/--no-json")] = None,
     csv: Annotated[bool | None, options.flag("Print the whole table as CSV.", "--csv/--no-csv")] = None,
     quiet: Annotated[
@@ -124,7 +130,7 @@ def run(
     Axes multiply into cells. What an option's default is depends on the device: on a GPU the
     papers' grid (1k-64k, bf16, 16k tokens, hidden 2048), on a CPU a small one.
 
-    Exits 0 when the sweep completed, whatever its rows say ('check' is the gate), 3 if nothing can
+    Exits 0 when every cell ended with a status, 5 with --strict if one is wrong or failed, 3 if nothing can
     run here, 130 when interrupted.
     """
     given = options.given(locals())
@@ -158,6 +164,7 @@ class Request:
     target: Target
     cells: tuple[Cell, ...]
     out: Path | None
+    tuned: TunedFile | None = None
 
     def flag(self, name: str) -> bool:
         """True where the flag is on."""
@@ -209,11 +216,12 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
         target=target,
         cells=cells,
         out=out,
+        tuned=options.tuned(values.get("tuned"), target, quiet=values.get("quiet") is True),
     )
 
 
-KEPT = ("energy", "counters", "trace")
-"""Flags that a resumed run takes over."""
+KEPT = ("energy", "counters", "trace", "tuned")
+"""Beside conditions, what a resumed run takes over."""
 
 
 def _earlier(path: Path) -> dict[str, str | bool]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from flashbench._iomodel import listed
 from flashbench._iomodel.l2 import Cache, Hits
 from flashbench._iomodel.tensors import FP32, INT32, bias_bytes, sizes
 from flashbench._iomodel.types import Estimate, Step
@@ -67,7 +68,8 @@ class Grid(NamedTuple):
     the share of what is streamed that is fetched again within a wave, as thread blocks lose step.
     staggered: thread blocks of one head start at rows of their own, so that all that a wave moves goes by
     before a row is asked for again. crowd: how many times over what a wave moves counts against the L2 until
-    the next wave, or pass, comes back to its rows.
+    the next wave, or pass, comes back to its rows. passes: of a loop, those
+    over which a thread block spreads what it moves once. seen: the share of the rows that a pass visits.
     """
 
     ctas: int
@@ -80,6 +82,8 @@ class Grid(NamedTuple):
     skew: float = 0.0
     staggered: bool = False
     crowd: float = 1.0
+    passes: int = 1
+    seen: float = 1.0
 
 
 def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dram:
@@ -149,6 +153,8 @@ def tensor_bytes(problem: Problem) -> dict[str, int]:
         total |= dict.fromkeys(("slopes", "sinks", "dsinks"), problem.num_heads * FP32)
     if problem.bias:
         total |= dict.fromkeys(("bias", "dbias"), bias_bytes(problem))
+    if problem.block_mask:
+        total |= listed.tensor_bytes(problem)
     if problem.lengths:
         total |= dict.fromkeys(("cu_q", "cu_k"), (len(problem.lengths) + 1) * INT32)
     return total
@@ -266,7 +272,7 @@ class _Again(NamedTuple):
     @classmethod
     def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> _Again:
         """From the kernel's grid and its (tensor, requested, size) rows."""
-        ctas, units, slots, loops, _, section, lost, _, staggered, crowd = grid
+        ctas, units, slots, loops, _, section, lost, _, staggered, crowd, passes, visited = grid
         per_unit = ctas / units
         streamed = asked_for = 0
         for _, requested, size in asked:
@@ -276,9 +282,8 @@ class _Again(NamedTuple):
         own = (touched - streamed) * min(slots, ctas) / ctas
         unit_bytes = streamed / units
         if loops:
-            moved = min(float(units), float(slots)) * unit_bytes + own
-            _, value, worst = cache.hits(crowd * moved)
-            return cls(True, _ZERO, (1 - cache.hits(moved).best, 1 - value, 1 - worst))
+            moved = min(float(units), float(slots)) * unit_bytes + own / passes
+            return cls(True, _ZERO, _missing(cache, moved, crowd, visited))
         active = min(float(units), max(1.0, slots / per_unit, section))
         within = _staggered(cache.hits(active * unit_bytes + own)) if staggered else _ZERO
         if ctas <= slots or not streamed:
@@ -316,6 +321,34 @@ class _Again(NamedTuple):
             times.append(apart * missing + (passes - 1 - apart) * within)
         low, mean, high = times
         return low, mean, high
+
+
+def _missing(cache: Cache, moved: float, crowd: float, seen: float) -> _Three:
+    """Of what passes ask for again, what is not found, least to most.
+
+    moved: bytes that go by during a whole pass. seen: the share of its rows that a pass visits on average.
+    Under a causal mask each pass is shorter than the one before, and so comes back sooner.
+    """
+    if seen >= 1:
+        # what a pass moved takes up to twice its room until its rows are asked for again
+        best, value, worst = (
+            cache.hits(moved).best,
+            cache.hits(crowd * moved).value,
+            cache.hits(2 * moved).worst,
+        )
+        return 1 - best, 1 - value, 1 - worst
+    first, last = min(1.0, 2 * seen), max(0.0, 2 * seen - 1)
+    lengths = [first + (last - first) * (i + 0.5) / _PASSES for i in range(_PASSES)]
+    low = value = high = 0.0
+    for length in lengths:
+        of = _missing(cache, length * moved, crowd, 1.0)
+        low, value, high = low + length * of[0], value + length * of[1], high + length * of[2]
+    total = sum(lengths)
+    return low / total, value / total, high / total
+
+
+_PASSES = 8
+"""Lengths of pass that stand for all of a masked loop."""
 
 
 def _staggered(hits: Hits) -> _Three:

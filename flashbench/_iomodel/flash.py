@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from flashbench import flash_configs
 from flashbench._iomodel import flash_scores as scores
 from flashbench._iomodel import flash_v2, varlen
+from flashbench._iomodel.listed import metadata
 from flashbench._iomodel.tensors import FP32
 from flashbench._iomodel.types import Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
@@ -32,7 +33,8 @@ ASSUMPTIONS = (
 def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
     """What flash-v2's forward moves, and what its programs read for scores and lengths.
 
-    A slope, a sink and, of a packed batch, lengths per program; of a bias what lies under each tile visited.
+    A slope, a sink and, of a packed batch, lengths per program; of a bias what lies under each tile visited;
+    of a block mask lists and bits (listed.py).
     Products are over padded head dims.
     """
     p = problem
@@ -40,7 +42,7 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
     (step,) = work.steps
     d, dv = padded(p)
     once = {**scores.slopes(p, step.ctas), **scores.sinks(p, step.ctas), **scores.lengths(p, step.ctas)}
-    read = {**step.read, **scores.bias(p, tiles["fwd"]), **once}
+    read = {**step.read, **scores.bias(p, tiles["fwd"]), **once, **metadata(p, tiles["fwd"], step.ctas)}
     return work._replace(steps=(step._replace(read=read, flops=2 * step.exps * (d + dv)),))
 
 
@@ -65,6 +67,7 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
             read={
                 **dq.read,
                 **scores.bias(p, tiles["dq"]),
+                **metadata(p, tiles["dq"], dq.ctas),
                 **scores.slopes(p, dq.ctas),
                 **scores.lengths(p, dq.ctas),
             },
@@ -76,6 +79,7 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
                 **dkdv.read,
                 **({"norm": dkdv.read["lse"]} if norm else {}),
                 **scores.bias(p, tiles["dkdv"]),
+                **metadata(p, tiles["dkdv"], dkdv.ctas),
                 **scores.slopes(p, dkdv.ctas * p.group),
                 **scores.lengths(p, dkdv.ctas),
             },

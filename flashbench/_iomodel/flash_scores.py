@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashbench._iomodel.listed import looked_up
 from flashbench._iomodel.tensors import FP32, INT32, bias_bytes
 from flashbench._iomodel.types import Step, Tiles
 from flashbench._iomodel.visits import Band, Visits, band_visits, visits
@@ -28,7 +29,7 @@ def lengths(problem: Problem, programs: int, names: tuple[str, ...] = ("cu_q", "
 
 def bias(problem: Problem, tile: Tiles) -> dict[str, int]:
     """The bias, read with every tile of every query head that a kernel with that tile visits."""
-    return _bias(problem, visits(problem, tile.block_q, tile.block_k)) if problem.bias else {}
+    return _bias(problem, visits(problem, *tile)) if problem.bias else {}
 
 
 def _bias(p: Problem, seen: Visits) -> dict[str, int]:
@@ -61,7 +62,7 @@ def dbias(problem: Problem, tile: Tiles, products: int) -> Step:
         read={
             "q": queries * p.head_dim * e, "do": queries * p.head_dim_v * e, "lse": queries * FP32,
             "delta": queries * FP32, "k": keys * p.head_dim * e, "v": keys * p.head_dim_v * e,
-            **slopes(p, heads * every.tiles), **_bias(p, every),
+            **slopes(p, heads * every.tiles), **_bias(p, every), **looked_up(p, tile),
         },
         write={"dbias": bias_bytes(p)},
         flops=2 * pairs * products,

@@ -134,7 +134,7 @@ MODELS: tuple[Model, ...] = (
         footprint=flash.footprint,
         refuses=flash.refuses,
         shown=False,
-        covers=frozenset({"softcap", "alibi", "bias", "sinks"}),
+        covers=frozenset({"softcap", "alibi", "bias", "sinks", "block-mask"}),
         packs=True,
         bundled=True,
     ),

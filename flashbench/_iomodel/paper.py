@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from flashbench._iomodel import flash_v1, flash_v2, standard
 from flashbench._iomodel.types import Work
+from flashbench.errors import SpecError
 from flashbench.problem import Problem
 
 LIMITS = {"flash-v1": 3, "flash-v2": 1}
@@ -51,8 +52,11 @@ def paper_view(problem: Problem, sram_bytes: int) -> PaperView:
     """The theorems of FlashAttention and of Saha and Ye for a problem and a fast memory, in numbers.
 
     Sources: FlashAttention (arXiv:2205.14135), Algorithm 1, Theorems 1 and 2, Proposition 3; Saha and
-    Ye 2024 (arXiv:2402.07443): N²d²/M is optimal for M ≥ d², below that N²d/√M.
+    Ye 2024 (arXiv:2402.07443): N²d²/M is optimal for M ≥ d², below that N²d/√M. Raises SpecError for a
+    block mask, whose theorem (Proposition 4) is of its density alone.
     """
+    if problem.block_mask:
+        raise SpecError(f"the papers' view has no block_mask {problem.block_mask!r}; accepted: no block mask")
     p, m = problem, max(1, sram_bytes // problem.dtype_bytes)
     tile = flash_v1.sram_tiles(p, "fwd", m)
     pairs, linear = p.seqlen_q * p.seqlen_k, (p.seqlen_q + p.seqlen_k) * p.head_dim

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from flashbench._iomodel import listed
 from flashbench._iomodel.types import Traffic
 from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench._iomodel.visits import seen_rows, visible_pairs
@@ -72,14 +73,14 @@ def compulsory(problem: Problem, pass_: str, variant: Variant = DEFAULT) -> Traf
 
     Forward: reads q, k, v; writes o, lse. Backward: reads q, k, v, o, do, lse; writes dq, dk, dv.
     Query rows without keys, and key rows without queries, need not be read. A density is taken to
-    leave no row out. Of a bias, the entries that a visible pair has; it, slopes and sinks in each pass;
-    the backward writes the gradients of bias and sinks.
+    leave no row out. Of a bias, the entries that a visible pair has, of a block mask a number per block and
+    bits; they, slopes and sinks in each pass; the backward writes the gradients of bias and sinks.
     """
     parts = [_compulsory(part, pass_, variant) for part in problem.parts()]
     total = parts[0]
     for part in parts[1:]:
         total += part
-    if problem.bias or problem.alibi or problem.sinks:
+    if problem.bias or problem.alibi or problem.sinks or problem.block_mask:
         for kind in ("fwd", "bwd") if pass_ == "fwd+bwd" else (pass_,):
             total += _of_scores(problem, kind)
     return total
@@ -90,6 +91,7 @@ def _of_scores(problem: Problem, pass_: str) -> Traffic:
     p, per_head = problem, problem.num_heads * FP32
     read = {"slopes": per_head} if p.alibi else {}
     read |= {"sinks": per_head} if p.sinks else {}
+    read |= listed.once(p) if p.block_mask else {}
     write = {"dsinks": per_head} if p.sinks else {}
     if p.bias:
         batches, heads, rows, columns = p.bias_shape
@@ -109,7 +111,7 @@ def _compulsory(problem: Problem, pass_: str, variant: Variant) -> Traffic:
     nq, nk = problem.seqlen_q, problem.seqlen_k
     if not (nq and nk):
         q = o = lse = k = v = 0
-    elif problem.masked or variant.blocks is not None:
+    elif problem.masked or problem.block_mask or variant.blocks is not None:
         rows, keys = seen_rows(problem, variant)
         q, o, lse = q // nq * rows, o // nq * rows, lse // nq * rows
         k, v = k // nk * keys, v // nk * keys

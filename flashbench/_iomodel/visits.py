@@ -12,6 +12,7 @@ import math
 from functools import lru_cache
 from typing import NamedTuple
 
+from flashbench._iomodel.listed import listed
 from flashbench._iomodel.variant import DEFAULT, BlockMask, Variant
 from flashbench.problem import Problem
 
@@ -40,6 +41,9 @@ class Band(NamedTuple):
 
 def visits(problem: Problem, block_q: int, block_k: int, variant: Variant = DEFAULT) -> Visits:
     """Tiles and rows that a tiled kernel visits for one query head."""
+    if problem.block_mask:
+        walk = listed(problem, block_q, block_k)
+        return Visits(walk.tiles, walk.key_rows, walk.query_rows, walk.scores)
     band = Band(problem.seqlen_q, problem.seqlen_k, *problem.band)
     if variant is DEFAULT:
         return band_visits(band, block_q, block_k)

@@ -82,18 +82,20 @@ def count_cells(
     on_count: Callable[[Cell, Counters], None],
     detail: bool = False,
     seed: int = 0,
+    tuned: Path | None = None,
 ) -> None:
     """Count the cells in the order given; on_count gets each one's counters, or the reason for none.
 
     folder: takes the profiler's raw CSV files, one per batch. detail: also the counters of the group
-    ``detail``, at more passes over each kernel. Raises nothing for what ncu or a cell does.
+    ``detail``, at more passes over each kernel. tuned: a file as ``tuned.read`` takes it. Raises nothing for
+    what ncu or a cell does.
     """
     jobs = [cell_job(cell) for cell in cells]
 
     def keep(index: int, found: Counters) -> None:
         on_count(cells[index], found)
 
-    count_jobs(jobs, target, folder=folder, on_count=keep, detail=detail, seed=seed)
+    count_jobs(jobs, target, folder=folder, on_count=keep, detail=detail, seed=seed, tuned=tuned)
 
 
 def count_jobs(
@@ -104,6 +106,7 @@ def count_jobs(
     on_count: Callable[[int, Counters], None],
     detail: bool = False,
     seed: int = 0,
+    tuned: Path | None = None,
 ) -> None:
     """As count_cells, for jobs of any kind; on_count gets the job's index."""
     reason = why_unavailable(target)
@@ -114,7 +117,7 @@ def count_jobs(
     for first in range(0, len(jobs), BATCH):
         batch = jobs[first : first + BATCH]
         if reason is None:
-            found, reason = _Batch(batch, target, folder, seed).run(detail, clocks)
+            found, reason = _Batch(batch, target, folder, seed, tuned).run(detail, clocks)
         else:
             found = [{"reason": reason}] * len(batch)
         for offset, counted in enumerate(found):
@@ -124,8 +127,11 @@ def count_jobs(
 class _Batch:
     """Some jobs in one process under the profiler."""
 
-    def __init__(self, jobs: Sequence[Job], target: Target, folder: Path, seed: int) -> None:
+    def __init__(
+        self, jobs: Sequence[Job], target: Target, folder: Path, seed: int, tuned: Path | None
+    ) -> None:
         self.jobs = jobs
+        self.tuned = tuned
         self.target = target
         self.seed = seed
         number = 1 + sum(1 for path in folder.glob("counters-*.csv"))
@@ -138,6 +144,7 @@ class _Batch:
         spec = {
             "device": self.target.device, "seed": self.seed, "said": str(self.said),
             "jobs": [asdict(job) for job in self.jobs],
+            "tuned": str(self.tuned) if self.tuned else None,
         }  # fmt: skip
         self.spec.write_text(json.dumps(spec), encoding="utf-8")
         self.said.unlink(missing_ok=True)

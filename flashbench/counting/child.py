@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashbench import environment, kernels, plan
+from flashbench import environment, plan, tuned
 from flashbench._profilers.ncu import RANGE
 from flashbench.counting import known
 from flashbench.kernels import Target
@@ -26,10 +26,11 @@ def main(path: str) -> None:
     """Run the jobs of the file."""
     spec = json.loads(Path(path).read_text(encoding="utf-8"))
     target = environment.target(spec["device"])
+    found = tuned.read(spec["tuned"], target) if spec.get("tuned") else None
     with Path(spec["said"]).open("a", encoding="utf-8") as said:
         for index, job in enumerate(spec["jobs"]):
             try:
-                reason = _run(index, job, target, spec["seed"])
+                reason = _run(index, job, target, spec["seed"], found)
             except Exception as error:
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             said.write(json.dumps({"index": index, "reason": reason}) + "\n")
@@ -37,24 +38,26 @@ def main(path: str) -> None:
             _tidy(target)
 
 
-def _run(index: int, job: Mapping[str, Any], target: Target, seed: int) -> str:
+def _run(index: int, job: Mapping[str, Any], target: Target, seed: int, found: tuned.Tuned | None) -> str:
     what = job["what"]
     if job["kind"] == "known":
         row = known.find(what["name"])
         _count(index, row.make(target, what["bytes"]), target)
         return ""
     cell = Cell.from_json(what)
-    implementation = kernels.get(cell.implementation)
+    implementation = tuned.get(found, cell.implementation)
     if refusal := plan.refuses(implementation, cell, target):
         return f"{refusal[0]}: {refusal[1]}"
-    with call_of(cell, target, seed) as call:
+    with call_of(cell, target, seed, found) as call:
         _count(index, call, target)
     return ""
 
 
 @contextmanager
-def call_of(cell: Cell, target: Target, seed: int) -> Iterator[Callable[[], object]]:
-    """What a sweep would time, made ready; a forward that a backward needs has run before.
+def call_of(
+    cell: Cell, target: Target, seed: int, found: tuned.Tuned | None = None
+) -> Iterator[Callable[[], object]]:
+    """What a sweep would time, made ready; a forward that a backward needs has run before. found: --tuned.
 
     A context, as the implementation may need switches of torch while it is called.
     """
@@ -64,7 +67,7 @@ def call_of(cell: Cell, target: Target, seed: int) -> Iterator[Callable[[], obje
     from flashbench.kernels._inputs import make_inputs
 
     inputs = make_inputs(cell.problem, target.device, seed).detached(grad=cell.pass_ != "fwd")
-    implementation = kernels.get(cell.implementation)
+    implementation = tuned.get(found, cell.implementation)
     with implementation.context(cell.problem), torch.set_grad_enabled(cell.pass_ != "fwd"):
         call = implementation.prepare(cell.problem, inputs)
         if cell.pass_ == "bwd":

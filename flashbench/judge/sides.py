@@ -1,97 +1,146 @@
-"""A side of a comparison: one run file or several, and in what two sides differ that must not."""
+"""A side of a comparison: one run or several, and in what two sides differ that must not."""
 
 from __future__ import annotations
 
 import glob
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashbench import metrics, runfile, table
 from flashbench.errors import UsageError
-from flashbench.record import Record
-from flashbench.runfile import RunFile
 
-CONDITIONS = ("device", "cache", "method", "power_limit")
+CONDITIONS = ("device", "power_limit", "inputs", "cache", "flush", "method", "load", "estimator", "benchmark")
 """What must be the same on both sides, by the names that ``allow`` takes."""
-VERSIONS = ("driver", "cuda", "cudnn", "torch", "triton", "python", "flashbench", "source_hash")
-"""What may differ, and is told."""
+EXPECTED = ("device", "cache", "method")
+"""Conditions that a file of times should tell; where it does not, it is warned of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One cell of one run.
+
+    samples: the numbers of a measure, in its unit; empty where it has none. status, reason: as in a record.
+    flags: marks on the time. conditions: those of the cell alone, such as how it was timed. groups: what
+    cells can be put together by (implementation, pass, …)."""
+
+    samples: Callable[[str], Sequence[float]]
+    status: str = "ok"
+    reason: str = ""
+    flags: tuple[str, ...] = ()
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    groups: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One file as read. kind: its format; measures: what is compared of it where nothing is asked for."""
+
+    path: Path
+    kind: str
+    cells: Mapping[str, Measured]
+    measures: tuple[str, ...] = ("time_s",)
+    conditions: Mapping[str, str] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """Runs of one side. records: by cell key, one per run that has the cell."""
+    """Runs of one side."""
 
     name: str
-    files: tuple[RunFile, ...]
-    records: Mapping[str, tuple[Record, ...]]
+    runs: tuple[Run, ...]
 
-    def facts(self, name: str) -> set[str]:
-        """The values of a condition or a version over all runs, as text."""
-        return {text for file in self.files for text in _facts(file, name)}
+    @property
+    def keys(self) -> list[str]:
+        """Every cell that a run has, in order."""
+        return list(dict.fromkeys(key for run in self.runs for key in run.cells))
+
+    def of(self, key: str) -> list[Measured]:
+        """A cell of the runs that have it."""
+        return [run.cells[key] for run in self.runs if key in run.cells]
+
+    def condition(self, name: str, keys: Iterable[str]) -> set[str]:
+        """The values of a condition over the runs and those of their cells."""
+        found = {run.conditions[name] for run in self.runs if name in run.conditions}
+        cells = (cell for key in keys for cell in self.of(key))
+        return found | {cell.conditions[name] for cell in cells if name in cell.conditions}
+
+    def version(self, name: str) -> set[str]:
+        """The values of a version over the runs."""
+        return {run.versions[name] for run in self.runs if name in run.versions}
 
 
-def load_side(texts: str, name: str) -> Side:
-    """The side of a comma list of files, folders with a results.jsonl, and globs.
+def paths_of(texts: str, name: str) -> list[Path]:
+    """The files of a comma list of files, folders with a results.jsonl, and globs, each once.
 
-    Raises UsageError for what matches nothing, and as runfile.load does.
+    Raises UsageError for an empty list and for a folder without results; a missing file is found on reading.
     """
-    paths: list[Path] = []
+    found: list[Path] = []
     for text in filter(None, (part.strip() for part in texts.split(","))):
-        found = [Path(path) for path in sorted(glob.glob(text))] or [Path(text)]
-        paths += [path / "results.jsonl" if path.is_dir() else path for path in found]
-    if not paths:
+        matches = [Path(path) for path in sorted(glob.glob(text, recursive=True))]
+        for path in matches or [Path(text)]:
+            found += _in_folder(path, name) if path.is_dir() else [path]
+    if not found:
         raise UsageError(
             f"{name} {texts!r}: no file; accepted: results files, folders or globs, comma-separated"
         )
-    files = tuple(runfile.load(path) for path in dict.fromkeys(paths))
-    records: dict[str, list[Record]] = {}
-    for file in files:
-        for record in file.records:
-            records.setdefault(record.cell.key, []).append(record)
-    return Side(name=name, files=files, records={key: tuple(rows) for key, rows in records.items()})
+    return list(dict.fromkeys(found))
+
+
+def _in_folder(folder: Path, name: str) -> list[Path]:
+    """Its results.jsonl, or those of the folders in it, one run each, or its own JSON lines."""
+    own = folder / "results.jsonl"
+    below = (
+        [own] if own.exists() else sorted(folder.glob("*/results.jsonl")) or sorted(folder.glob("*.jsonl"))
+    )
+    if not below:
+        raise UsageError(
+            f"{name} {str(folder)!r}: a folder without results; accepted: a folder with results.jsonl,"
+            " with folders of those, or with *.jsonl files"
+        )
+    return below
 
 
 def unlike(base: Side, new: Side) -> dict[str, tuple[str, str]]:
-    """Conditions that differ, with what each side has."""
+    """Conditions that differ over the cells in common, with what each side has."""
+    common = set(base.keys) & set(new.keys)
     found = {}
     for name in CONDITIONS:
-        one, other = base.facts(name), new.facts(name)
-        if one != other and one and other:
-            found[name] = (" and ".join(sorted(one)), " and ".join(sorted(other)))
+        one, other = base.condition(name, common), new.condition(name, common)
+        if one and other and one != other:
+            found[name] = (_said(one), _said(other))
     return found
 
 
-def unknown(base: Side, new: Side) -> list[str]:
-    """Conditions that a side does not tell, such as an older file."""
-    return [name for name in CONDITIONS[:3] if not (base.facts(name) and new.facts(name))]
+def cell_unlike(base: Sequence[Measured], new: Sequence[Measured], allowed: frozenset[str]) -> str:
+    """In what one cell's own conditions differ, in words, or empty."""
+    said = []
+    for name in CONDITIONS:
+        one, other = ({c.conditions[name] for c in cells if name in c.conditions} for cells in (base, new))
+        if one and other and one != other and name not in allowed:
+            said.append(f"{name} is {_said(one)} on the base side and {_said(other)} on the new one")
+    return "; ".join(said)
+
+
+def untold(base: Side, new: Side) -> dict[str, list[str]]:
+    """By side the conditions that it should tell and does not, such as an older file."""
+    common = set(base.keys) & set(new.keys)
+    timed = [side for side in (base, new) if any("time_s" in run.measures for run in side.runs)]
+    found = {side.name: [name for name in EXPECTED if not side.condition(name, common)] for side in timed}
+    return {name: missing for name, missing in found.items() if missing}
 
 
 def changes(base: Side, new: Side) -> list[str]:
     """Versions that differ, one sentence each."""
+    names = dict.fromkeys(name for side in (base, new) for run in side.runs for name in run.versions)
     return [
-        f"{name}: {' and '.join(sorted(base.facts(name))) or 'unknown'} on the base side,"
-        f" {' and '.join(sorted(new.facts(name))) or 'unknown'} on the new one"
-        for name in VERSIONS
-        if base.facts(name) != new.facts(name)
+        f"{name}: {_said(base.version(name)) or 'unknown'} on the base side,"
+        f" {_said(new.version(name)) or 'unknown'} on the new one"
+        for name in names
+        if base.version(name) != new.version(name)
     ]
 
 
-def values(records: tuple[Record, ...], metric: metrics.Metric) -> list[list[float]]:
-    """The samples of a metric, one list per run: all of them for time, else the one number that a run has."""
-    if metric.name == "time_s":
-        return [list(record.samples.samples_s) for record in records if record.samples]
-    found = [table.value_of(record, metric.name) for record in records if record.status != "wrong"]
-    return [[float(value)] for value in found if value is not None]
-
-
-def _facts(file: RunFile, name: str) -> set[str]:
-    about = file.header.get("environment") or {}
-    if name == "device":
-        return {str(about["device_name"])} if about.get("device_name") else set()
-    if name == "power_limit":
-        limit = about.get("power_limit_w")
-        return {f"{limit:g} W"} if isinstance(limit, int | float) else set()
-    if name in ("cache", "method"):
-        return {str(getattr(record.samples, name)) for record in file.records if record.samples}
-    return {str(about[name])} if about.get(name) is not None else set()
+def _said(values: set[str]) -> str:
+    return " and ".join(sorted(values))

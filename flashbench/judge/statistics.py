@@ -1,25 +1,38 @@
-"""The ratio of two sides of runs and how sure it is; and how many sure-looking cells chance alone makes.
+"""The ratio of two sides of runs and how sure it is.
 
-Sources: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 6, for the standard error of
-a median; Benjamini and Hochberg (1995) for the false discovery rate.
-"""
+A side is the mean over its runs of the logarithm of each run's median. Its error has two parts. Within a
+run: the median's, by the bootstrap over the raw samples. Between runs: ``Spread``. Bootstrapping the runs
+too would give their part in closed form (the variance of a mean, times (n-1)/n, which is put right here),
+and for two to five runs its percentiles are far too narrow, so the interval is that error times Student's
+t.
+
+Where runs drift apart or have two levels, a median is not the cell's by an amount that no resampling shows.
+That amount is added to the interval on both sides, unless there are runs enough for the spread between them
+to hold it."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
-RESAMPLES = 1000
-Z_95 = 1.959964
-"""Two-sided 95 % of a normal distribution."""
+from flashbench.judge.bootstrap import LEAST, SHAPES, Shape, median_error, shape
+from flashbench.judge.spread import Spread
+from flashbench.judge.student import quantile, two_sided
+
+LEVEL = 0.95
+RUNS_THAT_TELL = {"drift": 3, "few": 3, "two levels": 5}
+"""With so many runs a side the spread between runs holds what is wrong with their samples. Of three runs with
+two levels each all may show the same one, one time in four."""
 
 
 class Ratio(NamedTuple):
     """New over base. low, high: 95 % interval. error: standard error of the ratio's logarithm.
 
-    p: chance of a ratio at least as far from 1 in its direction if nothing had changed (one-sided).
+    p: chance of a ratio as far from 1 if nothing had changed (two-sided). trouble: what widened the
+    interval beyond its error, in words; extra: by how much, in logarithms.
     """
 
     value: float
@@ -27,59 +40,84 @@ class Ratio(NamedTuple):
     high: float
     error: float
     p: float
+    trouble: str = ""
+    extra: float = 0.0
 
 
-def ratio_of(
-    base: Sequence[Sequence[float]], new: Sequence[Sequence[float]], noise: float, seed: int = 0
-) -> Ratio:
-    """The ratio of medians of two sides; a side is one sequence of positive samples per run.
+@dataclass(frozen=True, kw_only=True)
+class Medians:
+    """One side of one cell: by run the logarithm of the median, its error and what is wrong with the run."""
 
-    noise: spread between runs, relative, taken where a side has one run; with several their own spread
-    counts, but not less than half the noise, as a few runs may agree by chance.
-    """
-    middle_base, error_base = _side(base, noise, seed)
-    middle_new, error_new = _side(new, noise, seed + 1)
-    log = math.log(middle_new / middle_base)
-    error = math.hypot(error_base, error_new)
-    if error == 0:
-        return Ratio(math.exp(log), math.exp(log), math.exp(log), 0.0, 0.0 if log else 0.5)
+    logs: tuple[float, ...]
+    errors: tuple[float, ...]
+    shapes: tuple[Shape | None, ...]
+
+    @property
+    def log(self) -> float:
+        """The side's value: the mean of the runs' logarithms."""
+        return sum(self.logs) / len(self.logs)
+
+    @property
+    def within(self) -> float:
+        """Variance of a run's median by its own samples."""
+        return sum(error**2 for error in self.errors) / len(self.errors)
+
+    def having(self, *names: str) -> list[Shape]:
+        """What is wrong with runs that are too few for their spread to hold it, of those kinds."""
+        return [
+            one
+            for one in self.shapes
+            if one is not None and one.name in names and len(self.logs) < RUNS_THAT_TELL[one.name]
+        ]
+
+
+def medians(runs: Sequence[Sequence[float]]) -> Medians:
+    """A side: one sequence of positive samples per run."""
+    shapes = tuple(shape(run) for run in runs)
+    return Medians(
+        logs=tuple(math.log(statistics.median(run)) for run in runs),
+        errors=tuple(median_error(run, found) for run, found in zip(runs, shapes, strict=True)),
+        shapes=shapes,
+    )
+
+
+def ratio_of(base: Medians, new: Medians, spread: Spread) -> Ratio:
+    """The ratio of two sides, where runs spread by ``spread``."""
+    extra, words = _drifting_apart(base, new)
+    for name, side in (("base", base), ("new", new)):
+        found = side.having("few", "two levels")
+        if found:
+            size = sum(one.size for one in found) / len(side.logs)
+            words.append(f"the {name} side's samples {SHAPES[found[0].name]} {math.expm1(size):.1%}")
+            extra += size
+    error = math.sqrt(_variance(base, spread) + _variance(new, spread))
+    return interval(new.log - base.log, error, spread.df, extra, " and ".join(words))
+
+
+def _drifting_apart(base: Medians, new: Medians) -> tuple[float, list[str]]:
+    """How far the ratio depends on the quarter of the runs that it is taken of; both may drift alike."""
+    mean = []
+    for side in (base, new):
+        found = side.having("drift")
+        mean.append([sum(one.quarters[at] for one in found) / len(side.logs) for at in range(4)])
+    apart = [other - one for one, other in zip(*mean, strict=True)]
+    size = max(apart) - min(apart)
+    return size, [f"the two sides' samples drift apart by {math.expm1(size):.1%}"] if size > LEAST else []
+
+
+def interval(log: float, error: float, df: float, extra: float = 0.0, trouble: str = "") -> Ratio:
+    """The ratio with that logarithm and standard error; a ratio without error is what it is."""
+    reach = extra + (quantile(LEVEL, df) * error if error else 0.0)
+    beyond = max(abs(log) - extra, 0.0)
+    p = two_sided(beyond / error, df) if error else float(beyond == 0)
     return Ratio(
-        math.exp(log),
-        math.exp(log - Z_95 * error),
-        math.exp(log + Z_95 * error),
-        error,
-        0.5 * math.erfc(abs(log) / error / math.sqrt(2)),
+        math.exp(log), math.exp(log - reach), math.exp(log + reach), error, p, trouble=trouble, extra=extra
     )
 
 
-def _side(runs: Sequence[Sequence[float]], noise: float, seed: int) -> tuple[float, float]:
-    """Median of the runs' medians, and the standard error of its logarithm."""
-    medians = [statistics.median(run) for run in runs]
-    within = math.sqrt(sum(median_error(run, seed) ** 2 for run in runs)) / len(runs)
-    if len(runs) == 1:
-        return medians[0], math.hypot(within, noise)
-    logs = [math.log(median) for median in medians]
-    between = max(statistics.stdev(logs), noise / 2)
-    return statistics.median(medians), math.hypot(within, between / math.sqrt(len(runs)))
-
-
-def median_error(samples: Sequence[float], seed: int) -> float:
-    """Standard error of the logarithm of the samples' median, by the bootstrap; 0 for one sample."""
-    if len(samples) < 2 or min(samples) == max(samples):
-        return 0.0
-    import numpy as np
-
-    values = np.log(np.asarray(samples, dtype=float))
-    picks = np.random.default_rng(seed).integers(0, len(values), (RESAMPLES, len(values)))
-    return float(np.median(values[picks], axis=1).std(ddof=1))
-
-
-def false_discoveries(p_values: Sequence[float], rate: float) -> list[bool]:
-    """Which of the p values stand when at most ``rate`` of those that stand may be chance."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    last = max(
-        (rank for rank, index in enumerate(order, 1) if p_values[index] <= rate * rank / len(order)),
-        default=0,
-    )
-    standing = set(order[:last])
-    return [index in standing for index in range(len(p_values))]
+def _variance(side: Medians, spread: Spread) -> float:
+    """Of the side's mean. A spread that runs showed holds their samples' scatter; one that is given does
+    not."""
+    one = spread.deviation**2
+    one = one + side.within if math.isinf(spread.df) else max(one, side.within)
+    return one / len(side.logs)

@@ -1,43 +1,63 @@
-"""Cell by cell: faster, slower, same, undecided or incomparable, each with a reason in words."""
+"""Cell by cell: slower, faster, same, undecided or incomparable, each with a reason in words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from flashbench.judge import sides
-from flashbench.judge.sides import Side
-from flashbench.judge.statistics import Ratio, false_discoveries, ratio_of
-from flashbench.metrics import Metric
-from flashbench.record import Record
+from flashbench.judge import groups, sides
+from flashbench.judge.fdr import false_discoveries
+from flashbench.judge.groups import Group
+from flashbench.judge.measures import Measure
+from flashbench.judge.sides import Measured, Side
+from flashbench.judge.spread import Repeats, Spread, repeats, steadied
+from flashbench.judge.statistics import Medians, Ratio, medians, ratio_of
 
-VERDICTS = ("slower", "faster", "same", "undecided", "incomparable", "missing", "new")
-"""slower and faster stand for worse and better, whatever the metric."""
-
-FLOOR = {"s": 5e-6, "B": 2**20}
-"""Differences below are the same: five microseconds, one MiB (an allocator's grain)."""
+VERDICTS = ("slower", "failed", "missing", "incomparable", "undecided", "faster", "new", "same")
+"""Worst first. slower and faster stand for worse and better, whatever the measure."""
+MUCH = 1.5
+"""So many times better is no tuning any more: the reason asks to check it."""
+BAD = ("oom", "wrong", "failed", "timeout")
+"""Statuses of a cell that was tried: where the base side has a value, the new side failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """When a difference counts. All shares are relative.
+    """When a difference counts; all shares are relative.
 
-    warn: below it nothing changed. fail: a worse cell above it fails the gate. noise: assumed spread between
-    runs where a side has one run. rate: share of the verdicts that may be chance. floor: smallest absolute
-    difference that counts, in the metric's unit; None for FLOOR's.
-    """
+    warn: below it nothing changed. fail: a worse cell above it fails the gate. noise: spread between runs
+    where nothing was repeated. profile: what runs of this device were seen to do. rate: share of the
+    verdicts that may be chance. floor: smallest absolute difference that counts, in the measure's unit;
+    None for its own. allowed: conditions that may differ, and ``suspect``."""
 
-    warn: float = 0.03
-    fail: float = 0.05
+    warn: float | None = None
+    fail: float | None = None
     noise: float = 0.01
-    rate: float = 0.05
+    profile: Repeats = field(default_factory=Repeats)
+    rate: float = 0.01
     floor: float | None = None
+    allowed: frozenset[str] = frozenset()
+
+    def of(self, measure: Measure) -> tuple[float, float, float]:
+        """Warn, fail and floor of a measure; what repeats exactly has 0 of each by default.
+
+        A gate below the usual warn lowers it, and a warn above the usual gate raises that.
+        """
+        usual_warn, usual_fail = (0.0, 0.0) if measure.repeats == "exact" else (0.02, 0.05)
+        gate = usual_warn if self.fail is None else self.fail
+        warn = min(usual_warn, gate) if self.warn is None else self.warn
+        fail = max(usual_fail, warn) if self.fail is None else self.fail
+        return warn, fail, measure.floor if self.floor is None else self.floor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One cell. change: how much worse, relative (negative: better), None where it cannot be told."""
+    """One cell. change: how much worse, relative (negative: better), None where it cannot be told.
+
+    runs: of the base and the new side. groups: what the cell can be put together by.
+    """
 
     cell: str
     verdict: str
@@ -47,15 +67,19 @@ class Judged:
     ratio: Ratio | None = None
     change: float | None = None
     fails: bool = False
+    runs: tuple[int, int] = (0, 0)
+    groups: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All cells, worst first, and the geometric mean of new over base over those that have both."""
+    """All cells by one measure, worst first, and the geometric mean of new over base by group, all of them
+    first."""
 
-    metric: Metric
+    measure: Measure
     cells: tuple[Judged, ...]
-    geomean: Ratio | None
+    groups: tuple[Group, ...]
+    spread: Repeats
 
     def count(self, verdict: str) -> int:
         """How many cells have that verdict."""
@@ -67,117 +91,190 @@ class Comparison:
         return tuple(cell for cell in self.cells if cell.fails)
 
 
-def compare(base: Side, new: Side, metric: Metric, rules: Rules) -> Comparison:
-    """Judge every cell of either side by one metric."""
-    keys = dict.fromkeys([*base.records, *new.records])
-    cells = [_cell(key, base.records.get(key, ()), new.records.get(key, ()), metric, rules) for key in keys]
-    cells = _without_chance(cells, rules)
+def compare(
+    base: Side, new: Side, measure: Measure, rules: Rules, by: Sequence[str] = ("implementation", "pass")
+) -> Comparison:
+    """Judge every cell of either side by one measure."""
+    keys = list(dict.fromkeys([*base.keys, *new.keys]))
+    judged: dict[str, Judged] = {}
+    sampled: dict[str, tuple[Medians, Medians]] = {}
+    for key in keys:
+        found = _pair(key, base.of(key), new.of(key), measure, rules)
+        if isinstance(found, Judged):
+            judged[key] = found
+        else:
+            sampled[key] = found
+    varies = measure.repeats == "varies"
+    own = seen((base, new), measure.name, list(sampled)) if varies else Repeats()
+    known = own.joined(rules.profile)
+    spreads = steadied(known, list(sampled), rules.noise)
+    for key, pair in sampled.items():
+        spread = spreads[key] if varies else Spread(0.0, math.inf)
+        judged[key] = _judge(key, pair, spread, measure, rules)
+    cells = _without_chance([_placed(judged[key], base, new) for key in keys], rules)
     order = {name: rank for rank, name in enumerate(VERDICTS)}
-    cells.sort(key=lambda cell: (order[cell.verdict], -(cell.change or 0.0)))
-    return Comparison(metric=metric, cells=tuple(cells), geomean=_geomean(cells))
+    cells.sort(key=lambda cell: (order[cell.verdict], not cell.fails, -(cell.change or 0.0)))
+    means = groups.means(cells, sampled, known, rules.noise if varies else 0.0, by)
+    return Comparison(measure=measure, cells=tuple(cells), groups=means, spread=own)
 
 
-def _cell(
-    key: str, base: tuple[Record, ...], new: tuple[Record, ...], metric: Metric, rules: Rules
-) -> Judged:
+def _placed(cell: Judged, base: Side, new: Side) -> Judged:
+    found = base.of(cell.cell), new.of(cell.cell)
+    return replace(cell, runs=(len(found[0]), len(found[1])), groups=(found[0] or found[1])[0].groups)
+
+
+def seen(sides_: Sequence[Side], measure: str, keys: Sequence[str] | None = None) -> Repeats:
+    """What the repeated runs of each side say of their spread; keys: of which cells, else of all."""
+
+    def log(cell: Measured | None) -> float | None:
+        found = cell.samples(measure) if cell else ()
+        middle = statistics.median(found) if found else 0.0
+        return math.log(middle) if math.isfinite(middle) and middle > 0 else None
+
+    keys = list(dict.fromkeys(key for side in sides_ for key in side.keys)) if keys is None else keys
+    return repeats({
+        key: [[log(run.cells.get(key)) for run in side.runs] for side in sides_] for key in keys
+    })  # fmt: skip
+
+
+def _pair(
+    key: str, base: list[Measured], new: list[Measured], measure: Measure, rules: Rules
+) -> Judged | tuple[Medians, Medians]:
+    """Both sides' medians, or the verdict where there is nothing to compare."""
+    one, other = (
+        [samples for cell in cells if (samples := list(cell.samples(measure.name)))] for cells in (base, new)
+    )
     if not new:
-        return Judged(cell=key, verdict="missing", reason="the new side does not have it")
+        reason = "the new side does not have it"
+        return Judged(cell=key, verdict="missing", reason=reason, base=_middle(one))
     if not base:
-        return Judged(cell=key, verdict="new", reason="the base side does not have it")
-    one, other = sides.values(base, metric), sides.values(new, metric)
+        return Judged(cell=key, verdict="new", reason="the base side does not have it", new=_middle(other))
     if not one or not other:
-        return _without_value(key, (base, one), (new, other), metric)
-    if any(not (math.isfinite(value) and value > 0) for run in one + other for value in run):
-        return _of_zero(key, one, other, metric)
-    noise = 0.0 if metric.whole else rules.noise
-    return _judge(key, ratio_of(one, other, noise), (_middle(one), _middle(other)), metric, rules)
+        return _without_value(key, (base, one), (new, other), measure)
+    if measure.repeats == "exact":
+        return _exact(key, one, other, measure, rules)
+    before, after = _middle(one), _middle(other)
+    bad = [name for name, runs in (("base", one), ("new", other)) if not _positive(runs)]
+    reason = sides.cell_unlike(base, new, rules.allowed)
+    if bad:
+        reason = f"{measure.name} is zero, negative or no number on the {' and the '.join(bad)} side"
+    elif not reason and "suspect" not in rules.allowed and measure.name in ("time_s", "flops_per_s"):
+        marked = [
+            n for n, cells in (("base", base), ("new", new)) if any("suspect" in c.flags for c in cells)
+        ]
+        if marked:
+            reason = f"suspect on the {' and the '.join(marked)} side: faster than the hardware allows"
+    if reason:
+        return Judged(cell=key, verdict="incomparable", reason=reason, base=before, new=after)
+    return medians(one), medians(other)
+
+
+def _positive(runs: list[list[float]]) -> bool:
+    return all(math.isfinite(value) and value > 0 for run in runs for value in run)
 
 
 def _without_value(
     key: str,
-    base: tuple[tuple[Record, ...], list[list[float]]],
-    new: tuple[tuple[Record, ...], list[list[float]]],
-    metric: Metric,
+    base: tuple[list[Measured], list[list[float]]],
+    new: tuple[list[Measured], list[list[float]]],
+    measure: Measure,
 ) -> Judged:
     """A cell that one side, or both, could not measure."""
-    (records, found), (others, other) = base, new
-    if found and not other:
-        said = f"{others[0].status}: {others[0].reason}" if others[0].status != "ok" else f"no {metric.name}"
-        return Judged(
-            cell=key, verdict="missing", reason=f"the new side has no value ({said})", base=_middle(found)
-        )
-    if other and not found:
-        return Judged(
-            cell=key, verdict="new", new=_middle(other),
-            reason=f"the base side has no value ({records[0].status})",
-        )  # fmt: skip
-    return Judged(cell=key, verdict="same", reason=f"neither side has a value ({others[0].status})")
+    (before, found), (after, other) = base, new
+
+    def why(cells: list[Measured]) -> str:
+        worst = next((cell for cell in cells if cell.status != "ok"), None)
+        return f"{worst.status}: {worst.reason}".rstrip(": ") if worst else f"no {measure.name}"
+
+    if found:
+        verdict = "failed" if any(cell.status in BAD for cell in after) else "missing"
+        reason = f"the new side has no value ({why(after)})"
+        return Judged(cell=key, verdict=verdict, reason=reason, base=_middle(found))
+    if other:
+        reason = f"the base side has no value ({why(before)})"
+        return Judged(cell=key, verdict="new", reason=reason, new=_middle(other))
+    return Judged(cell=key, verdict="same", reason=f"neither side has a value ({why(after)})")
 
 
-def _of_zero(key: str, base: list[list[float]], new: list[list[float]], metric: Metric) -> Judged:
-    """Zeros have no ratio: equal ones are the same."""
-    one, other = _middle(base), _middle(new)
-    if one == other:
-        return Judged(cell=key, verdict="same", reason="equal", base=one, new=other)
-    reason = f"{metric.name} is 0 or no number on one side"
-    return Judged(cell=key, verdict="incomparable", reason=reason, base=one, new=other)
+def _exact(
+    key: str, base: list[list[float]], new: list[list[float]], measure: Measure, rules: Rules
+) -> Judged:
+    """What repeats exactly: any difference counts, and 0 is a value."""
+    one, other = ({value for run in runs for value in run} for runs in (base, new))
+    if len(one) > 1 or len(other) > 1:
+        reason = f"{measure.name} repeats exactly, and the runs of one side differ"
+        return Judged(cell=key, verdict="incomparable", reason=reason)
+    before, after = one.pop(), other.pop()
+    warn, fail, floor = rules.of(measure)
+    worse = after - before if measure.better != "higher" else before - after
+    worse = abs(worse) if measure.better == "same" else worse
+    change = worse / abs(before) if before else math.copysign(math.inf, worse) if worse else 0.0
+    reason = f"{before:g}, now {after:g} {measure.unit}".rstrip()
+    if worse == 0 or abs(worse) < floor or abs(change) <= warn:
+        verdict, reason = "same", "equal" if worse == 0 else reason
+    else:
+        verdict = "slower" if worse > 0 else "faster"
+    if verdict == "slower" and measure.better == "same":
+        reason += "; it must not change unseen"
+    shown = change if math.isfinite(change) else None
+    return Judged(
+        cell=key, verdict=verdict, reason=reason, base=before, new=after, change=shown,
+        fails=verdict == "slower" and change > fail,
+    )  # fmt: skip
 
 
-def _judge(key: str, ratio: Ratio, middles: tuple[float, float], metric: Metric, rules: Rules) -> Judged:
-    base, new = middles
-    upward = metric.better != "higher"
-    change = ratio.value - 1 if upward else 1 - ratio.value
-    least, most = sorted((ratio.low - 1, ratio.high - 1) if upward else (1 - ratio.high, 1 - ratio.low))
-    floor = FLOOR.get(metric.unit, 0.0) if rules.floor is None else rules.floor
+def _judge(key: str, pair: tuple[Medians, Medians], spread: Spread, measure: Measure, rules: Rules) -> Judged:
+    base, new = (math.exp(side.log) for side in pair)
+    ratio = ratio_of(*pair, spread)
+    warn, fail, floor = rules.of(measure)
+    verdict, reason, change = weigh(ratio, measure.better == "higher", warn, fail)
+    if abs(new - base) < floor and (verdict != "undecided" or ratio.high * base - base < floor):
+        verdict, reason = "same", f"{reason.split(':')[0]}; less than {floor:g} {measure.unit} apart"
+    if verdict == "faster" and max(ratio.value, 1 / ratio.value) > MUCH:
+        reason = f"{reason}; so much better: check that it still does the same work"
+    return Judged(
+        cell=key, verdict=verdict, reason=reason, base=base, new=new, ratio=ratio, change=change,
+        fails=verdict == "slower" and change > fail,
+    )  # fmt: skip
 
-    def judged(verdict: str, reason: str, *, fails: bool = False) -> Judged:
-        return Judged(
-            cell=key, verdict=verdict, reason=reason, base=base, new=new, ratio=ratio, change=change,
-            fails=fails,
-        )  # fmt: skip
 
-    between = f"{change:+.1%}, 95 % between {least:+.1%} and {most:+.1%}"
-    if abs(new - base) < floor:
-        return judged("same", f"{between}; less than {floor:g} {metric.unit} apart")
-    if abs(change) <= rules.warn:
-        if most > rules.fail:
-            return judged(
-                "undecided", f"{between}: it may be over {rules.fail:.0%} worse; take more samples or runs"
-            )
-        return judged("same", between)
-    if least > 0:
-        return judged("slower", between, fails=change > rules.fail)
-    if most < 0:
-        return judged("faster", between)
-    return judged("undecided", f"{between}: the interval holds no change; take more samples or runs")
+def weigh(ratio: Ratio, higher: bool, warn: float, fail: float) -> tuple[str, str, float]:
+    """Verdict, reason and how much worse (relative) of a ratio, where ``higher`` values are better.
+
+    Swapping the sides turns slower into faster: the thresholds are of the larger over the smaller.
+    """
+    sign = -1 if higher else 1
+    change = sign * (ratio.value - 1)
+    least, most = sorted(sign * (bound - 1) for bound in (ratio.low, ratio.high))
+    log, low, high = (sign * math.log(one) for one in (ratio.value, ratio.low, ratio.high))
+    low, high = min(low, high), max(low, high)
+    said = f"{change:+.1%}, 95 % between {least:+.1%} and {most:+.1%}"
+    trouble = f" ({ratio.trouble})" if ratio.trouble else ""
+    if abs(log) <= math.log1p(warn):
+        if max(high, -low) > math.log1p(fail):
+            reason = f"{said}: it may be over {fail:.0%}; take more samples or runs{trouble}"
+            return "undecided", reason, change
+        return "same", said, change
+    if low <= 0 <= high and ratio.error + ratio.extra > 0:
+        reason = f"{said}: the interval holds no change; take more samples or runs{trouble}"
+        return "undecided", reason, change
+    return "slower" if log > 0 else "faster", said, change
 
 
 def _without_chance(cells: list[Judged], rules: Rules) -> list[Judged]:
     """Verdicts that chance would give among so many cells become undecided."""
-    tested = [index for index, cell in enumerate(cells) if cell.ratio is not None]
-    stands = false_discoveries(
-        [p for i in tested if (r := cells[i].ratio) and (p := r.p) is not None], rules.rate
-    )
-    for index, stand in zip(tested, stands, strict=True):
+    tested = [(index, cell.ratio) for index, cell in enumerate(cells) if cell.ratio is not None]
+    stands = false_discoveries([ratio.p for _, ratio in tested], rules.rate)
+    for (index, _), stand in zip(tested, stands, strict=True):
         cell = cells[index]
         if cell.verdict in ("slower", "faster") and not stand:
-            reason = f"{cell.reason}; among {len(tested)} cells chance alone may do that"
+            among = f"among {len(tested)} cells " if len(tested) > 1 else ""
+            reason = f"{cell.reason}: {among}chance alone may do that; take more runs"
             cells[index] = replace(cell, verdict="undecided", reason=reason, fails=False)
     return cells
 
 
-def _geomean(cells: Iterable[Judged]) -> Ratio | None:
-    """The geometric mean of the ratios, with the interval of their mean."""
-    ratios = [cell.ratio for cell in cells if cell.ratio is not None]
-    if not ratios:
-        return None
-    log = sum(math.log(ratio.value) for ratio in ratios) / len(ratios)
-    error = math.sqrt(sum(ratio.error**2 for ratio in ratios)) / len(ratios)
-    p = 0.5 * math.erfc(abs(log) / error / math.sqrt(2)) if error else 0.5
-    return Ratio(math.exp(log), math.exp(log - 1.96 * error), math.exp(log + 1.96 * error), error, p)
-
-
-def _middle(runs: list[list[float]]) -> float:
-    import statistics
-
-    return statistics.median(statistics.median(run) for run in runs)
+def _middle(runs: list[list[float]]) -> float | None:
+    """The median of the runs' medians, None where there is none that is a number."""
+    middle = statistics.median(statistics.median(run) for run in runs) if runs else math.nan
+    return middle if math.isfinite(middle) else None

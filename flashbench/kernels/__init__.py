@@ -57,8 +57,28 @@ def _no_bytes(*_: object) -> int:
     return 0
 
 
+def _none(*_: object) -> Sequence[Candidate]:
+    return ()
+
+
 def _no_context(*_: object) -> AbstractContextManager[object]:
     return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One configuration that one kernel may be tried with, in place of the table's.
+
+    kernel: as ``describe`` names it (its fields begin with it); compiled: as ``_compile.Task`` names it.
+    config: the table's own type, as it is compiled; tiles: all of it, in the words of ``describe`` and
+    ``prepare_tiles``. shared_bytes: what a thread block asks for at most.
+    """
+
+    kernel: str
+    compiled: str
+    config: Any
+    tiles: Mapping[str, Any]
+    shared_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +103,9 @@ class Implementation:
     prepare_tiles(problem, inputs, config): of a Triton kernel, as prepare, with the tiles of config (as
     describe gives them) in place of those that it would choose; what can be traced has it.
     on_card(problem, pass_, target): as describe, for a card that need not be here.
+    candidates(problem, pass_, target): what ``flashbench tune`` may try; of each kernel the table's first;
+    who gives some has prepare_tiles and a row of ``_compile.BUNDLED``.
+    follows(problem, config, target): fields of a configuration that follow from its others on that problem.
     deterministic: False where two runs of the same call may differ in the last bits.
     """
 
@@ -100,6 +123,8 @@ class Implementation:
     prepared_bytes: Callable[[Problem, str, Target], int] = _no_bytes
     prepare_tiles: Callable[[Problem, Inputs, Mapping[str, Any]], Call] | None = None
     on_card: Callable[[Problem, str, Target], Mapping[str, Any]] = _nothing
+    candidates: Callable[[Problem, str, Target], Sequence[Candidate]] = _none
+    follows: Callable[[Problem, Mapping[str, Any], Target], Mapping[str, Any]] = _nothing
     deterministic: bool = True
     io_model_of: Callable[[Problem, str, Target], str | None] = _never
 

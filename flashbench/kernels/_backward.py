@@ -20,6 +20,17 @@ Gradients = tuple[Tensor, ...]
 """Of ``Inputs.leaves``, in their order, shapes and dtypes: dq, dk, dv, then dbias and dsinks."""
 
 
+def timed_call(
+    pass_: str, call: Call, inputs: Inputs
+) -> tuple[Callable[[], object], Tensor, Gradients | None]:
+    """What is timed of the pass, and from a first run o and the gradients to check."""
+    if pass_ == "fwd":
+        return call, call(), None
+    backward, o = backward_call(call, inputs)
+    gradients = backward()
+    return backward if pass_ == "bwd" else forward_backward_call(call, inputs), o, gradients
+
+
 def backward_call(call: Call, inputs: Inputs) -> tuple[Callable[[], Gradients], Tensor]:
     """The backward alone, and o: runs the forward once and keeps its graph for every repetition.
 

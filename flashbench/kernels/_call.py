@@ -15,6 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, widest, with_bias
 from flashbench.kernels import _flash_kernels as kernels
+from flashbench.kernels._block_mask import DeviceMask
 
 INTERPRETED = isinstance(kernels.forward, InterpretedFunction)
 
@@ -80,7 +81,7 @@ class Call:
 
     @property
     def grows(self) -> bool:
-        """Whether later queries see more keys, so that their tiles should start first."""
+        """Whether later queries see more keys under the band."""
         before, after = self.band
         return after >= 0 > before
 
@@ -130,13 +131,17 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Extra:
-    """Tensors that an attention call may have beside q, k and v; all of them as of ``flash_attention``."""
+    """Tensors that an attention call may have beside q, k and v; all of them as of ``flash_attention``.
+
+    block_mask: with the causal mask and the window in it, which the call then has not.
+    """
 
     slopes: Tensor | None = None
     bias: Tensor | None = None
     sinks: Tensor | None = None
     cu_q: Tensor | None = None
     cu_k: Tensor | None = None
+    block_mask: DeviceMask | None = None
     longest_q: int = 0
     longest_k: int = 0
 
@@ -145,6 +150,17 @@ class Extra:
         if self.cu_q is None:
             return q.shape[0], q.shape[2], k.shape[2]
         return self.cu_q.shape[0] - 1, self.longest_q, self.longest_k
+
+    def lists(self, *, by_key: bool = False) -> tuple[Tensor | None, ...]:
+        """The arguments SPANS, BLOCKS, SLOTS and BITS of a kernel."""
+        if self.block_mask is None:
+            return None, None, None, None
+        lists = self.block_mask.by_key if by_key else self.block_mask.by_query
+        return lists.spans, lists.blocks, lists.slots, self.block_mask.bits
+
+    def grows(self, call: Call) -> bool:
+        """Whether later queries see more keys, so that their tiles should start first."""
+        return call.grows if self.block_mask is None else self.block_mask.host.grows
 
     @property
     def bias_strides(self) -> tuple[int, ...]:

@@ -12,13 +12,14 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+from flashbench.decode_configs import DecodeConfig
 from flashbench.errors import UnavailableError
 from flashbench.flash_configs import Config, choose
 from flashbench.kernels import Target, _triton
@@ -32,14 +33,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """One kernel to compile; config takes the place of the table's."""
+    """One kernel to compile; config takes the place of the table's.
+
+    page_size, fp8_cache: of the cache of a decode, 0 and False being a contiguous one in q's dtype.
+    """
 
     kernel: str
     problem: Problem
     capability: tuple[int, int]
     limit: int | None = None
-    config: Config | None = None
+    config: Config | DecodeConfig | None = None
     implementation: str = "flash"
+    page_size: int = 0
+    fp8_cache: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,9 +124,16 @@ def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool
 
     Raises UnavailableError where they cannot import Triton.
     """
+    return list(compile_each(tasks, workers, inspect))
+
+
+def compile_each(
+    tasks: Iterable[Task], workers: int | None = None, inspect: bool = False
+) -> Generator[Compiled]:
+    """As ``compile_all``, each in turn; what is not asked for any more when this is closed is given up."""
     tasks = list(tasks)
     if not tasks:
-        return []
+        return
     workers = min(len(tasks), workers or len(os.sched_getaffinity(0)))
     pool = ProcessPoolExecutor(
         workers,
@@ -131,13 +144,11 @@ def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool
     )
     try:
         futures = [pool.submit(compile_one, task, inspect) for task in tasks]
-        results = []
         for task, future in zip(tasks, futures, strict=True):
             try:
-                results.append(future.result())
+                yield future.result()
             except BrokenProcessPool as error:
-                results.append(Compiled(task, error=f"the compiling process died: {error}"))
-        return results
+                yield Compiled(task, error=f"the compiling process died: {error}")
     finally:
         pool.shutdown(cancel_futures=True)  # an interrupt waits for what is being compiled, no more
 
@@ -195,22 +206,26 @@ def _asked(task: Task) -> tuple[tuple[Tensor, ...], Tensor, Call]:
         )
     )
     call = flash.Call(
-        causal=p.causal,
+        causal=p.causal and not p.block_mask,  # which takes it in
         scale=p.softmax_scale,
         tf32=p.dtype == "tf32",
         card=(task.capability, task.limit),
-        configs=() if task.config is None else ((task.kernel, task.config),),
+        configs=((task.kernel, task.config),) if isinstance(task.config, Config) else (),
     )
     return (q, k, v, o), torch.empty(o.shape[:3], dtype=torch.float32, device="meta"), call
 
 
 def _flash(task: Task) -> Launch:
     from flashbench.kernels import _flash_v2 as flash
+    from flashbench.kernels._block_mask import DeviceMask
+    from flashbench.named_masks import seen
 
     (q, k, v, o), lse, call = _asked(task)
+    masked = task.problem.block_mask
+    extra = flash.Extra(block_mask=DeviceMask(seen(task.problem), "meta")) if masked else flash.NOTHING
     if task.kernel == "fwd":
-        return flash.forward_launch(q, k, v, call)[2]
-    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o), call)
+        return flash.forward_launch(q, k, v, call, extra)[2]
+    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o), call, extra)
     return next(one for one in work.launches if one.name == task.kernel)
 
 
@@ -258,7 +273,8 @@ def _flash_fp8(task: Task) -> Launch:
             (p.num_kv_heads, p.seqlen_k, p.head_dim_v),
         )
     )
-    config = task.config or choose("fwd", "fp8", p.head_dim, p.head_dim_v, task.capability, task.limit)
+    given = task.config if isinstance(task.config, Config) else None
+    config = given or choose("fwd", "fp8", p.head_dim, p.head_dim_v, task.capability, task.limit)
     x = flash.operands(q, k, v, dtype=getattr(torch, DTYPES[p.dtype].torch_name), config=config)
     return flash.forward_launch(x, causal=p.causal, scale=p.softmax_scale, out_dtype=torch.float16)[2]
 
@@ -280,15 +296,24 @@ def _flash_decode(task: Task) -> Launch:
     p = task.problem
     dtype = getattr(torch, DTYPES[p.dtype].torch_name)
     q = torch.empty(p.batch, p.num_heads, p.seqlen_q, p.head_dim, dtype=dtype, device="meta")
+    pages = -(-p.seqlen_k // task.page_size) if task.page_size else 0
+    shape = (
+        (p.batch * pages, task.page_size, p.num_kv_heads) if pages else (p.batch, p.num_kv_heads, p.seqlen_k)
+    )
     k, v = (
-        torch.empty(p.batch, p.num_kv_heads, p.seqlen_k, dim, dtype=dtype, device="meta")
+        torch.empty(*shape, dim, dtype=flash.FP8 if task.fp8_cache else dtype, device="meta")
         for dim in (p.head_dim, p.head_dim_v)
     )
+    scale = torch.empty(1, device="meta") if task.fp8_cache else None
+    table = torch.empty(p.batch, pages, dtype=torch.int32, device="meta") if pages else None
+    used = torch.empty(p.batch, dtype=torch.int32, device="meta")
+    cache = flash.Cache(k=k, v=v, seqused_k=used, block_table=table, k_descale=scale, v_descale=scale)
     call = flash.Call(
         causal=p.causal, scale=p.softmax_scale, tf32=p.dtype == "tf32", num_splits=2,
         card=(task.capability, task.limit, 1),
+        config=task.config if isinstance(task.config, DecodeConfig) else None,
     )  # fmt: skip
-    launches = flash.launches(q, flash.Cache(k=k, v=v), call)[2]
+    launches = flash.launches(q, cache, call)[2]
     return next(one for one in launches if one.name == task.kernel)
 
 

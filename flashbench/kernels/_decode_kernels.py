@@ -6,6 +6,8 @@ is that of FlashAttention-2 (arXiv:2307.08691), Algorithm 1.
 A decode step has few queries and many keys, so the keys are split over thread blocks. The query heads
 that share a K/V head share a tile: row r is head r mod GROUP of query r div GROUP. Each split leaves its
 own O (normalised) and LSE in fp32, and a second kernel merges them. With one split O is written at once.
+With PDL (programmatic dependent launch, from sm_90 on) the merge is launched as soon as the last split has
+started, and waits on the device until all of them have ended.
 
 K and V are contiguous, or lie in pages: BLOCK_TABLE[sequence, j // PAGE_SIZE] is the page of key j.
 Entries past the end of a sequence are never read, and so pages that they might name neither. A cache in
@@ -23,6 +25,7 @@ import math
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from flashbench.kernels import _triton_tiles as tiles
 
@@ -123,13 +126,15 @@ def decode(
     num_kv_heads, seqlen_q, num_tiles, num_splits, split_keys, all_rows, capacity, scale,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    CAUSAL: tl.constexpr, FP8: tl.constexpr, AHEAD: tl.constexpr,
+    CAUSAL: tl.constexpr, FP8: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """O and LSE of one query tile over one split of the keys. Grid: tiles, splits, K/V heads of all batches.
 
     all_rows: query rows of all heads and batches, which lie between two splits of O_PART and LSE_PART.
     """
+    if PDL:
+        gdc_launch_dependents()
     pid = tl.program_id(0)
     tile = pid % num_tiles
     split = pid // num_tiles % num_splits
@@ -221,6 +226,7 @@ def merge(
     O_PART, LSE_PART, O, LSE, SEQUSED_K, o_b, o_h, o_n,
     num_heads, seqlen_q, num_splits, split_keys, all_rows, capacity,
     SPLITS: tl.constexpr, COLS: tl.constexpr, DIM_V: tl.constexpr, CAUSAL: tl.constexpr, EXACT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """O and LSE of one row from those of its splits, COLS columns a program. Grid: their pieces, all rows."""
     pieces = (DIM_V + COLS - 1) // COLS
@@ -235,16 +241,18 @@ def merge(
     acc = tl.zeros([COLS], tl.float32)
     total = 0.0
     top = float("-inf")
+    if PDL:
+        gdc_wait()  # before the first read of what the splits write, after all that need not wait
     for first in range(0, count, SPLITS):
         part = first + tl.arange(0, SPLITS)
         at = part.to(tl.int64) * all_rows + row
         lse = tl.load(LSE_PART + at, mask=part < count, other=float("-inf"))
+        mask = (part < count)[:, None] & inside[None, :]
+        o = tl.load(O_PART + at[:, None] * DIM_V + cols[None, :], mask=mask, other=0.0)
         new_top = tl.maximum(top, tl.max(lse, 0))
         lift = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight = tl.exp2((lse - lift) * LOG2E)
         shrink = tl.exp2((top - lift) * LOG2E)
-        mask = (part < count)[:, None] & inside[None, :]
-        o = tl.load(O_PART + at[:, None] * DIM_V + cols[None, :], mask=mask, other=0.0)
         acc = acc * shrink + tl.sum(weight[:, None] * o, 0)
         total = total * shrink + tl.sum(weight, 0)
         top = new_top

@@ -159,6 +159,7 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     if num_splits > 1:
         o_part = q.new_empty(num_splits, batch, heads, seqlen_q, dim_v, dtype=torch.float32)
         lse_part = q.new_empty(num_splits, batch, heads, seqlen_q, dtype=torch.float32)
+    pdl = num_splits > 1 and _has_pdl((call.card or card(q.device))[0])
     is_fp8, math = cache.k.dtype == FP8, _math(q, cache, call.tf32)
     exact = math != "half"
     all_rows = batch * heads * seqlen_q
@@ -173,7 +174,7 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     options = {
         "GROUP": group, "BLOCK_M": block_m, "BLOCK_N": config.block_k, "DIM": dim, "DIM_V": dim_v,
         "WIDEST": widest(math), "PAGE_SIZE": cache.page_size, "CAUSAL": call.causal, "FP8": is_fp8,
-        "AHEAD": config.ahead,
+        "AHEAD": config.ahead, "PDL": pdl,
         "PRECISION": "tf32" if math == "tf32" and not INTERPRETED else "ieee",  # no CPU has TF32
         "WIDE": config.block_k * max(strides[2], strides[5]) >= 2**31, "EXACT": exact,
         "num_warps": config.num_warps, "num_stages": config.num_stages,
@@ -183,13 +184,13 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     first = Launch("decode", kernels.decode, programs, args, options)
     if num_splits == 1:
         return o, lse, (first,)
-    cols = configs.merge_columns(dim_v)
+    splits, cols = configs.merge_tile(num_splits, dim_v)
     second = Launch(
         "merge", kernels.merge, all_rows * cdiv(dim_v, cols),
         (o_part, lse_part, o, lse, lengths, *o.stride()[:3],
          heads, seqlen_q, num_splits, split_keys, all_rows, cache.capacity),
-        {"SPLITS": configs.MERGE_SPLITS, "COLS": cols, "DIM_V": dim_v, "CAUSAL": call.causal, "EXACT": exact,
-         "num_warps": 4, "num_stages": 1},
+        {"SPLITS": splits, "COLS": cols, "DIM_V": dim_v, "CAUSAL": call.causal, "EXACT": exact,
+         "PDL": pdl, "num_warps": 1, "num_stages": 1, **({"launch_pdl": True} if pdl else {})},
     )  # fmt: skip
     return o, lse, (first, second)
 
@@ -259,6 +260,11 @@ def _descales(cache: Cache) -> tuple[tuple[Tensor | None, Tensor | None], int]:
     """Both scales, and the stride from one K/V head to the next."""
     both = cache.k_descale, cache.v_descale
     return both, int(any(x is not None and x.numel() > 1 for x in both))
+
+
+def _has_pdl(capability: tuple[int, int] | None) -> bool:
+    """Whether a kernel can be launched before the one that it waits for has ended; None: interpreter."""
+    return capability is not None and capability >= (9, 0)
 
 
 def _sms(device: torch.device) -> int:

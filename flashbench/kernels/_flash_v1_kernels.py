@@ -41,7 +41,7 @@ def _round(FROM, TO, count, BLOCK_M: tl.constexpr, DIM: tl.constexpr, WIDEST: tl
     tl.debug_barrier()
     for start in range(0, count, BLOCK_M):
         left = count - start
-        tile = outside.load_from_l2(tiles.at(FROM, start, DIM), DIM, left, BLOCK_M, DIM, WIDEST, False)
+        tile = outside.load_from_l2(tiles.at(FROM, start, DIM), DIM, left, BLOCK_M, DIM, WIDEST, False, True)
         tiles.store(tiles.at(TO, start, DIM), DIM, left, tile, BLOCK_M, DIM, WIDEST, False)
 
 
@@ -79,7 +79,7 @@ def forward(
             left = seqlen_q - start_m
             Om = tiles.at(O_TMP, start_m, DIM_V)
             q = outside.load_from_l2(tiles.at(Q, start_m, q_n), q_n, left, BLOCK_M, DIM, WIDEST, WIDE)
-            o = outside.load_from_l2(Om, DIM_V, left, BLOCK_M, DIM_V, WIDEST, False)
+            o = outside.load_from_l2(Om, DIM_V, left, BLOCK_M, DIM_V, WIDEST, False, SCRATCH)
             l = outside.load_rows_from_l2(L + start_m, left, BLOCK_M, 0.0)
             m = outside.load_rows_from_l2(M + start_m, left, BLOCK_M, float("-inf"))
             s = tiles.dot_t(q, k, PRECISION)
@@ -159,7 +159,7 @@ def backward(
                 )
                 o = outside.load_from_l2(O + row * DIM_V, DIM_V, left, BLOCK_M, DIM_V, WIDEST, False)
                 DQm = DQ_TMP + in_group * DIM
-                dq = outside.load_from_l2(DQm, DIM, left, BLOCK_M, DIM, WIDEST, False)
+                dq = outside.load_from_l2(DQm, DIM, left, BLOCK_M, DIM, WIDEST, False, SCRATCH)
                 l = outside.load_rows_from_l2(L + row, left, BLOCK_M, 1.0)
                 m = outside.load_rows_from_l2(M + row, left, BLOCK_M, 0.0)
                 some = l > 0.0  # false for a row without keys

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flashbench.block_masks import SIZE
 from flashbench.flash_configs import Config
+from flashbench.kernels._block_mask import taken
 from flashbench.kernels._call import NOTHING, Call, Extra, check_shapes, computable, on, unit_stride
 from flashbench.kernels._launches import Saved, backward_launches, forward_launch
 
@@ -43,6 +45,7 @@ def flash_attention(
     sinks: Tensor | None = None,
     dropout_p: float = 0.0,
     seed: int = 0,
+    block_mask: Any = None,
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
@@ -59,14 +62,15 @@ def flash_attention(
 
     Masks. The diagonal is j = i + seqlen_k - seqlen_q, or j = i with top_left. causal: keys up to the
     diagonal. window: (left, right), keys from ``left`` before it to ``right`` after it, both included; -1 is
-    unlimited; with causal, right is 0.
+    unlimited; with causal, right is 0. block_mask, of 128 x 128, for all heads: a ``_block_mask.DeviceMask``,
+    or FlexAttention's BlockMask, which every call converts (``_block_mask.from_flex`` once for several).
     Scores, in this order. softmax_scale (default head_dim**-0.5); softcap c > 0: c · tanh(s / c);
     alibi_slopes (num_heads,) fp32: less slope · |distance to the diagonal|; bias, 4 dimensions that are
     (batch, num_heads, seqlen_q, seqlen_k) or 1, in q's dtype: added. sinks (num_heads,) fp32: one more logit
     per head in the softmax, whose key has no value. dropout_p: share of the probabilities that are
     dropped, the others divided by 1 - dropout_p; drawn by Philox from seed (0 ≤ seed < 2**63) and position.
     Packed sequences: cu_seqlens_q, cu_seqlens_k, int32 (sequences + 1,), ascending from 0; then batch is 1
-    and seqlens are those of all together; max_seqlen_*: the longest (None waits for the device). No bias.
+    and seqlens those of all; max_seqlen_*: the longest (None asks the device). No bias, no block_mask.
     fp32 products are IEEE, or TF32 with ``tf32``. configs: (kernel, configuration) in place of the table's.
 
     Returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype, in memory ordered as q is; with
@@ -76,17 +80,40 @@ def flash_attention(
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     call = Call(
         causal=causal, scale=scale, tf32=tf32, window=window, top_left=top_left, softcap=softcap,
-        dropout_p=dropout_p, seed=seed, configs=configs,
-        biased=bias is not None and 1 not in bias.shape[2:],
+        dropout_p=dropout_p, seed=seed, configs=configs, biased=bias is not None and 1 not in bias.shape[2:],
     )  # fmt: skip
     extra = Extra(
         slopes=alibi_slopes, bias=bias, sinks=sinks, cu_q=cu_seqlens_q, cu_k=cu_seqlens_k,
-        longest_q=_longest(cu_seqlens_q, max_seqlen_q),
-        longest_k=_longest(cu_seqlens_k, max_seqlen_k),
+        longest_q=_longest(cu_seqlens_q, max_seqlen_q), longest_k=_longest(cu_seqlens_k, max_seqlen_k),
     )  # fmt: skip
     check(q, k, v, call, extra)
-    o, lse = FlashAttention.apply(q, k, v, bias, sinks, call, extra)
-    return (o, lse) if return_lse else o
+    call, extra = _masked(q, k, call, extra, block_mask)
+    found: tuple[Tensor, Tensor] = FlashAttention.apply(q, k, v, bias, sinks, call, extra)
+    return found if return_lse else found[0]
+
+
+def _masked(q: Tensor, k: Tensor, call: Call, extra: Extra, block_mask: Any) -> tuple[Call, Extra]:
+    """The call with a block mask, which takes the band in, or None. Raises ValueError for a misfit."""
+    if block_mask is None:
+        return call, extra
+    if extra.cu_q is not None:
+        raise ValueError("packed sequences take no block_mask")
+    seqlen_q, seqlen_k = q.shape[2], k.shape[2]
+    mask = taken(block_mask, seqlen_q, seqlen_k, q.device)
+    for name, config in call.configs:
+        if name != "delta" and (SIZE % config.block_q or SIZE % config.block_k):
+            raise ValueError(
+                f"{name} tile {config.block_q} x {config.block_k} does not divide a block of {SIZE}"
+            )
+    before, after = call.band
+    if max(before, after) >= 0:
+        diagonal = 0 if call.top_left else seqlen_k - seqlen_q
+        mask = mask.within(
+            -seqlen_q if before < 0 else max(-seqlen_q, diagonal - before),
+            seqlen_k if after < 0 else min(seqlen_k, diagonal + after),
+        )
+        call = replace(call, causal=False, window=(-1, -1))
+    return call, replace(extra, block_mask=mask)
 
 
 def _longest(cu: Tensor | None, given: int | None) -> int:

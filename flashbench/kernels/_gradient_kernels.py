@@ -14,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from flashbench.kernels import _block_sparse as sparse
 from flashbench.kernels import _flash_kernels as flash
 from flashbench.kernels import _scores as scores
 from flashbench.kernels import _triton_tiles as tiles
@@ -27,7 +28,7 @@ RUNTIME = [
 
 @triton.jit(do_not_specialize=[name for name in RUNTIME if name not in ("batches", "rows")])
 def backward_dbias(
-    Q, K, V, DO, LSE, DELTA, DBIAS, SLOPES, BIAS,
+    Q, K, V, DO, LSE, DELTA, DBIAS, SLOPES, BIAS, SLOTS, BITS,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n, b_b, b_h, b_m, b_n, l_b, l_h,
     num_heads, group, shared_batches, shared_heads, seqlen_q, seqlen_k, tiles_m, tiles_n, before, after,
     seed, threshold, keep_scale, scale, cap,
@@ -75,6 +76,8 @@ def backward_dbias(
         lse = flash.load_rows(LSE + row, left, BLOCK_M, True, float("inf"))
         p = flash.probabilities(s, lse[:, None], 1.0, EXACT)
         seen = scores.visible(start_m + r, start_n + c, seqlen_k, low, high, LOWER, UPPER)
+        if SLOTS is not None:
+            seen &= sparse.visible_anywhere(SLOTS, BITS, seqlen_k, start_m, start_n, r, c, BLOCK_N)
         if ALONE:
             seen &= ~scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER)
         p = tl.where(seen, p, 0.0)

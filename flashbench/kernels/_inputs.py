@@ -13,7 +13,7 @@ from flashbench.kernels._precision import input_dtype
 from flashbench.problem import LAYOUTS, Problem
 
 if TYPE_CHECKING:
-    from flashbench.kernels._block_mask import BlockMask
+    from flashbench.kernels._block_mask import DeviceMask
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 """Inputs that have a gradient, in the order of ``Inputs.leaves``; a problem without one leaves it out."""
@@ -37,7 +37,7 @@ class Inputs:
     bias: Tensor | None = None
     sinks: Tensor | None = None
     alibi_slopes: Tensor | None = None
-    block_mask: BlockMask | None = None
+    block_mask: DeviceMask | None = None
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
     seed: int = 0
@@ -88,7 +88,7 @@ def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
         bias=normal(*p.bias_shape) if p.bias else None,
         sinks=normal(p.num_heads, dtype=torch.float32) if p.sinks else None,
         alibi_slopes=torch.tensor(alibi_slopes(p.num_heads), device=device) if p.alibi else None,
-        block_mask=_block_mask(p, device, seed),
+        block_mask=_block_mask(p, device),
         cu_seqlens_q=starts[0],
         cu_seqlens_k=starts[1],
         seed=seed,
@@ -111,9 +111,9 @@ def _starts(lengths: tuple[int, ...], device: str) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
-def _block_mask(problem: Problem, device: str, seed: int) -> BlockMask | None:
+def _block_mask(problem: Problem, device: str) -> DeviceMask | None:
     if not problem.block_mask:
         return None
     from flashbench.kernels._block_mask import build
 
-    return build(problem, device, seed)
+    return build(problem, device)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flashbench.flash_configs import MAX_HEAD_DIM, Config, chosen, math_of, shared_bytes
-from flashbench.kernels import Call, Target, _triton, unsupported_features
+from flashbench.flash_configs import MAX_HEAD_DIM, Config, candidates, chosen, math_of, shared_bytes
+from flashbench.kernels import Call, Candidate, Target, _triton, unsupported_features
 from flashbench.problem import Cell, Problem
 
 if TYPE_CHECKING:
@@ -78,6 +78,12 @@ class Kernels:
         configs = self._configs(problem, pass_, target)
         return {f"{kernel}_{one}": getattr(configs[kernel], one) for kernel in configs for one in TILE}
 
+    def candidates(self, problem: Problem, pass_: str, target: Target) -> list[Candidate]:
+        """As ``Implementation.candidates``: the space of each kernel of the pass."""
+        of_pass, configs = self.of(pass_), self._configs(problem, pass_, target)
+        return [one for kernel in configs for one in tried(kernel, of_pass[kernel], configs[kernel],
+                                                           problem, target)]  # fmt: skip
+
     def given(self, config: Mapping[str, Any]) -> tuple[tuple[str, Config], ...]:
         """(kernel of the table, configuration) of what ``describe`` gave."""
         return tuple(
@@ -103,6 +109,21 @@ class Kernels:
     def _configs(self, problem: Problem, pass_: str, target: Target) -> dict[str, Config]:
         limits = target.capability, target.smem_per_block_bytes
         return {kernel: chosen(problem, table, *limits) for kernel, table in self.of(pass_).items()}
+
+
+def tried(kernel: str, table: str, own: Config, problem: Problem, target: Target) -> list[Candidate]:
+    """The candidates of a kernel, by its name in a configuration and in the table; own: what that has."""
+    shape = math_of(problem.dtype), problem.head_dim, problem.head_dim_v
+    return [
+        Candidate(
+            kernel=kernel,
+            compiled=table,
+            config=config,
+            tiles={f"{kernel}_{one}": getattr(config, one) for one in TILE},
+            shared_bytes=shared_bytes(table, config, *shape, target.capability),
+        )
+        for config in candidates(table, own, shape[0])
+    ]
 
 
 def why_unfit(problem: Problem, target: Target) -> str | None:

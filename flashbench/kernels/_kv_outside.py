@@ -15,6 +15,9 @@ import triton.language as tl
 
 from flashbench.kernels import _triton_tiles as tiles
 
+LANES = tl.constexpr(256)
+"""Threads of the largest block, and rows of the largest tile."""
+
 
 @triton.jit
 def keys_of(rows, seqlen_q, seqlen_k, CAUSAL: tl.constexpr):
@@ -41,29 +44,45 @@ def first_row(start_n, seqlen_q, seqlen_k, BLOCK_M: tl.constexpr, CAUSAL: tl.con
 @triton.jit
 def _load_piece_from_l2(
     base, stride, left, ROWS: tl.constexpr, FROM: tl.constexpr, COLS: tl.constexpr, DIM: tl.constexpr,
-    WIDE: tl.constexpr,
+    WIDE: tl.constexpr, APART: tl.constexpr,
 ):  # fmt: skip
     rows = tl.arange(0, ROWS)[:, None]
     if WIDE:
         rows = rows.to(tl.int64)
     cols = FROM + tl.arange(0, COLS)[None, :]
-    mask = (rows < left) & (cols < DIM)
-    return tl.load(base + rows * stride + cols, mask=mask, other=0.0, cache_modifier=".cg")
+    at, mask = base + rows * stride + cols, (rows < left) & (cols < DIM)
+    if APART:
+        # A shape of its own: loads of one shape are spread over threads alike, eight numbers each where
+        # one is of 16 bits; of fp32 numbers as two loads, each a half of every sector that it fetches.
+        tile = tl.load(at[None, :, :], mask=mask[None, :, :], other=0.0, cache_modifier=".cg")
+        tile = tl.reshape(tile, [ROWS, COLS])
+    else:
+        tile = tl.load(at, mask=mask, other=0.0, cache_modifier=".cg")
+    return tile
 
 
 @triton.jit
 def load_from_l2(
-    base, stride, left, ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr, WIDE: tl.constexpr
-):
+    base, stride, left, ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr, WIDE: tl.constexpr,
+    APART: tl.constexpr = False,
+):  # fmt: skip
     """As ``tiles.load``, past L1: what a program reads again costs a trip to L2 each time.
 
-    Stores need no such word: L1 writes through.
+    Stores need no such word: L1 writes through. APART: fp32 numbers, where 16-bit ones are loaded too.
     """
     tile = ()
     for i in tl.static_range(tiles.count(DIM, WIDEST)):
         tile = tile + (
             _load_piece_from_l2(
-                base, stride, left, ROWS, tiles.start(DIM, WIDEST, i), tiles.width(DIM, WIDEST, i), DIM, WIDE
+                base,
+                stride,
+                left,
+                ROWS,
+                tiles.start(DIM, WIDEST, i),
+                tiles.width(DIM, WIDEST, i),
+                DIM,
+                WIDE,
+                APART,
             ),
         )
     return tile
@@ -71,9 +90,14 @@ def load_from_l2(
 
 @triton.jit
 def load_rows_from_l2(X, left, ROWS: tl.constexpr, OTHER: tl.constexpr):
-    """One fp32 number per row, past L1; OTHER for rows that do not exist."""
-    rows = tl.arange(0, ROWS)
-    return tl.load(X + rows, mask=rows < left, other=OTHER, cache_modifier=".cg")
+    """One fp32 number per row, past L1; OTHER for rows that do not exist.
+
+    By one thread each: of fewer rows than a block has threads every warp would load them all.
+    """
+    lane = tl.arange(0, LANES)
+    once = tl.load(X + lane % ROWS, mask=(lane < ROWS) & (lane < left), other=0.0, cache_modifier=".cg")
+    found = tl.sum(tl.reshape(once, [LANES // ROWS, ROWS]), 0)
+    return tl.where(tl.arange(0, ROWS) < left, found, OTHER)
 
 
 @triton.jit

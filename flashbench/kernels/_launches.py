@@ -11,6 +11,7 @@ from torch import Tensor
 from triton import cdiv
 
 from flashbench.flash_configs import section
+from flashbench.kernels import _flash_dkdv_kernels as dkdv_kernels
 from flashbench.kernels import _flash_kernels as kernels
 from flashbench.kernels import _gradient_kernels as gradients
 from flashbench.kernels._call import NOTHING, Call, Extra, Launch, like
@@ -28,11 +29,12 @@ def forward_launch(
     tiles = cdiv(seqlen_q, config.block_q)
     args = (
         *(q, k, v, o, lse, extra.slopes, extra.bias, extra.sinks, extra.cu_q, extra.cu_k),
-        *_strides(extra, q, k, v, o), *extra.bias_strides, *_row_strides(extra, lse),
-        *(batch * heads, heads, group, seqlen_q, seqlen_k, tiles, _section(k, v, batch * heads, call)),
-        *call.numbers,
+        *extra.lists(), *_strides(extra, q, k, v, o), *extra.bias_strides, *_row_strides(extra, lse),
+        *(batch * heads, heads, group, seqlen_q, seqlen_k, tiles),
+        _section(k, v, batch * heads, extra.grows(call)), *call.numbers,
     )  # fmt: skip
-    return o, lse, Launch("fwd", kernels.forward, tiles * batch * heads, args, {**options, **extra.options})
+    options |= {**extra.options, "LAST_FIRST": extra.grows(call)}
+    return o, lse, Launch("fwd", kernels.forward, tiles * batch * heads, args, options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,10 +155,11 @@ def _dq(shared: _Shared, dq: Tensor) -> Launch:
     heads, tiles = s.q.shape[1], cdiv(seqlen_q, config.block_q)
     args = (
         *(s.q, s.k, s.v, s.do, s.lse, shared.delta, shared.norm, dq),
-        *(extra.slopes, extra.bias, extra.cu_q, extra.cu_k), *shared.strides,
+        *(extra.slopes, extra.bias, extra.cu_q, extra.cu_k), *extra.lists(), *shared.strides,
         *(batch * heads, heads, _group(s.q, s.k), seqlen_q, seqlen_k, tiles),
-        _section(s.k, s.v, batch * heads, call), *call.numbers,
+        _section(s.k, s.v, batch * heads, extra.grows(call)), *call.numbers,
     )  # fmt: skip
+    options |= {"LAST_FIRST": extra.grows(call)}
     return Launch("dq", kernels.backward_dq, tiles * batch * heads, args, options)
 
 
@@ -169,12 +172,13 @@ def _dkdv(shared: _Shared, dk: Tensor, dv: Tensor) -> Launch:
     m_b = 0 if extra.cu_k is not None else num_kv_heads * m_h
     args = (
         *(s.q, s.k, s.v, s.do, s.lse, shared.delta, shared.norm, dk, dv),
-        *(extra.slopes, extra.bias, extra.cu_q, extra.cu_k), *shared.strides, *(m_b, m_h),
+        *(extra.slopes, extra.bias, extra.cu_q, extra.cu_k), *extra.lists(by_key=True),
+        *shared.strides, *(m_b, m_h),
         *(batch * num_kv_heads, num_kv_heads, seqlen_q, seqlen_k, tiles),
-        _section(s.q, s.do, batch * num_kv_heads, call), *call.numbers,
+        _section(s.q, s.do, batch * num_kv_heads, extra.grows(call)), *call.numbers,
     )  # fmt: skip
     options = {**options, "GROUP": _group(s.q, s.k)}
-    return Launch("dkdv", kernels.backward_dkdv, tiles * batch * num_kv_heads, args, options)
+    return Launch("dkdv", dkdv_kernels.backward_dkdv, tiles * batch * num_kv_heads, args, options)
 
 
 def _dbias(shared: _Shared, dbias: Tensor) -> Launch:
@@ -184,8 +188,11 @@ def _dbias(shared: _Shared, dbias: Tensor) -> Launch:
     heads, (batches, bias_heads) = s.q.shape[1], dbias.shape[:2]
     seqlen_q, seqlen_k = s.q.shape[2], s.k.shape[2]
     tiles_m, tiles_n = cdiv(seqlen_q, config.block_q), cdiv(seqlen_k, config.block_k)
+    mask = extra.block_mask
+    table = (None, None) if mask is None else (mask.slots, mask.bits)
     args = (
-        *(s.q, s.k, s.v, s.do, s.lse, shared.delta, dbias, extra.slopes, extra.bias), *shared.strides,
+        *(s.q, s.k, s.v, s.do, s.lse, shared.delta, dbias, extra.slopes, extra.bias, *table),
+        *shared.strides,
         *(heads, _group(s.q, s.k), s.q.shape[0] // max(1, batches), heads // max(1, bias_heads)),
         *(seqlen_q, seqlen_k, tiles_m, tiles_n), *call.numbers,
     )  # fmt: skip
@@ -224,7 +231,10 @@ def _row_strides(extra: Extra, lse: Tensor) -> tuple[int, int]:
     return lse.stride(0) if extra.cu_q is None else 0, lse.stride(1)
 
 
-def _section(a: Tensor, b: Tensor, heads: int, call: Call) -> int:
-    """How many heads to walk tile by tile, given the two tensors that a head streams."""
+def _section(a: Tensor, b: Tensor, heads: int, grows: bool) -> int:
+    """How many heads to walk tile by tile, given the two tensors that a head streams.
+
+    grows: tiles differ in length, so that one head's do not end together.
+    """
     streamed = a.shape[2] * (a.shape[3] + b.shape[3]) * a.element_size()
-    return section(streamed, heads) if call.grows else 1
+    return section(streamed, heads) if grows else 1

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench.hopper_configs import CAPABILITY
-from flashbench.kernels import Call, Implementation, Target, _hopper_row, _triton
+from flashbench.kernels import Call, Candidate, Implementation, Target, _hopper_row, _triton
 from flashbench.kernels._kernels_of import Kernels, precompile
 from flashbench.problem import ALIGNMENTS, Cell, Problem
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from flashbench.kernels._inputs import Inputs
 
 TAKEN = {
-    "window", "top-left", "softcap", "alibi", "bias", "sinks", "dropout", "varlen", "bshd", "deterministic",
+    "window", "top-left", "softcap", "alibi", "bias", "sinks", "dropout", "block-mask", "varlen", "bshd",
+    "deterministic",
 }  # fmt: skip
 """Features (``unsupported_features``) that the kernels take."""
 
@@ -49,6 +50,7 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
         "sinks": inputs.sinks,
         "dropout_p": problem.dropout_p,
         "seed": inputs.seed,
+        "block_mask": inputs.block_mask,
         "cu_seqlens_q": inputs.cu_seqlens_q,
         "cu_seqlens_k": inputs.cu_seqlens_k,
         "max_seqlen_q": problem.seqlen_q,
@@ -69,6 +71,7 @@ _V2 = Implementation(
     precompile=precompile,
     prepare_tiles=prepare_tiles,
     on_card=KERNELS.on_card,
+    candidates=KERNELS.candidates,
 )
 
 
@@ -119,6 +122,11 @@ def _precompile_best(cells: Sequence[Cell], target: Target) -> None:
     precompile([replace(cell, implementation=name) for cell, name in zip(cells, names, strict=True)], target)
 
 
+def _candidates_best(problem: Problem, pass_: str, target: Target) -> list[Candidate]:
+    """As ``Kernels.candidates``; flash-v3 has none: its table was measured as a whole."""
+    return KERNELS.candidates(problem, pass_, target) if _why_not_v3(problem, target) else []
+
+
 def _model_of(problem: Problem, pass_: str, target: Target) -> str | None:
     return None if _why_not_v3(problem, target) else _hopper_row.IO_MODEL
 
@@ -132,6 +140,7 @@ IMPLEMENTATIONS = (
         backend=lambda call: getattr(call, _RAN, _V2.name),
         describe=_describe_best,
         precompile=_precompile_best,
+        candidates=_candidates_best,
         io_model_of=_model_of,
     ),
     _V2,

@@ -6,12 +6,13 @@ fp8 caches are ``_flash_decode``'s and the command ``decode``'s; here K and V ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench import decode_configs
 from flashbench.decode_configs import DecodeConfig, Shape, math_of
-from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
+from flashbench.kernels import Call, Candidate, Implementation, Target, _triton, unsupported_features
 from flashbench.kernels._kernels_of import why_unfit
 from flashbench.problem import Problem
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _FIELDS = {"fwd_block_k": "block_k", "fwd_num_warps": "num_warps", "fwd_num_stages": "num_stages"}
 """Of describe, and of DecodeConfig."""
 
+_ALSO = {"fwd_resident": "resident", "fwd_ahead": "ahead"}
+"""The same, of what only a configuration that was tuned says."""
 
 TAKEN = {"bshd", "deterministic"}
 """Features (``unsupported_features``) that the kernels take."""
@@ -41,7 +44,7 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
     q, k, v = inputs.q, inputs.k, inputs.v
     module = _triton.load(q.device.type, "_flash_decode")
     cache = module.Cache(k=k, v=v, seqused_k=module.Cache(k=k, v=v).lengths())
-    tiles = {field: config[name] for name, field in _FIELDS.items() if name in config}
+    tiles = {field: config[name] for name, field in {**_FIELDS, **_ALSO}.items() if name in config}
     how = module.Call(
         causal=problem.causal,
         scale=problem.softmax_scale,
@@ -81,17 +84,43 @@ def describe(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
 def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     """As describe, for a card that need not be here, in whichever mode Triton is in this process."""
     config = _config(_shape(problem), target)
+    tiles = {name: getattr(config, field) for name, field in _FIELDS.items()}
+    return tiles | _split(problem, config, target)
+
+
+def follows(problem: Problem, config: Mapping[str, Any], target: Target) -> Mapping[str, Any]:
+    """As ``Implementation.follows``: the query tile, and the keys of a split."""
+    fields = {field: config[name] for name, field in {**_FIELDS, **_ALSO}.items() if name in config}
+    return _split(problem, DecodeConfig(**fields), target)
+
+
+def candidates(problem: Problem, pass_: str, target: Target) -> Sequence[Candidate]:
+    """As ``Implementation.candidates``, of a contiguous cache in q's dtype."""
+    return tried(_shape(problem), target)
+
+
+def tried(shape: Shape, target: Target) -> list[Candidate]:
+    """The candidates of the kernel over any cache."""
+    own = _config(shape, target)
+    return [
+        Candidate(
+            kernel="fwd",
+            compiled="decode",
+            config=replace(config, resident=own.resident),  # which decides on splits, not on code
+            tiles={name: getattr(config, field) for name, field in {**_FIELDS, **_ALSO}.items()},
+            shared_bytes=decode_configs.shared_bytes(config, shape),
+        )
+        for config in decode_configs.candidates(own, shape)
+    ]
+
+
+def _split(problem: Problem, config: DecodeConfig, target: Target) -> dict[str, Any]:
     block_q = decode_configs.block_q(problem.group * problem.seqlen_q, math_of(problem.dtype))
     heads = problem.batch * problem.num_kv_heads
     tiles = heads * -(-problem.group * problem.seqlen_q // block_q)
     slots = decode_configs.slots(config, target.num_sms or 0)
     keys = decode_configs.keys_per_split(problem.seqlen_k, tiles, config.block_k, slots)
-    return {
-        "fwd_block_q": block_q,
-        **{name: getattr(config, field) for name, field in _FIELDS.items()},
-        "split_block_q": block_q,
-        "split_block_k": keys,
-    }
+    return {"fwd_block_q": block_q, "split_block_q": block_q, "split_block_k": keys}
 
 
 def _shape(problem: Problem) -> Shape:
@@ -114,5 +143,7 @@ IMPLEMENTATIONS = (
         interpreted=_triton.interpreted,
         prepare_tiles=prepare_tiles,
         on_card=on_card,
+        candidates=candidates,
+        follows=follows,
     ),
 )

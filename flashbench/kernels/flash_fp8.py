@@ -6,12 +6,12 @@ the kernel. It has no backward, as nobody trains through an attention in fp8 (Fl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashbench.flash_configs import FP8_CAPABILITY, Config, choose, shared_bytes
-from flashbench.kernels import Call, Implementation, Target, _triton, unsupported_features
-from flashbench.kernels._kernels_of import TILE, precompile, why_unfit
+from flashbench.kernels import Call, Candidate, Implementation, Target, _triton, unsupported_features
+from flashbench.kernels._kernels_of import TILE, precompile, tried, why_unfit
 from flashbench.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -91,6 +91,11 @@ def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     return {f"fwd_{field}": getattr(config, field) for field in TILE}
 
 
+def candidates(problem: Problem, pass_: str, target: Target) -> Sequence[Candidate]:
+    """As ``Implementation.candidates``."""
+    return tried("fwd", "fwd", _config(problem, target), problem, target)
+
+
 def prepared_bytes(problem: Problem, pass_: str, target: Target) -> int:
     """q, k and v in fp8, and as much again: the inputs that they are rounded from have 16 bits."""
     keys = problem.num_kv_heads * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
@@ -116,5 +121,6 @@ IMPLEMENTATIONS = (
         prepared_bytes=prepared_bytes,
         prepare_tiles=prepare_tiles,
         on_card=on_card,
+        candidates=candidates,
     ),
 )

@@ -31,5 +31,6 @@ IMPLEMENTATIONS = (
         precompile=precompile,
         prepare_tiles=KERNELS.prepare_tiles,
         on_card=KERNELS.on_card,
+        candidates=KERNELS.candidates,
     ),
 )

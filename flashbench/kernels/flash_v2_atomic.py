@@ -39,6 +39,7 @@ IMPLEMENTATIONS = (
         precompile=precompile,
         prepare_tiles=KERNELS.prepare_tiles,
         on_card=KERNELS.on_card,
+        candidates=KERNELS.candidates,
         deterministic=False,
     ),
 )

@@ -50,6 +50,7 @@ COLUMNS: tuple[Column, ...] = (
     ("backend", "backend", _text),
     ("cache", "cache", _text),
     ("config", "config", _text),
+    ("tuned", "tuned by", _text),
     ("band_missed", "outside the band", _text),
     ("not_counted", "not counted", _text),
     ("not_traced", "not traced", _text),

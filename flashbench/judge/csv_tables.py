@@ -1,0 +1,101 @@
+"""CSV tables of attention benchmarks as runs: cuDNN frontend's and flash-attention's.
+
+Both print one time per row in milliseconds and no samples, so their noise is what ``compare`` assumes.
+Cells are named by the table's own columns and labels."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from flashbench.errors import RunFileError
+from flashbench.judge.foreign import measured, texts
+from flashbench.judge.sides import Measured, Run
+
+CUDNN, FLASH = "cuDNN frontend's benchmarks (CSV)", "flash-attention's benchmarks (CSV)"
+KINDS = (CUDNN, FLASH)
+
+_CUDNN_KEY = (
+    "model_name", "phase", "backend", "data_type", "kv_cache_dtype", "attn_mask", "kind", "batch_size",
+    "q_seqlen", "kv_seqlen", "q_tokens", "kv_len", "num_q_heads", "num_kv_heads", "head_dim_qk",
+    "head_dim_vo", "sliding_window_size", "page_size", "profile_pass", "deterministic_bwd",
+)  # fmt: skip
+_FLASH_KEY = ("dtype", "batch size", "seqlen", "nheads", "embedding dim", "causal", "dropout")
+
+
+def matches(data: bytes) -> bool:
+    """True where the first line is the header of one of the tables."""
+    return _kind(_header(data)) is not None
+
+
+def read(path: Path, data: bytes) -> Run:
+    """The run of a table. Raises RunFileError for a row that is no row of it."""
+    header = _header(data)
+    kind = _kind(header)
+    rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig", errors="replace")))
+    cells: dict[str, Measured] = {}
+    devices, versions = set[str](), dict[str, str]()
+    for number, row in enumerate(rows, start=2):
+        if None in row or None in row.values():
+            raise RunFileError(f"{path}, line {number}: {len(header)} columns are wanted")
+        try:
+            for key, cell in _cudnn(row) if kind == CUDNN else _flash(row):
+                if key in cells:
+                    raise ValueError(f"a second row for {key}")
+                cells[key] = cell
+        except ValueError as error:
+            raise RunFileError(f"{path}, line {number}: {error}") from None
+        devices |= {row["gpu_name"]} if row.get("gpu_name") else set()
+        versions |= texts(row, {"cudnn_version": "cudnn frontend", "cudnn_backend_version": "cudnn"})
+    return Run(
+        path=path, kind=str(kind), cells=cells, measures=("time_s", "flops_per_s"), versions=versions,
+        conditions={"estimator": "median" if kind == CUDNN else "mean"}
+        | ({"device": " and ".join(sorted(devices))} if devices else {}),
+    )  # fmt: skip
+
+
+def _header(data: bytes) -> list[str]:
+    first = data.split(b"\n", 1)[0].decode("utf-8-sig", errors="replace").strip()
+    return next(csv.reader([first]), [])
+
+
+def _kind(header: list[str]) -> str | None:
+    if {"backend", "time_ms", "batch_size"} <= set(header):
+        return CUDNN
+    if {"nheads", "fwd(ms)", "bwd(ms)"} <= set(header):
+        return FLASH
+    return None
+
+
+def _cudnn(row: Mapping[str, str]) -> Iterator[tuple[str, Measured]]:
+    key = " ".join(f"{name}={row[name]}" for name in _CUDNN_KEY if row.get(name))
+    groups = texts(row, {"backend": "implementation", "profile_pass": "pass", "data_type": "dtype"})
+    status = "ok" if row.get("success", "True") == "True" else "failed"
+    if row.get("skipped") == "True":
+        status = "skipped"
+    if status != "ok":
+        yield key, measured({}, status=status, reason=row.get("error_message") or "", groups=groups)
+        return
+    values = {"time_s": [_number(row["time_ms"], "time_ms") / 1e3]}
+    if row.get("tflops"):
+        values["flops_per_s"] = [_number(row["tflops"], "tflops") * 1e12]
+    yield key, measured(values, groups=groups)
+
+
+def _flash(row: Mapping[str, str]) -> Iterator[tuple[str, Measured]]:
+    shape = " ".join(f"{name}={row[name]}" for name in _FLASH_KEY if row.get(name))
+    for pass_ in ("fwd", "bwd"):
+        values = {"time_s": [_number(row[f"{pass_}(ms)"], f"{pass_}(ms)") / 1e3]}
+        if row.get(f"{pass_}(tflops)"):
+            values["flops_per_s"] = [_number(row[f"{pass_}(tflops)"], f"{pass_}(tflops)") * 1e12]
+        groups = {"implementation": "flash-attention", "pass": pass_, **texts(row, {"dtype": "dtype"})}
+        yield f"{pass_} {shape}", measured(values, groups=groups)
+
+
+def _number(text: str, name: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}; a number is wanted") from None

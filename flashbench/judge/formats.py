@@ -1,0 +1,56 @@
+"""Which reader a file needs: told by what it holds, not by its name.
+
+To add a format, write a module with ``KIND``, ``matches(document)`` and ``read(path, document)`` and name
+it in ``JSON_READERS`` (a document is the parsed JSON), or a table in ``csv_tables``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from flashbench import runfile
+from flashbench.errors import RunFileError
+from flashbench.judge import asv, csv_tables, native, nvbench, pyperf, static
+from flashbench.judge.sides import Run, Side, paths_of
+
+JSON_READERS = (static, pyperf, asv, nvbench)
+
+
+def load_side(texts: str, name: str) -> Side:
+    """The side of a comma list of files, folders and globs.
+
+    Raises UsageError for what matches nothing or cannot be opened, RunFileError for a file of no known
+    format."""
+    return Side(name=name.lower(), runs=tuple(load_run(path) for path in paths_of(texts, name)))
+
+
+def load_run(path: Path) -> Run:
+    """One file as a run. Raises as ``load_side``."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return native.run_of(runfile.load(path))  # which says what is wrong
+    document = _json(data)
+    if document is None and csv_tables.matches(data):
+        return csv_tables.read(path, data)
+    if document is None or (isinstance(document, dict) and document.get("type") == "header"):
+        return native.run_of(runfile.load(path))
+    for reader in JSON_READERS:
+        if reader.matches(document):
+            try:
+                run: Run = reader.read(path, document)
+            except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
+                said = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+                raise RunFileError(f"{path}: not what {reader.KIND} writes: {said}") from None
+            return run
+    known = ", ".join(["flashbench run", *(reader.KIND for reader in JSON_READERS), *csv_tables.KINDS])
+    raise RunFileError(f"{path}: JSON of no known format; accepted: results of {known}")
+
+
+def _json(data: bytes) -> Any:
+    """The document, None where it is not one, as JSON lines are not."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None

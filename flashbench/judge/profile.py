@@ -1,0 +1,115 @@
+"""A stored noise profile: how far runs of a grid were seen to differ on a device.
+
+``flashbench noise RUNS`` writes it, ``compare`` finds it by the device's name. One JSON object: ``type``
+"noise", ``schema`` 1, ``created_at`` (UTC), ``device``, ``runs``, and ``metrics``: by name the
+``correlation`` of cells within a run and ``cells``, by key [standard deviation of the logarithm, degrees of
+freedom]."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from flashbench.errors import RunFileError, UsageError
+from flashbench.judge.spread import Repeats, Spread
+
+SCHEMA = 1
+VARIABLE = "FLASHBENCH_NOISE"
+"""Environment variable with another folder for the files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """What a file holds. measures: by name."""
+
+    device: str
+    measures: Mapping[str, Repeats]
+    path: str = ""
+
+
+def path_for(device: str) -> Path:
+    """The file of that device: in $FLASHBENCH_NOISE, else in flashbench/noise in the user's data."""
+    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    folder = Path(os.environ.get(VARIABLE) or Path(data) / "flashbench" / "noise")
+    stem = re.sub(r"[^A-Za-z0-9.-]+", "-", device).strip("-.") or "unnamed"
+    return folder / f"{stem[:100]}.json"
+
+
+def save(profile: Profile, runs: int, path: Path) -> None:
+    """Write it whole or not at all. Raises UsageError where the disk refuses."""
+    document = {
+        "type": "noise", "schema": SCHEMA, "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": profile.device, "runs": runs,
+        "metrics": {
+            name: {
+                "correlation": seen.correlation,
+                "cells": {key: list(spread) for key, spread in seen.cells.items()},
+            }
+            for name, seen in profile.measures.items()
+        },
+    }  # fmt: skip
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise UsageError(
+            f"{path} cannot be written ({error.strerror or error}); accepted: a path that can"
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def load(path: Path | str) -> Profile:
+    """The profile in a file.
+
+    Raises UsageError for a file that cannot be opened, RunFileError for one that is no noise profile.
+    """
+    where = f"noise profile {str(path)!r}"
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror or error}; accepted: a file that can be read") from None
+    except UnicodeDecodeError:
+        raise RunFileError(f"{where}: not text; accepted: what 'flashbench noise' writes") from None
+    try:
+        return _parse(json.loads(text), str(path))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        said = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
+        raise RunFileError(f"{where}: {said}; accepted: what 'flashbench noise' writes") from None
+
+
+def _parse(document: Any, path: str) -> Profile:
+    if not isinstance(document, dict) or document.get("type") != "noise":
+        raise ValueError("no noise profile")
+    if document["schema"] != SCHEMA:
+        raise ValueError(f"schema {document['schema']!r}; this flashbench reads {SCHEMA}")
+    measures = {name: _repeats(value) for name, value in document["metrics"].items()}
+    return Profile(device=str(document["device"]), measures=measures, path=path)
+
+
+def _repeats(value: Mapping[str, Any]) -> Repeats:
+    cells = {key: Spread(*map(float, pair)) for key, pair in value["cells"].items()}
+    for key, spread in cells.items():
+        if not (math.isfinite(spread.deviation) and spread.deviation >= 0 and 0 < spread.df < math.inf):
+            raise ValueError(
+                f"{key!r} has a spread of {spread.deviation} with {spread.df} degrees of freedom"
+            )
+    correlation = float(value["correlation"])
+    if not 0 <= correlation <= 1:
+        raise ValueError(f"correlation is {correlation}")
+    return Repeats(cells=cells, correlation=correlation)
+
+
+def stored(device: str) -> Profile | None:
+    """The profile that this machine keeps of that device, None where there is none."""
+    path = path_for(device)
+    return load(path) if path.is_file() else None
