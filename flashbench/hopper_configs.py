@@ -12,6 +12,8 @@ CAPABILITY = (9, 0)
 """The compute capability whose TMA and wgmma the kernel is written in."""
 ROWS = 64
 """Rows of queries of a warpgroup: what one wgmma covers."""
+KEYS = 128
+"""Of a tile of the backward: of two warpgroups."""
 SHARED_LIMIT = 232448
 """Shared memory of a block, bytes (CUDA C++ Programming Guide, compute capability 9.0)."""
 PROGRAMS = 132
@@ -112,3 +114,30 @@ def shared_bytes(tiles: Tiles, head_dim: int, head_dim_v: int) -> int:
 
 _BARRIER_BYTES = 1024
 """mbarriers of 8 bytes, and what Triton hands values and states over with."""
+
+
+@dataclass(frozen=True)
+class BackwardTiles:
+    """How the backward is cut: tiles of 128 keys, and of queries so many that one's dQ is 128 x 64 or 64 x 128.
+
+    width: columns that the head dims run in. stages: tiles of Q and dO in flight; ds_stages: of dS; kv_stages:
+    of K and V. lag: how many tiles later a tile's dQ is issued.
+    """
+
+    width: int
+    stages: int = 2
+    ds_stages: int = 2
+    kv_stages: int = 1
+    lag: int = 1
+
+    @property
+    def block_q(self) -> int:
+        """Rows of queries of a tile."""
+        return 2 * ROWS * ROWS // self.width
+
+
+def choose_backward(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> BackwardTiles:
+    """The backward's configuration for head dims up to 128."""
+    if max(head_dim, head_dim_v) <= 64:
+        return BackwardTiles(64)
+    return BackwardTiles(128)

@@ -117,7 +117,7 @@ def _planned(
 
 @dataclass(frozen=True)
 class Laid:
-    """Where the elements of a tensor (batch, heads, rows, columns) are, in elements."""
+    """Where the elements of a tensor are, in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -150,14 +150,14 @@ class Plan:
             block_m=tiles.block_q, block_n=tiles.block_k, causal=causal,
             kv_bytes=seqlen_k * (dim + dim_v) * dtype.itemsize,
         )  # fmt: skip
-        rows = schedule.table(shape, _programs(device))
+        rows = schedule.table(shape, programs(device))
         self.programs = len(rows[0])
         self.table = torch.tensor(rows, dtype=torch.int32, device=device)
         self.numbers = (shape.tiles, heads, shape.group, seqlen_q, seqlen_k)
         (d0, d1), (e0, e1) = hopper_configs.pieces(dim), hopper_configs.pieces(dim_v, of_v=True)
         cut = ((q, ROWS, d0, d1), (k, tiles.block_k, d0, d1), (v, tiles.block_k, e0, e1), (o, ROWS, e0, e1))
         self.descriptors = tuple(
-            _descriptor(x, height, columns, dtype) if columns else None
+            descriptor(x, [1, 1, height, columns], dtype) if columns else None
             for x, height, *both in cut
             for columns in both
         )
@@ -174,7 +174,7 @@ class Plan:
         self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float
     ) -> tuple[Any, ...]:
         """The kernel's arguments but for compile-time constants."""
-        bound = _bound(self.descriptors, (q, q, k, k, v, v, o, o))
+        bound = bound(self.descriptors, (q, q, k, k, v, v, o, o))
         return *bound, lse, self.table, *self.numbers, scale * math.log2(math.e)
 
     def run(self, args: tuple[Any, ...]) -> None:
@@ -188,7 +188,7 @@ class Plan:
         return self._compiled
 
 
-def _bound(descriptors: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Iterator[Any]:
+def bound(descriptors: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Iterator[Any]:
     """The descriptors, each of its tensor; copied, as a cached one must not keep a tensor alive."""
     for descriptor, x in zip(descriptors, tensors, strict=True):
         if descriptor is None:
@@ -199,15 +199,15 @@ def _bound(descriptors: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Iterato
         yield own
 
 
-def _descriptor(laid: Laid, rows: int, columns: int, dtype: torch.dtype) -> TensorDescriptor:
-    """Of boxes of rows by columns of (batch, heads, rows, columns); outside is 0, and is not fetched."""
-    block = [1, 1, rows, columns]
-    strides = [s if n > 1 else ALIGNMENT for n, s in zip(laid.shape[:3], laid.strides, strict=False)]
+def descriptor(laid: Laid, block: list[int], dtype: torch.dtype) -> TensorDescriptor:
+    """Of boxes of a tensor, whose last dimension has unit stride; outside is 0, and is not fetched."""
+    strides = [s if n > 1 else ALIGNMENT for n, s in zip(laid.shape[:-1], laid.strides, strict=False)]
     nowhere = torch.empty(0, dtype=dtype, device="meta")
-    layout = gl.NVMMASharedLayout.get_default_for(
-        block, gl.float16 if dtype == torch.float16 else gl.bfloat16
-    )
+    layout = gl.NVMMASharedLayout.get_default_for(block, _GLUON[dtype])
     return TensorDescriptor(nowhere, list(laid.shape), [*strides, 1], block, layout)
+
+
+_GLUON = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
 
 
 def loadable(x: Tensor) -> Tensor:
@@ -226,7 +226,7 @@ def _takes(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 @lru_cache
-def _programs(device: torch.device) -> int:
+def programs(device: torch.device) -> int:
     """As many as the device has SMs: one fills an SM."""
     if device.type != "cuda":
         return hopper_configs.PROGRAMS
