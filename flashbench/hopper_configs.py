@@ -121,7 +121,8 @@ class BackwardTiles:
     """How the backward is cut: tiles of 128 keys, and of queries so many that one's dQ is 128 x 64 or 64 x 128.
 
     width: columns that the head dims run in. stages: tiles of Q and dO in flight; ds_stages: of dS; kv_stages:
-    of K and V. lag: how many tiles later a tile's dQ is issued.
+    of K and V. lag: how many tiles later a tile's dQ is issued. early_dv: dV
+    is issued before dS is computed.
     """
 
     width: int
@@ -129,6 +130,7 @@ class BackwardTiles:
     ds_stages: int = 2
     kv_stages: int = 1
     lag: int = 1
+    early_dv: bool = False
 
     @property
     def block_q(self) -> int:

@@ -43,6 +43,7 @@ def consume(
     DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
     WG: gl.constexpr, SUBS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     KV_STAGES: gl.constexpr, LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr,
+    EARLY_DV: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: dK and dV of 64 of the keys of each of the program's tiles, and its half of dQ."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -91,18 +92,27 @@ def consume(
                 dp1 = one.issue_transposed(V, DOS, sub + 1, D, S)
             s = warpgroup_mma_wait(2 * SUBS - 1, [s])
             p = one.probabilities(s, LSES, sub, begin - start_m, start_m < clear, unit, S)
-            dp = warpgroup_mma_wait(2 * SUBS - 2, [dp])
-            ds = one.gradient(p, dp, DELTAS, sub, HALF, S)
-            p_half = gl.convert_layout(p.to(HALF), FIRST)
+            if EARLY_DV:
+                p_half = gl.convert_layout(p.to(HALF), FIRST)
+                dv = warpgroup_mma(p_half, DOS.index(sub).reshape([ROWS, D]), dv, use_acc=i > 0, is_async=True)
+                dp, p = warpgroup_mma_wait(2 * SUBS - 1, [dp, p])
+                ds = one.gradient(p, dp, DELTAS, sub, HALF, S)
+            else:
+                # complete already: the end of a basic block keeps ptxas from waiting for dP at once
+                mbarrier.wait(DOFULL.index(stage), phase)
+                dp, p = warpgroup_mma_wait(2 * SUBS - 2, [dp, p])
+                ds = one.gradient(p, dp, DELTAS, sub, HALF, S)
+                p_half = gl.convert_layout(p.to(HALF), FIRST)
+                dv = warpgroup_mma(p_half, DOS.index(sub).reshape([ROWS, D]), dv, use_acc=i > 0, is_async=True)
             ds_half = gl.convert_layout(ds, FIRST)
-            dv = warpgroup_mma(p_half, DOS.index(sub).reshape([ROWS, D]), dv, use_acc=i > 0, is_async=True)
             if SUBS == 2:
                 dk = warpgroup_mma(ds_half, QS.index(sub).reshape([ROWS, D]), dk, use_acc=i > 0, is_async=True)
                 sub += 1
                 start_m += ROWS
                 s1 = warpgroup_mma_wait(3, [s1])
                 p1 = one.probabilities(s1, LSES, sub, begin - start_m, start_m < clear, unit, S)
-                dp1 = warpgroup_mma_wait(2, [dp1])
+                mbarrier.wait(DOFULL.index(stage), phase)
+                dp1, p1 = warpgroup_mma_wait(2, [dp1, p1])
                 ds1 = one.gradient(p1, dp1, DELTAS, sub, HALF, S)
                 p1_half = gl.convert_layout(p1.to(HALF), FIRST)
                 ds1_half = gl.convert_layout(ds1, FIRST)
@@ -210,7 +220,7 @@ def produce(
 def backward(
     Q, DO, K, V, LSE, DELTA, DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
     D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
-    LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr,
+    LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr, EARLY_DV: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV, and dQ added to its accumulator. Grid: as many programs as the table has columns.
@@ -244,11 +254,11 @@ def backward(
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KREAD, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
-                   0, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ)),
+                   0, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV)),
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KREAD, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
-                   1, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ)),
+                   1, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV)),
         (produce, (Q, DO, K, V, LSE, DELTA, QS, DOS, KS, VS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, TABLE, tiles, heads, group, seqlen_q, seqlen_k,
                    SUBS, D, STAGES, KV_STAGES, CAUSAL)),
