@@ -122,7 +122,7 @@ class BackwardTiles:
 
     width: columns that the head dims run in. stages: tiles of Q and dO in flight; ds_stages: of dS; kv_stages:
     of K and V. lag: how many tiles later a tile's dQ is issued. early_dv: dV
-    is issued before dS is computed.
+    is issued before dS is computed. rotate: tiles of keys of one head start with different tiles of queries.
     """
 
     width: int
@@ -131,6 +131,7 @@ class BackwardTiles:
     kv_stages: int = 1
     lag: int = 1
     early_dv: bool = False
+    rotate: bool = False
 
     @property
     def block_q(self) -> int:

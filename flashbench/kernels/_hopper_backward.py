@@ -43,7 +43,7 @@ def consume(
     DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
     WG: gl.constexpr, SUBS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     KV_STAGES: gl.constexpr, LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr,
-    EARLY_DV: gl.constexpr,
+    EARLY_DV: gl.constexpr, ROTATE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: dK and dV of 64 of the keys of each of the program's tiles, and its half of dQ."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -75,8 +75,9 @@ def consume(
         dv = gl.zeros([ROWS, D], gl.float32, LD)
         dq = gl.zeros([ROWS, ROWS], gl.float32, LQ)
         line = outside  # where dq belongs: at first nowhere, which TMA leaves out
-        m = first
-        tile = head * group * tiles_q + first
+        start = one.start(entry, tiles, first, tiles_q, ROTATE)
+        m = start
+        before = head * group * tiles_q  # tiles of the query heads before this one
         mbarrier.wait(KVFULL.index(kv_stage), kv_phase)
         count = group * (tiles_q - first)
         for i in range(count):
@@ -130,16 +131,16 @@ def consume(
                 if LAG > 0:
                     one.share(ds, ds1, DSS, EMPTY, DSFULL, j, WG, SUBS, STAGES, DS_STAGES, LAG)
                 dv, dq, p_half, ds_half, p1_half = warpgroup_mma_wait(1, [dv, dq, p_half, ds_half, p1_half])
-                own = (2 * tile + WG) * one.LINES
+                own = (2 * (before + m) + WG) * one.LINES
                 one.add_dq(dq, DQ, own if LAG == 0 else line, DQS.index(WG))
                 line = own
             dk, dv, p1_half, ds1_half = warpgroup_mma_wait(0, [dk, dv, p1_half, ds1_half])
             mbarrier.arrive(EMPTY.index(stage))
             m += 1
-            tile += 1
-            if m == tiles_q:  # the next query head of the group
+            if m == tiles_q:
                 m = first
-                tile += first
+            if m == start:  # the next query head of the group
+                before += tiles_q
             j += 1
         if ADDS_DQ and LAG > 0:
             mbarrier.wait(DSFULL.index((j - 1) % DS_STAGES), ((j - 1) // DS_STAGES) & 1)
@@ -167,7 +168,7 @@ def produce(
     Q, DO, K, V, LSE, DELTA, QS, DOS, KS, VS, LSES, DELTAS, QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY,
     TABLE, tiles, heads, group, seqlen_q, seqlen_k,
     SUBS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr,
+    CAUSAL: gl.constexpr, ROTATE: gl.constexpr,
 ):  # fmt: skip
     """One warp: every tile that the consumers will want, in their order, as soon as its place is empty."""
     BLOCK_M: gl.constexpr = SUBS * ROWS
@@ -183,7 +184,8 @@ def produce(
         head, start_n, first, tiles_q = one.place(entry, tiles, seqlen_q, seqlen_k, BLOCK_M, CAUSAL)
         b, h = head // heads, head % heads
         g = 0
-        m = first
+        start = one.start(entry, tiles, first, tiles_q, ROTATE)
+        m = start
         count = group * (tiles_q - first)
         for i in range(count):
             stage, phase = j % STAGES, (j // STAGES) & 1
@@ -211,6 +213,7 @@ def produce(
             m += 1
             if m == tiles_q:
                 m = first
+            if m == start:
                 g += 1
             j += 1
         kv += 1
@@ -221,7 +224,7 @@ def backward(
     Q, DO, K, V, LSE, DELTA, DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
     D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
     LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr, EARLY_DV: gl.constexpr,
-    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    ROTATE: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV, and dQ added to its accumulator. Grid: as many programs as the table has columns.
 
@@ -254,14 +257,14 @@ def backward(
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KREAD, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
-                   0, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV)),
+                   0, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE)),
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KREAD, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
-                   1, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV)),
+                   1, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE)),
         (produce, (Q, DO, K, V, LSE, DELTA, QS, DOS, KS, VS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, TABLE, tiles, heads, group, seqlen_q, seqlen_k,
-                   SUBS, D, STAGES, KV_STAGES, CAUSAL)),
+                   SUBS, D, STAGES, KV_STAGES, CAUSAL, ROTATE)),
     ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 

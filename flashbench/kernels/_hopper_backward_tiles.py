@@ -54,6 +54,18 @@ def place(entry, tiles, seqlen_q, seqlen_k, BLOCK_M: gl.constexpr, CAUSAL: gl.co
 
 
 @gluon.jit
+def start(entry, tiles, first, tiles_q, ROTATE: gl.constexpr):
+    """The tile of queries to begin with, before which the walk from first to tiles_q ends.
+
+    ROTATE: programs of one head start apart, so that they do not add to the same part of dQ at one time.
+    """
+    begin = first
+    if ROTATE:
+        begin += (entry % tiles) * (tiles_q - first) // tiles
+    return begin
+
+
+@gluon.jit
 def first_query(start_n, seqlen_q, seqlen_k, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
     """The first query that sees each of 64 keys; none sees keys after the last."""
     keys = start_n + gl.arange(0, ROWS, LAYOUT)
