@@ -123,6 +123,7 @@ class BackwardTiles:
     width: columns that the head dims run in. stages: tiles of Q and dO in flight; ds_stages: of dS; kv_stages:
     of K and V. lag: how many tiles later a tile's dQ is issued. early_dv: dV
     is issued before dS is computed. rotate: tiles of keys of one head start with different tiles of queries.
+    held: of V and K, in this order, how many are first operands from registers.
     """
 
     width: int
@@ -132,6 +133,7 @@ class BackwardTiles:
     lag: int = 1
     early_dv: bool = False
     rotate: bool = False
+    held: int = 0
 
     @property
     def block_q(self) -> int:

@@ -153,7 +153,7 @@ class Plan:
         self.constants = {
             "D": width, "STAGES": config.stages, "DS_STAGES": config.ds_stages,
             "KV_STAGES": config.kv_stages, "LAG": config.lag, "CAUSAL": causal, "ADDS_DQ": True,
-            "EARLY_DV": config.early_dv, "ROTATE": config.rotate,
+            "EARLY_DV": config.early_dv, "ROTATE": config.rotate, "HELD": config.held,
             "REGISTERS": 240, "PRODUCER_REGISTERS": 24,
         }  # fmt: skip
         self.options = {**self.constants, "num_warps": 4, "enable_fp_fusion": True}

@@ -43,18 +43,21 @@ def consume(
     DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
     WG: gl.constexpr, SUBS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     KV_STAGES: gl.constexpr, LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr,
-    EARLY_DV: gl.constexpr, ROTATE: gl.constexpr,
+    EARLY_DV: gl.constexpr, ROTATE: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: dK and dV of 64 of the keys of each of the program's tiles, and its half of dQ."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     LD: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     LQ: gl.constexpr = S
     FIRST: gl.constexpr = gl.DotOperandLayout(0, parent=LD, k_width=2)
+    ROWS_OF: gl.constexpr = gl.DotOperandLayout(0, parent=S, k_width=2)
     KEY: gl.constexpr = gl.SliceLayout(1, S)
     HALF: gl.constexpr = KS.dtype
     # this warpgroup's half of a tile's dQ: 64 of its rows, or where it has no more, of its columns
     DQ_SUB: gl.constexpr = WG if SUBS == 2 else 0
     DQ_COLUMN: gl.constexpr = WG * ROWS if D > ROWS else 0
+    LATE_DP: gl.constexpr = HELD == 2 and SUBS == 2  # for want of registers
+    AFTER_S: gl.constexpr = 2 * SUBS - (2 if LATE_DP else 1)  # products issued after a tile's first
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
     total = gl.load(TABLE)
@@ -79,41 +82,47 @@ def consume(
         m = start
         before = head * group * tiles_q  # tiles of the query heads before this one
         mbarrier.wait(KVFULL.index(kv_stage), kv_phase)
+        # first operands in registers spare shared memory's bandwidth, which is what products of 64 x 64 wait for
+        k_rows = K.load(ROWS_OF) if HELD > 1 else K
+        v_rows = V.load(ROWS_OF) if HELD > 0 else V
         count = group * (tiles_q - first)
         for i in range(count):
             stage, phase = j % STAGES, (j // STAGES) & 1
             sub = stage * SUBS
             start_m = m * (SUBS * ROWS)
             mbarrier.wait(QFULL.index(stage), phase)
-            s = one.issue_transposed(K, QS, sub, D, S)
+            s = one.issue_transposed(k_rows, QS, sub, D, S)
             mbarrier.wait(DOFULL.index(stage), phase)
-            dp = one.issue_transposed(V, DOS, sub, D, S)
+            dp = one.issue_transposed(v_rows, DOS, sub, D, S)
             if SUBS == 2:  # the other half's products run under this half's exponentials
-                s1 = one.issue_transposed(K, QS, sub + 1, D, S)
-                dp1 = one.issue_transposed(V, DOS, sub + 1, D, S)
-            s = warpgroup_mma_wait(2 * SUBS - 1, [s])
+                s1 = one.issue_transposed(k_rows, QS, sub + 1, D, S)
+                if not LATE_DP:
+                    dp1 = one.issue_transposed(v_rows, DOS, sub + 1, D, S)
+            s = warpgroup_mma_wait(AFTER_S, [s])
             p = one.probabilities(s, LSES, sub, begin - start_m, start_m < clear, unit, S)
             if EARLY_DV:
                 p_half = gl.convert_layout(p.to(HALF), FIRST)
                 dv = warpgroup_mma(p_half, DOS.index(sub).reshape([ROWS, D]), dv, use_acc=i > 0, is_async=True)
-                dp, p = warpgroup_mma_wait(2 * SUBS - 1, [dp, p])
+                dp, p = warpgroup_mma_wait(AFTER_S, [dp, p])
                 ds = one.gradient(p, dp, DELTAS, sub, HALF, S)
             else:
                 # complete already: the end of a basic block keeps ptxas from waiting for dP at once
                 mbarrier.wait(DOFULL.index(stage), phase)
-                dp, p = warpgroup_mma_wait(2 * SUBS - 2, [dp, p])
+                dp, p = warpgroup_mma_wait(AFTER_S - 1, [dp, p])
                 ds = one.gradient(p, dp, DELTAS, sub, HALF, S)
                 p_half = gl.convert_layout(p.to(HALF), FIRST)
                 dv = warpgroup_mma(p_half, DOS.index(sub).reshape([ROWS, D]), dv, use_acc=i > 0, is_async=True)
             ds_half = gl.convert_layout(ds, FIRST)
             if SUBS == 2:
+                if LATE_DP:
+                    dp1 = one.issue_transposed(v_rows, DOS, sub + 1, D, S)
                 dk = warpgroup_mma(ds_half, QS.index(sub).reshape([ROWS, D]), dk, use_acc=i > 0, is_async=True)
                 sub += 1
                 start_m += ROWS
                 s1 = warpgroup_mma_wait(3, [s1])
                 p1 = one.probabilities(s1, LSES, sub, begin - start_m, start_m < clear, unit, S)
                 mbarrier.wait(DOFULL.index(stage), phase)
-                dp1, p1 = warpgroup_mma_wait(2, [dp1, p1])
+                dp1, p1 = warpgroup_mma_wait(1 if LATE_DP else 2, [dp1, p1])
                 ds1 = one.gradient(p1, dp1, DELTAS, sub, HALF, S)
                 p1_half = gl.convert_layout(p1.to(HALF), FIRST)
                 ds1_half = gl.convert_layout(ds1, FIRST)
@@ -224,7 +233,7 @@ def backward(
     Q, DO, K, V, LSE, DELTA, DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
     D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
     LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr, EARLY_DV: gl.constexpr,
-    ROTATE: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    ROTATE: gl.constexpr, HELD: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV, and dQ added to its accumulator. Grid: as many programs as the table has columns.
 
@@ -257,11 +266,11 @@ def backward(
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KREAD, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
-                   0, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE)),
+                   0, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE, HELD)),
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KREAD, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
-                   1, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE)),
+                   1, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE, HELD)),
         (produce, (Q, DO, K, V, LSE, DELTA, QS, DOS, KS, VS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, TABLE, tiles, heads, group, seqlen_q, seqlen_k,
                    SUBS, D, STAGES, KV_STAGES, CAUSAL, ROTATE)),
