@@ -130,15 +130,12 @@ def consume(
             else:
                 ds1, p1_half, ds1_half = ds, p_half, ds_half
             if ADDS_DQ:
-                if LAG == 0:
-                    one.share(ds, ds1, DSS, EMPTY, DSFULL, j, WG, SUBS, STAGES, DS_STAGES, LAG)
+                one.share(ds, ds1, DSS, EMPTY, DSFULL, j, WG, SUBS, STAGES, DS_STAGES, LAG)
                 now = gl.maximum(j - LAG, 0)
                 mbarrier.wait(DSFULL.index(now % DS_STAGES), (now // DS_STAGES) & 1, pred=j >= LAG)
                 dq = one.issue_dq(DSS, K0, K1, now % DS_STAGES, dq, DQ_SUB, SUBS)
             dk = warpgroup_mma(ds1_half, QS.index(sub).reshape([ROWS, D]), dk, use_acc=i > 0 or SUBS == 2, is_async=True)
             if ADDS_DQ:
-                if LAG > 0:
-                    one.share(ds, ds1, DSS, EMPTY, DSFULL, j, WG, SUBS, STAGES, DS_STAGES, LAG)
                 dv, dq, p_half, ds_half, p1_half = warpgroup_mma_wait(1, [dv, dq, p_half, ds_half, p1_half])
                 own = (2 * (before + m) + WG) * one.LINES
                 one.add_dq(dq, DQ, own if LAG == 0 else line, DQS.index(WG))
