@@ -118,12 +118,12 @@ _BARRIER_BYTES = 1024
 
 @dataclass(frozen=True)
 class BackwardTiles:
-    """How the backward is cut: tiles of 128 keys, and of queries so many that one's dQ is 128 x 64 or 64 x 128.
+    """How the backward is cut: tiles of 128 keys, and of queries so many that dQ of one is two 64 x 64 blocks.
 
-    width: columns that the head dims run in. stages: tiles of Q and dO in flight; ds_stages: of dS; kv_stages:
-    of K and V. lag: how many tiles later a tile's dQ is issued. early_dv: dV
-    is issued before dS is computed. rotate: tiles of keys of one head start with different tiles of queries.
-    held: of V and K, in this order, how many are first operands from registers.
+    width: columns that the head dims run in. stages: tiles of Q and dO in flight; ds_stages: of dS;
+    kv_stages: of K and V. lag: how many tiles later a tile's dQ is issued. early_dv: dV is issued before dS is
+    computed. rotate: tiles of keys of one head start with different tiles of queries. held: of V and K, in
+    this order, how many are first operands from registers.
     """
 
     width: int
@@ -144,5 +144,5 @@ class BackwardTiles:
 def choose_backward(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> BackwardTiles:
     """The backward's configuration for head dims up to 128."""
     if max(head_dim, head_dim_v) <= 64:
-        return BackwardTiles(64)
-    return BackwardTiles(128)
+        return BackwardTiles(64, ds_stages=3)
+    return BackwardTiles(128, ds_stages=4)

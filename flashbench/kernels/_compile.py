@@ -230,12 +230,17 @@ def _flash(task: Task) -> Launch:
 
 
 def _flash_v3(task: Task) -> Launch:
-    if task.kernel != "v3_fwd":
+    if not task.kernel.startswith("v3_"):
         return _flash(task)
     from flashbench.kernels import _flash_v3 as flash
+    from flashbench.kernels import _flash_v3_backward as backward
 
-    (q, k, v, _), _, call = _asked(task)
-    return flash.forward_launch(q, k, v, causal=call.causal, scale=call.scale)[2]
+    (q, k, v, o), lse, call = _asked(task)
+    if task.kernel == "v3_fwd":
+        return flash.forward_launch(q, k, v, causal=call.causal, scale=call.scale)[2]
+    saved = backward.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o)
+    work = backward.backward_launches(saved, causal=call.causal, scale=call.scale)
+    return next(one for one in work.launches if one.name == task.kernel)
 
 
 def _flash_v1(task: Task) -> Launch:

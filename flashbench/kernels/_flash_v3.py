@@ -174,8 +174,8 @@ class Plan:
         self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float
     ) -> tuple[Any, ...]:
         """The kernel's arguments but for compile-time constants."""
-        bound = bound(self.descriptors, (q, q, k, k, v, v, o, o))
-        return *bound, lse, self.table, *self.numbers, scale * math.log2(math.e)
+        boxes = bound(self.descriptors, (q, q, k, k, v, v, o, o))
+        return *boxes, lse, self.table, *self.numbers, scale * math.log2(math.e)
 
     def run(self, args: tuple[Any, ...]) -> None:
         """Launch on the current device, which is the tensors', and stream."""

@@ -82,7 +82,7 @@ def consume(
         m = start
         before = head * group * tiles_q  # tiles of the query heads before this one
         mbarrier.wait(KVFULL.index(kv_stage), kv_phase)
-        # first operands in registers spare shared memory's bandwidth, which is what products of 64 x 64 wait for
+        # first operands in registers spare shared memory, whose bandwidth products of 64 x 64 use up
         k_rows = K.load(ROWS_OF) if HELD > 1 else K
         v_rows = V.load(ROWS_OF) if HELD > 0 else V
         count = group * (tiles_q - first)
@@ -102,7 +102,9 @@ def consume(
             p = one.probabilities(s, LSES, sub, begin - start_m, start_m < clear, unit, S)
             if EARLY_DV:
                 p_half = gl.convert_layout(p.to(HALF), FIRST)
-                dv = warpgroup_mma(p_half, DOS.index(sub).reshape([ROWS, D]), dv, use_acc=i > 0, is_async=True)
+                dv = warpgroup_mma(
+                    p_half, DOS.index(sub).reshape([ROWS, D]), dv, use_acc=i > 0, is_async=True
+                )
                 dp, p = warpgroup_mma_wait(AFTER_S, [dp, p])
                 ds = one.gradient(p, dp, DELTAS, sub, HALF, S)
             else:
@@ -111,12 +113,16 @@ def consume(
                 dp, p = warpgroup_mma_wait(AFTER_S - 1, [dp, p])
                 ds = one.gradient(p, dp, DELTAS, sub, HALF, S)
                 p_half = gl.convert_layout(p.to(HALF), FIRST)
-                dv = warpgroup_mma(p_half, DOS.index(sub).reshape([ROWS, D]), dv, use_acc=i > 0, is_async=True)
+                dv = warpgroup_mma(
+                    p_half, DOS.index(sub).reshape([ROWS, D]), dv, use_acc=i > 0, is_async=True
+                )
             ds_half = gl.convert_layout(ds, FIRST)
             if SUBS == 2:
                 if LATE_DP:
                     dp1 = one.issue_transposed(v_rows, DOS, sub + 1, D, S)
-                dk = warpgroup_mma(ds_half, QS.index(sub).reshape([ROWS, D]), dk, use_acc=i > 0, is_async=True)
+                dk = warpgroup_mma(
+                    ds_half, QS.index(sub).reshape([ROWS, D]), dk, use_acc=i > 0, is_async=True
+                )
                 sub += 1
                 start_m += ROWS
                 s1 = warpgroup_mma_wait(3, [s1])
@@ -134,7 +140,9 @@ def consume(
                 now = gl.maximum(j - LAG, 0)
                 mbarrier.wait(DSFULL.index(now % DS_STAGES), (now // DS_STAGES) & 1, pred=j >= LAG)
                 dq = one.issue_dq(DSS, K0, K1, now % DS_STAGES, dq, DQ_SUB, SUBS)
-            dk = warpgroup_mma(ds1_half, QS.index(sub).reshape([ROWS, D]), dk, use_acc=i > 0 or SUBS == 2, is_async=True)
+            dk = warpgroup_mma(
+                ds1_half, QS.index(sub).reshape([ROWS, D]), dk, use_acc=i > 0 or SUBS == 2, is_async=True
+            )
             if ADDS_DQ:
                 dv, dq, p_half, ds_half, p1_half = warpgroup_mma_wait(1, [dv, dq, p_half, ds_half, p1_half])
                 own = (2 * (before + m) + WG) * one.LINES

@@ -1,7 +1,7 @@
 """FlashAttention-3's backward in Gluon for sm_90: what the kernel does to one tile."""
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN202, SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Plain Triton: both only move bytes.
 """
 
 # Triton reads the bodies below, not Python: no annotations but tl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN202, E741
 # mypy: ignore-errors
 
 from __future__ import annotations
