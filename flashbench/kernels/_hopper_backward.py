@@ -39,7 +39,7 @@ ROWS = one.ROWS
 
 @gluon.jit
 def consume(
-    QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS, QFULL, DOFULL, EMPTY, KVFULL, KREAD, KVEMPTY, DSFULL,
+    QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS, QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, DSFULL,
     DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
     WG: gl.constexpr, SUBS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
     KV_STAGES: gl.constexpr, LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr,
@@ -139,7 +139,7 @@ def consume(
                 one.share(ds, ds1, DSS, EMPTY, DSFULL, j, WG, SUBS, STAGES, DS_STAGES, LAG)
                 now = gl.maximum(j - LAG, 0)
                 mbarrier.wait(DSFULL.index(now % DS_STAGES), (now // DS_STAGES) & 1, pred=j >= LAG)
-                dq = one.issue_dq(DSS, K0, K1, now % DS_STAGES, dq, DQ_SUB, SUBS)
+                dq = one.issue_dq(DSS, K0, K1, now % DS_STAGES, dq, DQ_SUB, SUBS, DS_STAGES)
             dk = warpgroup_mma(
                 ds1_half, QS.index(sub).reshape([ROWS, D]), dk, use_acc=i > 0 or SUBS == 2, is_async=True
             )
@@ -158,21 +158,23 @@ def consume(
             j += 1
         if ADDS_DQ and LAG > 0:
             mbarrier.wait(DSFULL.index((j - 1) % DS_STAGES), ((j - 1) // DS_STAGES) & 1)
-            dq = one.issue_dq(DSS, K0, K1, (j - 1) % DS_STAGES, dq, DQ_SUB, SUBS)
+            dq = one.issue_dq(DSS, K0, K1, (j - 1) % DS_STAGES, dq, DQ_SUB, SUBS, DS_STAGES)
             dq = warpgroup_mma_wait(0, [dq])
-        mbarrier.arrive(KREAD.index(kv_stage))
-        b, h = head // heads, head % heads
-        V.store(dv.to(HALF))  # over this warpgroup's own rows, which it alone read
-        fence_async_shared()
-        tma_store(DV, [b, h, start_n + WG * ROWS, 0], VS.index(2 * kv_stage + WG))
+        mbarrier.arrive(KVEMPTY.index(kv_stage))
         if ADDS_DQ and LAG > 0:
             one.add_dq(dq, DQ, line, DQS.index(WG))
-        mbarrier.wait(KREAD.index(kv_stage), kv_phase)  # by both, for dQ
-        K.store((dk * scale).to(HALF))
+        # both have read all dS: dV and dK leave from its place, while the next K and V come
+        mbarrier.wait(KVEMPTY.index(kv_stage), kv_phase)
+        b, h = head // heads, head % heads
+        key = start_n + WG * ROWS
+        OUT = DSS._reinterpret(HALF, [2 * DS_STAGES * SUBS * ROWS // D, 1, 1, ROWS, D], KS.type.layout)
+        place = WG * (DS_STAGES * SUBS * ROWS // D)
+        OUT.index(place).reshape([ROWS, D]).store(dv.to(HALF))
+        OUT.index(place + 1).reshape([ROWS, D]).store((dk * scale).to(HALF))
         fence_async_shared()
-        tma_store(DK, [b, h, start_n + WG * ROWS, 0], KS.index(2 * kv_stage + WG))
+        tma_store(DV, [b, h, key, 0], OUT.index(place))
+        tma_store(DK, [b, h, key, 0], OUT.index(place + 1))
         tma.store_wait(0)
-        mbarrier.arrive(KVEMPTY.index(kv_stage))
         kv += 1
     tma.store_wait(0)
 
@@ -249,6 +251,7 @@ def backward(
     """
     SUBS: gl.constexpr = 2 if D == ROWS else 1
     gl.static_assert(SUBS * D == 2 * ROWS, "dQ of a tile is one 64 x 64 block per warpgroup")
+    gl.static_assert(DS_STAGES * SUBS * ROWS >= 2 * D, "a warpgroup's dS must have room for its dK and dV")
     gl.static_assert(DS_STAGES > LAG, "a tile's dS must outlive the product that is issued LAG tiles later")
     QS = ring(STAGES * SUBS, Q, D)
     DOS = ring(STAGES * SUBS, DO, D)
@@ -263,17 +266,16 @@ def backward(
     DOFULL = one.barriers(STAGES, 1)
     EMPTY = one.barriers(STAGES, 2)
     KVFULL = one.barriers(KV_STAGES, 1)
-    KREAD = one.barriers(KV_STAGES, 2)
     KVEMPTY = one.barriers(KV_STAGES, 2)
     DSFULL = one.barriers(DS_STAGES, 2)
     fence_async_shared()
     gl.warp_specialize([
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
-                   QFULL, DOFULL, EMPTY, KVFULL, KREAD, KVEMPTY, DSFULL,
+                   QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
                    0, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE, HELD)),
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
-                   QFULL, DOFULL, EMPTY, KVFULL, KREAD, KVEMPTY, DSFULL,
+                   QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
                    1, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE, HELD)),
         (produce, (Q, DO, K, V, LSE, DELTA, QS, DOS, KS, VS, LSES, DELTAS,

@@ -124,7 +124,7 @@ def share(ds, ds1, DSS, EMPTY, DSFULL, j, WG: gl.constexpr, SUBS: gl.constexpr, 
         read = j + LAG - DS_STAGES
         done = gl.maximum(read, 0)
         mbarrier.wait(EMPTY.index(done % STAGES), (done // STAGES) & 1, pred=read >= 0)
-    place = ((j % DS_STAGES) * 2 + WG) * SUBS
+    place = (WG * DS_STAGES + j % DS_STAGES) * SUBS
     DSS.index(place).store(ds)
     if SUBS == 2:
         DSS.index(place + 1).store(ds1)
@@ -133,11 +133,11 @@ def share(ds, ds1, DSS, EMPTY, DSFULL, j, WG: gl.constexpr, SUBS: gl.constexpr, 
 
 
 @gluon.jit
-def issue_dq(DSS, K0, K1, slot, dq, SUB: gl.constexpr, SUBS: gl.constexpr):
+def issue_dq(DSS, K0, K1, slot, dq, SUB: gl.constexpr, SUBS: gl.constexpr, DS_STAGES: gl.constexpr):
     """Issue a 64 x 64 block of dQ = dS K, over the keys of both warpgroups."""
-    place = slot * 2 * SUBS + SUB
+    place = slot * SUBS + SUB
     dq = warpgroup_mma(DSS.index(place).permute((1, 0)), K0, dq, use_acc=False, is_async=True)
-    return warpgroup_mma(DSS.index(place + SUBS).permute((1, 0)), K1, dq, is_async=True)
+    return warpgroup_mma(DSS.index(place + DS_STAGES * SUBS).permute((1, 0)), K1, dq, is_async=True)
 
 
 @gluon.jit
