@@ -118,12 +118,12 @@ _BARRIER_BYTES = 1024
 
 @dataclass(frozen=True)
 class BackwardTiles:
-    """How the backward is cut: tiles of 128 keys, and of queries so many that dQ of one is two 64 x 64 blocks.
+    """How the backward is cut: tiles of 128 keys, and of so many queries that their dQ is two 64 x 64 blocks.
 
     width: columns that the head dims run in. stages: tiles of Q and dO in flight; ds_stages: of dS;
-    kv_stages: of K and V. lag: how many tiles later a tile's dQ is issued. early_dv: dV is issued before dS is
-    computed. rotate: tiles of keys of one head start with different tiles of queries. held: of V and K, in
-    this order, how many are first operands from registers.
+    kv_stages: of K and V. lag: how many tiles later a tile's dQ is issued. early_dv: dV is issued before
+    dS is known. rotate: tiles of keys of one head start with different tiles of queries. held: of V and K,
+    in this order, how many are first operands from registers.
     """
 
     width: int

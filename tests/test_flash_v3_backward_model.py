@@ -1,0 +1,121 @@
+"""flash-v3's backward kernel, run on a CPU over a model of Hopper's threads, against fp64 gradients."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+CASES = {
+    # width and changes to its tiles; heads, K/V heads, seqlen_q, seqlen_k, head_dim, head_dim_v
+    "64": ("64, ds_stages=3", (2, 1, 300, 200, 56, 64)),
+    "64 in turn": ("64, lag=0, rotate=True", (2, 2, 200, 300, 64, 64)),
+    "64 held": ("64, held=2, early_dv=True", (1, 1, 130, 270, 64, 64)),
+    "128": ("128, ds_stages=4", (4, 2, 200, 300, 128, 120)),
+    "128 early": ("128, ds_stages=4, early_dv=True, rotate=True", (1, 1, 300, 130, 128, 128)),
+    "128 in turn": ("128, ds_stages=4, lag=0", (2, 2, 1, 200, 96, 128)),
+}
+
+
+FAST = {("64", True), ("128", False)}
+
+
+def every() -> list[object]:
+    marks = {fast: () if fast else (pytest.mark.slow,) for fast in (False, True)}
+    pairs = [(case, causal) for case in CASES for causal in (False, True)]
+    return [pytest.param(*pair, marks=marks[pair in FAST]) for pair in pairs]
+
+
+@pytest.mark.parametrize(("case", "causal"), every())
+def test_gradients_are_those_of_fp64(case: str, causal: bool) -> None:
+    """In a process of its own: it has a model in Triton's place."""
+    tiles, shape = CASES[case]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
+    command = f"import {Path(__file__).stem} as m; m.run({shape}, {causal}, {tiles})"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=False, env=environment
+    )
+    assert not done.returncode, done.stderr
+    assert [float(error) < 2e-3 for error in done.stdout.split()] == [True] * 3, done.stdout
+
+
+def run(shape: tuple[int, ...], causal: bool, width: int, **changes) -> None:
+    """Print the errors of dq, dk and dv, relative to their largest element."""
+    import hopper_threads as model
+    import torch
+
+    kernels = model.install()
+    from flashbench.hopper_configs import KEYS, ROWS, BackwardTiles
+    from flashbench.kernels import _hopper_schedule as schedule
+
+    tiles = BackwardTiles(width, **changes)
+    heads, kv_heads, seqlen_q, seqlen_k, dim, dim_v = shape
+    group, scale, half = heads // kv_heads, dim**-0.5, torch.float16
+    torch.manual_seed(0)
+    q, k, v, do = (
+        torch.randn(2, *sizes).to(half)
+        for sizes in (
+            (heads, seqlen_q, dim), (kv_heads, seqlen_k, dim), (kv_heads, seqlen_k, dim_v),
+            (heads, seqlen_q, dim_v),
+        )
+    )  # fmt: skip
+    lse, delta, exact = exact_gradients(q, k, v, do, scale, causal)
+    count = -(-seqlen_q // tiles.block_q)
+    rows = 2, heads, count * tiles.block_q
+    lse_2, sums = torch.full(rows, math.inf), torch.zeros(rows)
+    lse_2[..., :seqlen_q] = (lse / math.log(2)).where(~lse.isinf(), math.inf)
+    sums[..., :seqlen_q] = delta
+    acc = torch.zeros(2 * heads * count * tiles.block_q * width // 32, 32)
+    dk, dv = torch.full_like(k, math.nan), torch.full_like(v, math.nan)
+    walk = schedule.KeyShape(
+        heads=2 * kv_heads, group=group, seqlen_q=seqlen_q, seqlen_k=seqlen_k, block_m=tiles.block_q,
+        block_n=KEYS, causal=causal, kv_bytes=2**22,
+    )  # fmt: skip
+    table = schedule.table(walk, 3)
+    boxes = [model.Descriptor(x, [1, 1, ROWS, width]) for x in (q, do, k, v, dk, dv)]
+    model.launch(
+        kernels.backward, len(table[0]), *boxes[:4],
+        *(model.Descriptor(x.view(-1), [ROWS]) for x in (lse_2, sums)), model.Descriptor(acc, [128, 32]),
+        *boxes[4:], model.Pointer([entry for row in table for entry in row]), walk.tiles, kv_heads, group,
+        seqlen_q, seqlen_k, len(acc), scale * math.log2(math.e), scale, width, tiles.stages, tiles.ds_stages,
+        tiles.kv_stages, tiles.lag, causal, True, tiles.early_dv, tiles.rotate, tiles.held, 240, 24,
+    )  # fmt: skip
+    dq = in_order(acc, rows, width)[..., :seqlen_q, :dim] * scale
+    for got, want in zip((dq, dk, dv), exact, strict=True):
+        print(((got.double() - want).abs().max() / want.abs().max()).item())
+
+
+def exact_gradients(q, k, v, do, scale: float, causal: bool):
+    """(lse, rowsum(dO * O), (dq, dk, dv)) in fp64."""
+    import torch
+
+    q, k, v = (x.double().requires_grad_() for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    s = q @ k.repeat_interleave(group, 1).mT * scale
+    if causal:
+        last = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+        s = s.masked_fill(torch.arange(k.shape[2]) > last, -math.inf)
+    lse = s.logsumexp(-1)
+    p = s.softmax(-1).where(~lse.isinf()[..., None], 0.0)
+    o = p @ v.repeat_interleave(group, 1)
+    gradients = torch.autograd.grad(o, (q, k, v), do.double())
+    gradients = [x.nan_to_num(0.0) for x in gradients]
+    return lse.detach(), (o * do).sum(-1).detach(), gradients
+
+
+def in_order(acc, rows: tuple[int, ...], width: int):
+    """dQ's accumulator as a matrix per head, from what ``add_dq`` says of its order."""
+    import torch
+
+    row, column = torch.arange(64)[:, None], torch.arange(64)
+    line = row // 8 * 16 + column // 16 * 4 + row % 8 // 2
+    number = row % 2 * 16 + column % 8 // 2 * 4 + column // 8 % 2 * 2 + column % 2
+    blocks = acc.view(-1, 128, 32)[:, line, number]
+    if width == 64:
+        return blocks.reshape(*rows, 64)
+    return blocks.view(-1, 2, 64, 64).transpose(1, 2).reshape(*rows, 128)
