@@ -1,7 +1,8 @@
 """FlashAttention-3's backward for sm_90: launches. Import through ``_triton.load``.
 
 Three kernels: rows' LSE and delta, and dQ's accumulator cleared; dK, dV and the sum of dQ
-(_hopper_backward.py); dQ converted. Made ready once per layout, as the forward (``Plan``).
+(_hopper_backward.py); dQ converted. The deterministic form leaves dQ to flash-v2's kernel, which computes S
+and dP once more. Made ready once per layout, as the forward (``Plan``).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch import Tensor
 
 from flashbench import hopper_configs
 from flashbench.hopper_configs import KEYS, ROWS, BackwardTiles
+from flashbench.kernels import _flash_v2 as flash_v2
 from flashbench.kernels import _hopper_backward as kernels
 from flashbench.kernels import _hopper_gradient_kernels as rows_kernels
 from flashbench.kernels import _hopper_schedule as schedule
-from flashbench.kernels._call import Launch, like, on, unit_stride
+from flashbench.kernels._call import Call, Launch, like, on, unit_stride
 from flashbench.kernels._flash_v3 import ALIGNMENT, Laid, bound, descriptor, loadable, programs
 
 LINE = 32
@@ -43,61 +45,82 @@ class Saved:
 
 @dataclass(frozen=True)
 class Backward:
-    """The launches, in order, and the gradients that they fill."""
+    """The launches, in order, and the gradients that they fill; delta: of flash-v2's kernels, if they run."""
 
     launches: tuple[Launch, ...]
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    delta: Tensor | None = None
 
 
 def backward(
-    saved: Saved, *, causal: bool, scale: float, tiles: BackwardTiles | None = None
+    saved: Saved,
+    *,
+    causal: bool,
+    scale: float,
+    deterministic: bool = False,
+    tiles: BackwardTiles | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv); the last bits of dq differ from run to run, as atomic additions have no order."""
-    work = backward_launches(saved, causal=causal, scale=scale, tiles=tiles)
+    """(dq, dk, dv), of head dims up to 128 that are multiples of 8, none of the tensors empty.
+
+    Unless deterministic, the last bits of dq differ from run to run, as additions by TMA have no order.
+    """
+    work = backward_launches(saved, causal=causal, scale=scale, deterministic=deterministic, tiles=tiles)
     with on(saved.q.device):
         for launch in work.launches:
             launch.run()
+            if launch.name == "delta" and work.delta is not None and saved.dlse is not None:
+                work.delta.sub_(saved.dlse)
     return work.dq, work.dk, work.dv
 
 
 def backward_launches(
-    saved: Saved, *, causal: bool, scale: float, tiles: BackwardTiles | None = None
+    saved: Saved,
+    *,
+    causal: bool,
+    scale: float,
+    deterministic: bool = False,
+    tiles: BackwardTiles | None = None,
 ) -> Backward:
-    """The launches of a backward, for head dims up to 128 that are multiples of 8; none is empty."""
+    """The launches of ``backward``."""
     q, k, v, do = (loadable(x) for x in (saved.q, saved.k, saved.v, saved.do))
-    o = unit_stride(saved.o)
-    dq, dk, dv = _gradient(q), _gradient(k), _gradient(v)
+    dk, dv = _gradient(k), _gradient(v)
     laid = tuple(Laid(x.shape, x.stride()) for x in (q, do, k, v, dk, dv))
-    plan = planned(laid, q.dtype, q.device, causal, tiles)
+    plan = planned(laid, q.dtype, q.device, causal, deterministic, tiles)
     lse_2, delta = torch.empty(2, plan.tiles * plan.config.block_q, dtype=torch.float32, device=q.device)
-    acc = torch.empty(plan.lines, LINE, dtype=torch.float32, device=q.device)
-    batch, heads, seqlen_q, dim = q.shape
-    numbers = (heads, seqlen_q, plan.tiles // (batch * heads))
-    prepare = Launch(
-        "v3_prepare",
-        rows_kernels.prepare,
-        plan.tiles,
-        (o, do, saved.lse, saved.dlse, lse_2, delta, acc, *o.stride()[:3], *do.stride()[:3], *numbers),
-        {"BLOCK_M": plan.config.block_q, "DIM": plan.width, "DIM_V": v.shape[3], "WIDEST": WIDEST,
-         "WIDE": any(KEYS * x.stride(2) >= 2**31 for x in (o, do)), "num_warps": 4},
-    )  # fmt: skip
-    main = Launch(
-        "v3_bwd",
-        kernels.backward,
-        plan.programs,
-        plan.arguments((q, do, k, v, lse_2, delta, acc, dk, dv), scale),
-        plan.options,
-    )
+    acc = lse_2  # an address that nothing is added to
+    if not deterministic:
+        acc = torch.empty(plan.lines, LINE, dtype=torch.float32, device=q.device)
+    prepare = _prepare(plan, saved, do, (lse_2, delta, None if deterministic else acc))
+    tensors = q, do, k, v, lse_2, delta, acc, dk, dv
+    main = Launch("v3_bwd", kernels.backward, plan.programs, plan.arguments(tensors, scale), plan.options)
+    if deterministic:
+        portable = flash_v2.Saved(q=q, k=k, v=v, o=unit_stride(saved.o), lse=saved.lse, do=do)
+        call = Call(causal=causal, scale=scale, card=(hopper_configs.CAPABILITY, hopper_configs.SHARED_LIMIT))
+        work = flash_v2.backward_launches(portable, call, lse_has_gradient=saved.dlse is not None)
+        of_dq = (one for one in work.launches if one.name != "dkdv")
+        return Backward((prepare, main, *of_dq), work.dq, dk, dv, work.delta)
+    dq = _gradient(q)
     convert = Launch(
         "v3_convert",
         rows_kernels.convert,
         2 * plan.tiles,
-        (acc, dq, *dq.stride()[:3], *numbers, scale),
-        {"BLOCK_M": plan.config.block_q, "COLUMNS": dim, "num_warps": 4},
+        (acc, dq, *dq.stride()[:3], *plan.rows, scale),
+        {"BLOCK_M": plan.config.block_q, "COLUMNS": q.shape[3], "num_warps": 4},
     )
     return Backward((prepare, main, convert), dq, dk, dv)
+
+
+def _prepare(plan: Plan, saved: Saved, do: Tensor, filled: tuple[Tensor | None, ...]) -> Launch:
+    """What fills LSE in powers of two and delta, and clears the accumulator, if there is one."""
+    o, acc = unit_stride(saved.o), filled[-1]
+    args = (o, do, saved.lse, saved.dlse, *filled, *o.stride()[:3], *do.stride()[:3], *plan.rows)
+    options = {
+        "BLOCK_M": plan.config.block_q, "DIM": 0 if acc is None else plan.width, "DIM_V": o.shape[3],
+        "WIDEST": WIDEST, "WIDE": any(KEYS * x.stride(2) >= 2**31 for x in (o, do)), "num_warps": 4,
+    }  # fmt: skip
+    return Launch("v3_prepare", rows_kernels.prepare, plan.tiles, args, options)
 
 
 def _gradient(x: Tensor) -> Tensor:
@@ -108,22 +131,23 @@ def _gradient(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def planned(
-    laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool,
+    laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool, deterministic: bool,
     tiles: BackwardTiles | None,
 ) -> Plan:  # fmt: skip
     """The plan for q, do, k, v, dk and dv laid out so."""
-    return Plan(laid, dtype, device, causal, tiles)
+    return Plan(laid, dtype, device, causal, deterministic, tiles)
 
 
 class Plan:
     """What backward launches over tensors of one layout share.
 
     tiles: of queries, of all heads. lines: of dQ's accumulator. width: columns that the head dims run in.
+    rows: heads of queries, their rows, tiles of one.
     """
 
     def __init__(
         self, laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool,
-        tiles: BackwardTiles | None,
+        deterministic: bool, tiles: BackwardTiles | None,
     ) -> None:  # fmt: skip
         q, do, k, v, dk, dv = laid
         (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, dim_v) = q.shape, v.shape
@@ -135,10 +159,11 @@ class Plan:
             block_m=block, block_n=KEYS, causal=causal,
             kv_bytes=seqlen_q * (heads // kv_heads) * (4 * width + (dim + dim_v) * dtype.itemsize),
         )  # fmt: skip
-        rows = schedule.table(shape, programs(device))
-        self.programs = len(rows[0])
-        self.table = torch.tensor(rows, dtype=torch.int32, device=device)
+        walk = schedule.table(shape, programs(device))
+        self.programs = len(walk[0])
+        self.table = torch.tensor(walk, dtype=torch.int32, device=device)
         self.tiles = batch * heads * -(-seqlen_q // block)
+        self.rows = (heads, seqlen_q, -(-seqlen_q // block))
         self.lines = self.tiles * block * width // LINE
         self.numbers = (shape.tiles, kv_heads, shape.group, seqlen_q, seqlen_k, self.lines)
         row = Laid((self.tiles * block,), (1,))
@@ -152,7 +177,7 @@ class Plan:
         )
         self.constants = {
             "D": width, "STAGES": config.stages, "DS_STAGES": config.ds_stages,
-            "KV_STAGES": config.kv_stages, "LAG": config.lag, "CAUSAL": causal, "ADDS_DQ": True,
+            "KV_STAGES": config.kv_stages, "LAG": config.lag, "CAUSAL": causal, "ADDS_DQ": not deterministic,
             "EARLY_DV": config.early_dv, "ROTATE": config.rotate, "HELD": config.held,
             "REGISTERS": 240, "PRODUCER_REGISTERS": 24,
         }  # fmt: skip
