@@ -64,9 +64,6 @@ class Shared:
     def slice(self, start: int, length: int, dim: int) -> Shared:
         return Shared(self.data.narrow(dim, start, length))
 
-    def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Shared:
-        return self.reshape(shape)
-
     def load(self, layout: Any) -> Tensor:
         return self.data.clone()
 
@@ -253,7 +250,7 @@ def install() -> Any:
         static_range=range, static_assert=lambda holds, message: None,
         allocate_shared_memory=_allocate, warp_specialize=_specialize,
     )  # fmt: skip
-    _module(f"{gluon}.language._core", builtin=_itself)
+    _module(f"{gluon}.language._core", builtin=_itself, _unwrap_if_constexpr=_itself)
     _module(f"{gluon}.language.nvidia")
     _module(
         f"{gluon}.language.nvidia.hopper",
@@ -273,6 +270,7 @@ def install() -> Any:
 
     _hopper_asm.mask_before = _mask_before
     _hopper_backward_tiles.tma_add = _add
+    _hopper_backward_tiles.retiled = lambda memory, shape, layout: memory.reshape(shape)
     return _hopper_backward
 
 

@@ -167,7 +167,7 @@ def consume(
         mbarrier.wait(KVEMPTY.index(kv_stage), kv_phase)
         b, h = head // heads, head % heads
         key = start_n + WG * ROWS
-        OUT = DSS._reinterpret(HALF, [2 * DS_STAGES * SUBS * ROWS // D, 1, 1, ROWS, D], KS.type.layout)
+        OUT = one.retiled(DSS, [2 * DS_STAGES * SUBS * ROWS // D, 1, 1, ROWS, D], KS.type.layout)
         place = WG * (DS_STAGES * SUBS * ROWS // D)
         OUT.index(place).reshape([ROWS, D]).store(dv.to(HALF))
         OUT.index(place + 1).reshape([ROWS, D]).store((dk * scale).to(HALF))

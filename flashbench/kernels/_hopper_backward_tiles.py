@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma
 
 from flashbench.kernels import _hopper_asm as asm
@@ -26,11 +26,22 @@ NEVER = gl.constexpr(2**30)
 
 
 @builtin
-def tma_add(desc, coord, src, _semantic=None):
-    """Add a box of shared memory to memory by TMA (Gluon has a word for it from Triton 3.8 on)."""
+def _tma_add(desc, coord, src, _semantic=None):
+    """Add a box of shared memory to memory by TMA."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
     _semantic.builder.create_async_tma_reduce(kind, desc.handle, coord, src.handle)
+
+
+@builtin
+def retiled(memory, shape, layout, _semantic=None):
+    """The same shared memory as tiles of another shape and layout."""
+    shape = [_unwrap_if_constexpr(n) for n in shape]
+    return _semantic.memdesc_reinterpret(memory, memory.dtype, shape, _unwrap_if_constexpr(layout))
+
+
+# Triton's name since 3.8
+tma_add = getattr(tma, "async_atomic_add", _tma_add)
 
 
 @gluon.jit
