@@ -11,15 +11,15 @@ import pytest
 from attention import problem
 
 from flashbench.hopper_configs import SHARED_LIMIT
-from flashbench.kernels import _compile
+from flashbench.kernels import _compile, _triton
 
 pytest.importorskip("triton")
 
 IN_FLIGHT = {64: 3, 128: 1}
 """Products that a warpgroup leaves in flight when it takes the exponentials of a tile's first scores."""
 
-SPILLS = 2
-"""Instructions that spill in a warpgroup's loop over tiles."""
+SPILLS_ALLOWED = {(3, 6): 2, (3, 7): 12}
+"""Instructions that spill in a warpgroup's loop over tiles, by first version of Triton."""
 
 
 def ask(kernel: str, dim: int, causal: bool, dtype: str = "bf16", **changes) -> _compile.Task:
@@ -74,9 +74,11 @@ def holds(done: _compile.Compiled) -> None:
     assert "UTMAREDG" in done.sass, "dQ is added to its accumulator by TMA"
     loops = loops_of_products(done.sass)
     assert len(loops) == 2, "one per warpgroup"
+    version = _triton._numbers(_triton._version())
+    allowed = SPILLS_ALLOWED[max(v for v in SPILLS_ALLOWED if v <= version)]
     dim = 64 if max(done.task.problem.head_dim, done.task.problem.head_dim_v) <= 64 else 128
     for loop in loops:
-        assert len(re.findall(r"\b(?:STL|LDL)\b", loop)) <= SPILLS, "in a loop over tiles"
+        assert len(re.findall(r"\b(?:STL|LDL)\b", loop)) <= allowed, "in a loop over tiles"
         # had ptxas serialised them (C7510 to C7520), it would wait for all after each
         waits = [int(n) for n in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", loop)]
         assert waits[0] == IN_FLIGHT[dim]
