@@ -82,6 +82,7 @@ class Implementation:
     prepare_tiles(problem, inputs, config): of a Triton kernel, as prepare, with the tiles of config (as
     describe gives them) in place of those that it would choose; what can be traced has it.
     on_card(problem, pass_, target): as describe, for a card that need not be here.
+    prepare_lse(problem, inputs): as prepare, of a call that returns (o, lse); lse: fp32, o's rows.
     deterministic: False where two runs of the same call may differ in the last bits.
     """
 
@@ -99,6 +100,7 @@ class Implementation:
     prepared_bytes: Callable[[Problem, str, Target], int] = _no_bytes
     prepare_tiles: Callable[[Problem, Inputs, Mapping[str, Any]], Call] | None = None
     on_card: Callable[[Problem, str, Target], Mapping[str, Any]] = _nothing
+    prepare_lse: Callable[[Problem, Inputs], Callable[[], tuple[Tensor, Tensor]]] | None = None
     deterministic: bool = True
 
 

@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """One kernel to compile; config takes the place of the table's."""
+    """One kernel to compile; config takes the place of the table's.
+
+    gpu: an AMD GPU as LLVM names it (gfx942) to compile for; empty for NVIDIA's of the capability.
+    """
 
     kernel: str
     problem: Problem
@@ -40,6 +43,14 @@ class Task:
     limit: int | None = None
     config: Config | None = None
     implementation: str = "flash"
+    gpu: str = ""
+
+    @property
+    def target(self) -> tuple[str, int | str, int]:
+        """Backend, architecture and lanes of a warp, as Triton asks for them."""
+        if self.gpu:
+            return "hip", self.gpu, 64
+        return "cuda", 10 * self.capability[0] + self.capability[1], 32
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class Compiled:
     shared_bytes: dynamic shared memory; tensor_memory_columns: of 128 lanes of 4 bytes, used from
     sm_100 on. options: what the kernel was launched with (BLOCK_M, num_warps, …). usage and sass:
     what cuobjdump says of its resources and its machine code as nvdisasm writes it, both empty where
-    nobody asked and where unread says why they are not to be had.
+    nobody asked and where unread says why they are not to be had. For an AMD GPU sass is its assembly.
     """
 
     task: Task
@@ -153,8 +164,7 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
     except Exception as error:  # a broken installation raises whatever it likes
         raise UnavailableError(_triton.why_broken(error)) from None
 
-    architecture = GPUTarget("cuda", 10 * task.capability[0] + task.capability[1], 32)
-    triton.runtime.driver.set_active(_NoDevice(architecture))
+    triton.runtime.driver.set_active(_NoDevice(GPUTarget(*task.target)))
     options: Mapping[str, Any] = {}
     try:
         one = launch(task)
@@ -165,13 +175,13 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
         while cause.__cause__ is not None:  # Triton wraps the cause once for every call in the source
             cause = cause.__cause__
         return Compiled(task, options=options, error=f"{type(cause).__name__}: {cause}")
-    usage, sass, unread = _read(kernel.asm["cubin"]) if inspect else ("", "", "")
+    usage, sass, unread = _read(kernel.asm) if inspect else ("", "", "")
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
     return Compiled(task, kernel.metadata.shared, columns, options, usage, sass, unread)
 
 
 def launch(task: Task) -> Launch:
-    """The task's launch, on meta tensors. Raises StopIteration where its implementation has no such kernel."""
+    """The task's launch, on meta tensors. Raises StopIteration for a kernel that is not launched."""
     return BUNDLED[task.implementation].launch(task)
 
 
@@ -262,22 +272,24 @@ class _NoDevice:
     def get_current_target(self) -> Any:
         return self.architecture
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> int | str:
         """A device for every architecture: Triton keeps what it compiles, and for what, by device."""
-        number: int = self.architecture.arch
+        number: int | str = self.architecture.arch
         return number
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device: int | str) -> int:
         return 0
 
 
-def _read(cubin: bytes) -> tuple[str, str, str]:
-    """(resource usage, machine code, why there is neither) of a cubin, as NVIDIA's tools write them."""
+def _read(asm: Mapping[str, Any]) -> tuple[str, str, str]:
+    """(resource usage, machine code, why there is neither) of a kernel, as its maker's tools write them."""
     from triton import knobs
 
+    if "amdgcn" in asm:
+        return "", asm["amdgcn"], ""
     try:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(cubin)
+            file.write(asm["cubin"])
             file.flush()
             usage = _run(knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
             return usage, _run(knobs.nvidia.nvdisasm.path, "-c", file.name), ""
