@@ -91,7 +91,7 @@ def test_nothing_beside_the_outputs_is_written_and_nothing_inside_is_left(
     results = results_of(name, p, inputs)
     guarded = list(canaries)
     monkeypatch.undo()
-    assert len(guarded) >= 2 * len(results) - 1  # o and lse, and each gradient
+    assert len(guarded) > len(results)  # o, lse and each gradient
     for buffer in guarded:
         assert bool((buffer[:EDGE] == MARK).all() & (buffer[-EDGE:] == MARK).all())
     assert not any(x.isnan().any() for x in results)
