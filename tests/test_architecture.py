@@ -26,7 +26,7 @@ LAYERS = [
         "flash_configs",
         "decode_configs",
     },
-    {"sweep", "features", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
+    {"sweep", "features", "covering", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
     {
@@ -51,7 +51,7 @@ LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = {"errors", "units", "problem", "block_masks", "named_masks", "devices", "devicefile", "presets",
               "ceilings", "sweep",
               "iomodel", "_iomodel", "kvcache", "record", "runfile", "metrics", "table", "whatif",
-              "console", "report", "flash_configs", "decode_configs", "features"}  # fmt: skip
+              "console", "report", "flash_configs", "decode_configs", "features", "covering"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}
 LINES_PER_MODULE = 400
 LINES_PER_FUNCTION = 60

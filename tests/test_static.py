@@ -121,10 +121,10 @@ def test_without_a_disassembler_there_are_no_counts_but_a_reason(monkeypatch: py
     def missing(*_: str) -> str:
         raise FileNotFoundError(2, "No such file or directory", "nvdisasm")
 
-    junk = _compile._read(b"no cubin")[2]
+    junk = _compile._read({"cubin": b"no cubin"})[2]
     assert junk.startswith("cuobjdump failed: ")
     monkeypatch.setattr(_compile, "_run", missing)
-    usage, code, unread = _compile._read(b"")
+    usage, code, unread = _compile._read({"cubin": b""})
     assert (usage, code) == ("", "")
     assert unread.startswith("no disassembler: ")
     options = {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}

@@ -305,6 +305,18 @@ def written(path: Path, target: Target, *cases: dict[str, Any], **key: str) -> P
     return path
 
 
+def test_the_log_sum_exp_that_is_checked_is_of_the_file_s_tiles() -> None:
+    from flashbench.kernels import _call
+    from flashbench.kernels._inputs import make_inputs
+
+    one = cell()
+    prepare = tuned.Tuned(Path("x"), [entry(one, TILES)]).get("flash-v2").prepare_lse
+    assert prepare is not None
+    with _call.rehearsed(((9, 0), None)) as launches:
+        prepare(one.problem, make_inputs(one.problem, "meta", 0), {})()
+    assert [(one.options["BLOCK_M"], one.options["BLOCK_N"]) for one in launches] == [(32, 16)]
+
+
 def test_the_nearest_finished_case_of_the_same_shape_serves() -> None:
     one = cell(seqlen_q=4096, seqlen_k=4096)
     cases = [

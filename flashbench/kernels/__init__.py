@@ -105,6 +105,8 @@ class Implementation:
     candidates(problem, pass_, target): what ``flashbench tune`` may try; of each kernel the table's first;
     who gives some has prepare_tiles and a row of ``_compile.BUNDLED``.
     follows(problem, config, target): fields of a configuration that follow from its others on that problem.
+    prepare_lse(problem, inputs, config): as prepare_tiles, of a call that returns (o, lse); lse: fp32, o's
+    rows. An empty config leaves the choice to the table.
     deterministic: False where two runs of the same call may differ in the last bits.
     """
 
@@ -124,6 +126,9 @@ class Implementation:
     on_card: Callable[[Problem, str, Target], Mapping[str, Any]] = _nothing
     candidates: Callable[[Problem, str, Target], Sequence[Candidate]] = _none
     follows: Callable[[Problem, Mapping[str, Any], Target], Mapping[str, Any]] = _nothing
+    prepare_lse: (
+        Callable[[Problem, Inputs, Mapping[str, Any]], Callable[[], tuple[Tensor, Tensor]]] | None
+    ) = None
     deterministic: bool = True
 
 

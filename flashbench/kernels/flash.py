@@ -5,7 +5,7 @@ On a machine without a GPU the same kernels run in Triton's interpreter: checked
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from flashbench.kernels._kernels_of import Kernels, precompile
 from flashbench.problem import ALIGNMENTS, Problem
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from flashbench.kernels._inputs import Inputs
 
 TAKEN = {
@@ -38,7 +40,22 @@ def prepare(problem: Problem, inputs: Inputs) -> Call:
 
 def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
     """As ``Kernels.prepare_tiles``, likewise."""
-    options = {
+    call: Call = KERNELS.call(problem, inputs, config, _options(problem, inputs))
+    return call
+
+
+def prepare_lse(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any]
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """As prepare_tiles, of a call that returns (o, lse)."""
+    options = {**_options(problem, inputs), "return_lse": True}
+    call: Callable[[], tuple[Tensor, Tensor]] = KERNELS.call(problem, inputs, config, options)
+    return call
+
+
+def _options(problem: Problem, inputs: Inputs) -> dict[str, Any]:
+    """What the problem asks, as arguments of ``flash_attention``."""
+    return {
         "window": problem.window,
         "top_left": problem.alignment != ALIGNMENTS[0],
         "softcap": problem.softcap,
@@ -53,7 +70,6 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
         "max_seqlen_q": problem.seqlen_q,
         "max_seqlen_k": problem.seqlen_k,
     }
-    return KERNELS.call(problem, inputs, config, options)
 
 
 _V2 = Implementation(
@@ -67,6 +83,7 @@ _V2 = Implementation(
     interpreted=_triton.interpreted,
     precompile=precompile,
     prepare_tiles=prepare_tiles,
+    prepare_lse=prepare_lse,
     on_card=KERNELS.on_card,
     candidates=KERNELS.candidates,
 )
