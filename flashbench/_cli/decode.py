@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -103,6 +102,8 @@ def decode(
     found = options.tuned(configurations, target, quiet=quiet)
     rows, copy = _rows(steps, target, found, check=check, seed=number, quiet=quiet)
     if path is not None:
+        import json as json_
+
         from flashbench import decoding
 
         path.write_text(
