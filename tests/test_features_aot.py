@@ -53,6 +53,9 @@ SPILLS: dict[tuple[str, str, int], int] = {
 As Triton 3.9 compiles them, for four query heads per K/V head. What is not listed spills nothing.
 """
 
+SPARSE_SPILLS = SPILLS | {("fwd", "sm_90", 128): 34, ("dq", "sm_90", 128): 6, ("dkdv", "gfx942", 64): 58}
+"""The same with a block mask, whose bits are looked at beside the scores."""
+
 CANNOT = {("dkdv", "gfx942", "dropout")}
 """What Triton 3.9 does not compile: its AMD backend puts a mask of one bit per element in shared memory."""
 
@@ -97,7 +100,8 @@ def assert_compiled(done: _compile.Compiled, architecture: str) -> None:
     assert done.shared_bytes <= (task.limit or 0)
     assert done.sass or done.unread
     if done.sass and triton.__version__.startswith("3.9."):
-        assert spills(done) <= SPILLS.get((task.kernel, architecture, task.problem.head_dim), 0)
+        known = SPARSE_SPILLS if task.problem.block_mask else SPILLS
+        assert spills(done) <= known.get((task.kernel, architecture, task.problem.head_dim), 0)
 
 
 def test_every_kernel_compiles_for_an_amd_gpu() -> None:
