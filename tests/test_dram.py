@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flashbench._iomodel import l2
@@ -99,6 +99,8 @@ def test_longer_sequences_move_more(cell: tuple[Estimate, Device], times: int) -
     row = estimate(row.model, p, row.pass_, device=device, tiles=row.tiles)
     longer = replace(p, seqlen_q=times * p.seqlen_q, seqlen_k=times * p.seqlen_k)
     more = estimate(row.model, longer, row.pass_, device=device, tiles=row.tiles)
+    # torch's flash cuts the keys of a small grid into splits, of a larger one into fewer or none
+    assume("merge" not in {step.name for step in row.steps})
     one = replace(p, seqlen_q=p.seqlen_q + 1, seqlen_k=p.seqlen_k + 1)
     next_ = estimate(row.model, one, row.pass_, device=device, tiles=row.tiles)
     base, far, near = (predict(each, device).dram_read for each in (row, more, next_))
