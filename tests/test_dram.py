@@ -93,7 +93,7 @@ def test_an_endless_cache_reads_what_is_compulsory(cell: tuple[Estimate, Device]
 @settings(max_examples=200, deadline=None)
 @given(cells(), st.integers(2, 3))
 def test_longer_sequences_move_more(cell: tuple[Estimate, Device], times: int) -> None:
-    """With the same tiles: twice and three times as long, strictly; one row more may save 2 %."""
+    """With the same tiles: twice and three times as long, strictly; one row more in as many tiles may save 2 %."""
     row, device = cell
     p = replace(row.problem, seqlen_k=row.problem.seqlen_q)
     row = estimate(row.model, p, row.pass_, device=device, tiles=row.tiles)
@@ -104,9 +104,11 @@ def test_longer_sequences_move_more(cell: tuple[Estimate, Device], times: int) -
     one = replace(p, seqlen_q=p.seqlen_q + 1, seqlen_k=p.seqlen_k + 1)
     next_ = estimate(row.model, one, row.pass_, device=device, tiles=row.tiles)
     base, far, near = (predict(each, device).dram_read for each in (row, more, next_))
+    # a further tile per head changes how heads fall on waves
+    same = [step.ctas for step in row.steps] == [step.ctas for step in next_.steps]
     for a, b, c in zip(base, far, near, strict=True):
         assert a <= b
-        assert c >= 0.98 * a
+        assert c >= 0.98 * a or not same
 
 
 @settings(max_examples=300, deadline=None)
