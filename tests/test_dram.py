@@ -93,7 +93,7 @@ def test_an_endless_cache_reads_what_is_compulsory(cell: tuple[Estimate, Device]
 @settings(max_examples=200, deadline=None)
 @given(cells(), st.integers(2, 3))
 def test_longer_sequences_move_more(cell: tuple[Estimate, Device], times: int) -> None:
-    """With the same tiles: twice and three times as long, strictly; one row more in as many tiles may save 2 %."""
+    """With the same tiles: two and three times as long, strictly; a row more in as many tiles, to 2 %."""
     row, device = cell
     p = replace(row.problem, seqlen_k=row.problem.seqlen_q)
     row = estimate(row.model, p, row.pass_, device=device, tiles=row.tiles)

@@ -53,9 +53,8 @@ def noise(
     path = path or profile.path_for(found.device)
     profile.save(found, len(side.runs), path)
     rows = [row for name, seen in found.measures.items() for row in _rows(name, seen)]
-    if json or csv or not quiet:
-        title = f"spread between {len(side.runs)} runs on {found.device}, largest first"
-        console.show_table(_columns(), rows, json=json, csv=csv, title=title)
+    title = f"spread between {len(side.runs)} runs on {found.device}, largest first"
+    console.show_table(_columns(), rows, json=json, csv=csv, title=title)
     if not quiet:
         console.note(f"stored in {path}")
 

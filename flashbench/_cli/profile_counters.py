@@ -67,8 +67,7 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
     except KeyboardInterrupt:
         stopped = True
     records = runfile.load(out / RESULTS).records
-    if options.json or options.csv or not options.quiet:
-        joined.show(records, target, kernels=options.kernels, json=options.json, csv=options.csv)
+    joined.show(records, target, kernels=options.kernels, json=options.json, csv=options.csv)
     if stopped:
         console.warn(f"interrupted; {out / RESULTS} holds {len(records)} of {len(cells)} cells")
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -41,8 +41,7 @@ def show(target: Target, out: Path, *, json: bool, csv: bool, quiet: bool) -> No
 
     (out / FILE).write_text(json_.dumps(document, indent=1) + "\n", encoding="utf-8")
     columns = [*_columns(), Column(name="clocks", header="clocks")] if json else _columns()
-    if json or csv or not quiet:
-        console.show_table(columns, rows, json=json, csv=csv, title="Known traffic, expected and counted")
+    console.show_table(columns, rows, json=json, csv=csv, title="Known traffic, expected and counted")
     if not quiet:
         console.note(f"results: {out / FILE}")
     if all(row["reason"] for row in rows):

@@ -259,7 +259,7 @@ def _tune(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
             )  # fmt: skip
     except KeyboardInterrupt:
         stopped = True
-    tune_show.found(found, json=json, csv=csv, quiet=quiet)
+    tune_show.found(found, json=json, csv=csv)
     if not quiet:
         console.note(f"stored in {out}; '--tuned {out}' uses it")
     if stopped:
