@@ -5,8 +5,10 @@ Plain Python, so that a refusal and the IO model's tile sizes are to be had with
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 CAPABILITY = (9, 0)
 """The compute capability whose TMA and wgmma the kernel is written in."""
@@ -96,6 +98,27 @@ def choose(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> Tiles
     dim = max(head_dim, head_dim_v)
     rows = (row for row in TABLE if row.max_dim >= dim and row.causal == causal and row.max_keys >= seqlen_k)
     return next(rows).tiles
+
+
+def described(tiles: Tiles) -> dict[str, int]:
+    """The configuration as a row says it."""
+    return {
+        "fwd_block_q": tiles.block_q, "fwd_block_k": tiles.block_k, "fwd_num_warps": tiles.num_warps,
+        "fwd_num_stages": tiles.stages, "fwd_q_stages": tiles.q_stages,
+    }  # fmt: skip
+
+
+def given(config: Mapping[str, Any], own: Tiles) -> Tiles | None:
+    """The configuration that is described so, the rest as the table's own has it; None without one."""
+    if "fwd_q_stages" not in config:
+        return None
+    return replace(
+        own,
+        warpgroups=config["fwd_block_q"] // ROWS,
+        block_k=config["fwd_block_k"],
+        stages=config["fwd_num_stages"],
+        q_stages=config["fwd_q_stages"],
+    )
 
 
 def shared_bytes(tiles: Tiles, head_dim: int, head_dim_v: int) -> int:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def tiles_of(task: _compile.Task) -> hopper_configs.Tiles:
     return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
 
 
-CORE = [ask(TABLE[1], 64), ask(TABLE[5], 128, "fp16"), ask(TABLE[9], 256)]
+CORE = [ask(TABLE[1], 64), ask(TABLE[5], 128, "fp16")]
 OTHERS = [
     *(ask(row, row.max_dim) for row in TABLE),
     *(ask(row, 96) for row in TABLE if row.max_dim == 128),
@@ -156,6 +157,13 @@ def test_a_refusal_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row.why_unavailable(Target()) == "it needs an sm90 GPU (H100, H200), this is a CPU"
 
 
+def test_the_configuration_of_a_row_is_one_that_can_be_asked_for() -> None:
+    for row in TABLE:
+        own = replace(row.tiles, stages=row.tiles.stages + 1, block_k=64, warpgroups=5 - row.tiles.warpgroups)
+        assert hopper_configs.given(hopper_configs.described(own), row.tiles) == own
+        assert hopper_configs.given({"fwd_block_q": 64, "fwd_block_k": 64}, row.tiles) is None
+
+
 def test_the_row_says_which_kernels_run() -> None:
     hopper = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=SHARED_LIMIT)
     p = problem(dtype="bf16", head_dim=128, head_dim_v=128, causal=True)
@@ -168,7 +176,7 @@ def test_the_row_says_which_kernels_run() -> None:
 NOT_V3 = """
 from attention import problem
 from flashbench.hopper_configs import SHARED_LIMIT
-from flashbench.kernels import Target, get
+from flashbench.kernels import Target, _compile, get
 
 row = get("flash")
 for capability, changes in (((9, 0), {}), ((9, 0), {"softcap": 30.0}), ((8, 0), {})):
@@ -176,7 +184,9 @@ for capability, changes in (((9, 0), {}), ((9, 0), {"softcap": 30.0}), ((8, 0), 
     p = problem(**{"dtype": "bf16", "head_dim": 64, "head_dim_v": 64, **changes})
     for pass_ in ("fwd", "bwd"):
         config = row.describe(p, pass_, target)
-        print(row.model(p, pass_, target), config.get("kernels"), config.get("bwd_kernels"), sep=", ")
+        task = _compile.Task("", p, capability, SHARED_LIMIT, implementation="flash")
+        launched = " ".join(one.name for one in _compile.rehearse(task, pass_))
+        print(row.model(p, target), config.get("kernels"), config.get("bwd_kernels"), launched, sep=", ")
 """
 
 
@@ -190,10 +200,10 @@ def test_flash_runs_flash_v3_where_it_can_and_says_why_not() -> None:
         [sys.executable, "-c", NOT_V3], capture_output=True, text=True, check=False, env=environment
     )
     assert done.stdout.splitlines() == [
-        "flash-v3-gluon, flash-v3, None",
-        "flash-v3-gluon, flash-v3, flash-v2",
-        "flash, flash-v2: it does not take softcap, None",
-        "flash, flash-v2: it does not take softcap, None",
-        "flash, None, None",
-        "flash, None, None",
+        "flash-v3-gluon, flash-v3, None, v3_fwd",
+        "flash-v3-gluon, flash-v3, flash-v2, v3_fwd delta dq dkdv",
+        "flash, flash-v2: it does not take softcap, None, fwd",
+        "flash, flash-v2: it does not take softcap, None, fwd delta dq dkdv",
+        "flash, None, None, fwd",
+        "flash, None, None, fwd delta dq dkdv",
     ], done.stderr

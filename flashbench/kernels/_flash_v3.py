@@ -88,9 +88,9 @@ def forward(
         o = q.new_zeros(*q.shape[:3], v.shape[3])
         return o, q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
     q, k, v = loadable(q), loadable(k), loadable(v)
-    plan, o, lse = _planned(q, k, v, causal, tiles)
+    o, lse, launch = forward_launch(q, k, v, causal=causal, scale=scale, tiles=tiles)
     with on(q.device):
-        plan.run(plan.arguments(q, k, v, o, lse, scale))
+        launch.run()
     return o, lse
 
 
@@ -98,21 +98,25 @@ def forward_launch(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor, Launch]:
     """(o, lse, the launch that fills them) of tensors that TMA takes; o is ordered as q."""
-    plan, o, lse = _planned(q, k, v, causal, tiles)
-    args = plan.arguments(q, k, v, o, lse, scale)
-    return o, lse, Launch("v3_fwd", kernels.forward, plan.programs, args, plan.options)
-
-
-def _planned(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, tiles: Tiles | None
-) -> tuple[Plan, Tensor, Tensor]:
-    """(the plan, o and lse yet to be filled)."""
     columns = v.shape[3]
     o = like(q, columns + -columns % ALIGNMENT)
     o = o[..., :columns] if columns % ALIGNMENT else o
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     layout = starmap(Laid, ((x.shape, x.stride()) for x in (q, k, v, o)))
-    return plan(tuple(layout), q.dtype, q.device, causal, tiles), o, lse
+    made = plan(tuple(layout), q.dtype, q.device, causal, tiles)
+    args = made.arguments(q, k, v, o, lse, scale)
+    return o, lse, PlannedLaunch("v3_fwd", kernels.forward, made.programs, args, made.options, made)
+
+
+@dataclass(frozen=True)
+class PlannedLaunch(Launch):
+    """A launch of a kernel that its plan has compiled."""
+
+    plan: Plan
+
+    def start(self) -> None:
+        """Launch on the current device, which is the tensors', and stream."""
+        self.plan.compiled(self.args)[(self.programs, 1, 1)](*self.args, *self.plan.constants.values())
 
 
 @dataclass(frozen=True)
@@ -176,10 +180,6 @@ class Plan:
         """The kernel's arguments but for compile-time constants."""
         bound = _bound(self.descriptors, (q, q, k, k, v, v, o, o))
         return *bound, lse, self.table, *self.numbers, scale * math.log2(math.e)
-
-    def run(self, args: tuple[Any, ...]) -> None:
-        """Launch on the current device, which is the tensors', and stream."""
-        self.compiled(args)[(self.programs, 1, 1)](*args, *self.constants.values())
 
     def compiled(self, args: tuple[Any, ...]) -> Any:
         """The compiled kernel, looked up once: Triton's own look-up costs as much as all else of a call."""

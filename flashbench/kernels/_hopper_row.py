@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashbench import hopper_configs
+from flashbench.hopper_configs import Tiles
 from flashbench.kernels import Call, Target, _triton, unsupported_features
 from flashbench.kernels._kernels_of import Kernels, why_unfit
 from flashbench.problem import Problem
@@ -18,11 +20,12 @@ if TYPE_CHECKING:
 TAKEN = {"bshd", "deterministic"}
 """Features (``unsupported_features``) that the kernel takes."""
 
+NAME = "flash-v3"
 IO_MODEL = "flash-v3-gluon"
 """Of iomodel.MODELS."""
 
 BACKWARD = Kernels(
-    name="flash-v3",
+    name=NAME,
     module="_flash_v3",
     fwd={},
     bwd={"delta": "delta", "dkdv": "dkdv", "dq": "dq"},
@@ -36,21 +39,50 @@ def prepare(problem: Problem, inputs: Inputs) -> Call:
 
     Raises UnavailableError where Triton is missing or was imported as an interpreter.
     """
-    q, k, v = inputs.q, inputs.k, inputs.v
-    flash = _triton.load(q.device.type, "_flash_v3")
+    return prepare_tiles(problem, inputs, {})
 
-    def call() -> Tensor:
-        output: Tensor = flash.flash_attention(
-            q, k, v, causal=problem.causal, softmax_scale=problem.softmax_scale
-        )
-        return output
 
+def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
+    """As prepare, with the tiles of config (as ``on_card`` gives them) for the kernels that it names."""
+    call: Call = _call(problem, inputs, config)
     return call
+
+
+def prepare_lse(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any]
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """As prepare_tiles, of a call that returns (o, lse)."""
+    call: Callable[[], tuple[Tensor, Tensor]] = _call(problem, inputs, config, return_lse=True)
+    return call
+
+
+def _call(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any], return_lse: bool = False
+) -> Callable[[], Any]:
+    flash = _triton.load(inputs.q.device.type, "_flash_v3")
+    return partial(
+        flash.flash_attention, inputs.q, inputs.k, inputs.v,
+        causal=problem.causal, softmax_scale=problem.softmax_scale, return_lse=return_lse,
+        tiles=hopper_configs.given(config, choose(problem)), configs=BACKWARD.given(config),
+    )  # fmt: skip
+
+
+def choose(problem: Problem) -> Tiles:
+    """The forward's configuration for the problem."""
+    p = problem
+    return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+
+
+def has(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration leaves the forward's tiles to the table, or is one of this forward."""
+    return "fwd_block_q" not in config or "fwd_q_stages" in config
 
 
 def why_unavailable(target: Target) -> str | None:
     """Why the kernel cannot run on the target, one sentence, or None."""
-    return _why_other(target) or _triton.why_unavailable(target)
+    if reason := _why_other(target) or _triton.why_unavailable(target):
+        return reason
+    return "it has no form that Triton interprets" if _triton.interpreted(target) else None
 
 
 def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
@@ -69,7 +101,7 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
 
 def _why_other(target: Target) -> str | None:
     if target.capability == hopper_configs.CAPABILITY:
-        return "it has no form that Triton interprets" if _triton.interpreted(target) else None
+        return None
     capability = target.capability
     found = "a CPU" if capability is None else f"sm{capability[0]}{capability[1]}"
     return f"it needs an sm90 GPU (H100, H200), this is {found}"
@@ -77,14 +109,9 @@ def _why_other(target: Target) -> str | None:
 
 def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     """Tiles, warps and stages of each kernel of the pass: ``fwd_block_q``, … and which kernels they are."""
-    p = problem
     config: dict[str, Any] = {}
     if pass_ != "bwd":
-        tiles = hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
-        config |= {
-            "fwd_block_q": tiles.block_q, "fwd_block_k": tiles.block_k, "fwd_num_warps": tiles.num_warps,
-            "fwd_num_stages": tiles.stages, "fwd_q_stages": tiles.q_stages,
-        }  # fmt: skip
+        config |= hopper_configs.described(choose(problem))
     if pass_ != "fwd":
-        config |= {**BACKWARD.on_card(p, "bwd", target), "bwd_kernels": "flash-v2"}
+        config |= {**BACKWARD.on_card(problem, "bwd", target), "bwd_kernels": "flash-v2"}
     return config

@@ -12,9 +12,11 @@ from flashbench.kernels._kernels_of import precompile
 
 IMPLEMENTATIONS = (
     Implementation(
-        name=row.BACKWARD.name,
+        name=row.NAME,
         summary="FlashAttention-3's forward in Gluon for sm_90 (bundled); backward by flash-v2's kernels",
         prepare=row.prepare,
+        prepare_tiles=row.prepare_tiles,
+        prepare_lse=row.prepare_lse,
         io_model=row.IO_MODEL,
         why_unavailable=row.why_unavailable,
         why_unsupported=row.why_unsupported,
