@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -76,6 +77,10 @@ def top(
         typer.echo(context.get_help())
 
 
+_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
+"""What a stream answers whose disk takes no more."""
+
+
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. Deliberate errors are one ``error:`` line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -97,6 +102,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         _drop_stdout()
         code = EXIT_BROKEN_PIPE
+    except OSError as problem:
+        if debug or problem.errno not in _FULL:
+            raise
+        from flashbench import console
+
+        _drop_stdout()
+        console.error(UsageError(f"the output cannot be written: {problem.strerror}"))
+        code = UsageError.exit_code
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     sys.exit(code)

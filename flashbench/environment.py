@@ -30,8 +30,8 @@ ROW_FIELDS = (
 class GpuStatus:
     """Whether torch can use a GPU here, and if not, why and what to do.
 
-    kind: ``ok``, ``cpu-only-torch``, ``hidden`` (by CUDA_VISIBLE_DEVICES), ``no-driver``, ``no-gpu``
-    or ``unusable`` (a driver and a GPU that torch still cannot use).
+    kind: ``ok``, ``rocm-torch``, ``cpu-only-torch``, ``hidden`` (by CUDA_VISIBLE_DEVICES), ``no-driver``,
+    ``no-gpu`` or ``unusable`` (a driver and a GPU that torch still cannot use).
     """
 
     kind: str
@@ -49,6 +49,7 @@ class Probe:
     visible: str | None
     driver: str | None
     nvml_gpus: int | None
+    torch_hip: str | None = None
 
 
 def probe() -> Probe:
@@ -63,12 +64,19 @@ def probe() -> Probe:
         visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
         driver=driver_version(),
         nvml_gpus=None if library is None else optional(library.nvmlDeviceGetCount),
+        torch_hip=getattr(torch.version, "hip", None),
     )
 
 
 def gpu_status(seen: Probe | None = None) -> GpuStatus:
     """Tell apart the reasons why there is no usable GPU."""
     seen = seen or probe()
+    if seen.torch_hip:
+        return GpuStatus(
+            kind="rocm-torch",
+            message=f"torch {seen.torch_version} is built for AMD GPUs (ROCm {seen.torch_hip});"
+            " flashbench measures on NVIDIA GPUs, and checks on the CPU",
+        )
     if seen.torch_cuda is None:
         hint = "install a CUDA build of torch" if seen.driver else ""
         return GpuStatus(

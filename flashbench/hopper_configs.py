@@ -1,12 +1,14 @@
-"""How flash-v3's forward is cut on sm_90: head dims in pieces, one table of tiles, and the choice from it.
+"""How flash-v3's kernels are cut on sm_90: head dims in pieces, tables of tiles, and the choice from them.
 
 Plain Python, so that a refusal and the IO model's tile sizes are to be had without torch or Triton.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 CAPABILITY = (9, 0)
 """The compute capability whose TMA and wgmma the kernel is written in."""
@@ -14,6 +16,8 @@ ROWS = 64
 """Rows of queries of a warpgroup: what one wgmma covers."""
 KEYS = 128
 """Of a tile of the backward: of two warpgroups."""
+WIDEST_BACKWARD = 128
+"""The largest head dim that the backward has."""
 SHARED_LIMIT = 232448
 """Shared memory of a block, bytes (CUDA C++ Programming Guide, compute capability 9.0)."""
 PROGRAMS = 132
@@ -100,6 +104,27 @@ def choose(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> Tiles
     return next(rows).tiles
 
 
+def described(tiles: Tiles) -> dict[str, int]:
+    """The configuration as a row says it."""
+    return {
+        "fwd_block_q": tiles.block_q, "fwd_block_k": tiles.block_k, "fwd_num_warps": tiles.num_warps,
+        "fwd_num_stages": tiles.stages, "fwd_q_stages": tiles.q_stages,
+    }  # fmt: skip
+
+
+def given(config: Mapping[str, Any], own: Tiles) -> Tiles | None:
+    """The configuration that is described so, the rest as the table's own has it; None without one."""
+    if "fwd_q_stages" not in config:
+        return None
+    return replace(
+        own,
+        warpgroups=config["fwd_block_q"] // ROWS,
+        block_k=config["fwd_block_k"],
+        stages=config["fwd_num_stages"],
+        q_stages=config["fwd_q_stages"],
+    )
+
+
 def shared_bytes(tiles: Tiles, head_dim: int, head_dim_v: int) -> int:
     """Shared memory that a block asks for at most: rings of Q, K and V, O on its way, mbarriers.
 
@@ -141,8 +166,31 @@ class BackwardTiles:
         return 2 * ROWS * ROWS // self.width
 
 
+def why_portable(head_dim: int, head_dim_v: int) -> str | None:
+    """Why the backward is left to flash-v2's kernels, one sentence, or None."""
+    for dim in (head_dim, head_dim_v):
+        if dim > WIDEST_BACKWARD:
+            return f"head_dim {dim} is larger than {WIDEST_BACKWARD}"
+        if dim % 8:
+            return f"head_dim {dim} is not a multiple of 8"
+    return None
+
+
+def described_backward(tiles: BackwardTiles) -> dict[str, int]:
+    """The backward's configuration as a row says it; warps: two warpgroups and the one that loads."""
+    return {
+        "bwd_block_q": tiles.block_q, "bwd_block_k": KEYS, "bwd_num_warps": 9,
+        "bwd_num_stages": tiles.stages,
+    }  # fmt: skip
+
+
+def width(head_dim: int, head_dim_v: int) -> int:
+    """Columns that the backward runs head dims up to 128 in."""
+    return 64 if max(head_dim, head_dim_v) <= 64 else 128
+
+
 def choose_backward(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> BackwardTiles:
     """The backward's configuration for head dims up to 128."""
-    if max(head_dim, head_dim_v) <= 64:
+    if width(head_dim, head_dim_v) == 64:
         return BackwardTiles(64, ds_stages=3)
     return BackwardTiles(128, ds_stages=4)

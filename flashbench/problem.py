@@ -225,7 +225,7 @@ class Problem:
         elif self.masked:
             low, high = self.band
             # keys up to the upper edge of the band, less those before its lower edge
-            per_head = _clamped_sum(nq, high + 1, nk) - _clamped_sum(nq, low, nk)
+            per_head = clamped_sum(nq, high + 1, nk) - clamped_sum(nq, low, nk)
         return self.batch * self.num_heads * per_head
 
     @cached_property
@@ -340,7 +340,7 @@ def packed(problem: Problem, lengths: Sequence[tuple[int, int]]) -> Problem:
     )
 
 
-def _clamped_sum(count: int, first: int, limit: int) -> int:
+def clamped_sum(count: int, first: int, limit: int) -> int:
     """Sum over i < count of i + first, clamped to 0..limit: an arithmetic series and a flat end."""
     start = min(count, max(0, -first))  # the first i whose term is 0 or more
     stop = min(count, max(start, limit - first))  # the first that is capped

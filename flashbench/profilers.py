@@ -181,7 +181,10 @@ def _events(
     count: int,
     before_waiting: Callable[[], None] = lambda: None,
 ) -> list[float]:
-    """Seconds between events around each of count calls; waits for the device once, at the end."""
+    """Seconds between events around each of count calls; waits for the device when all are queued.
+
+    before_waiting: called while the last sample runs.
+    """
     import torch
 
     starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
@@ -192,7 +195,9 @@ def _events(
         start.record()
         call()
         end.record()
-    before_waiting()  # the device still works through the last samples
+    if count > 1:  # the host is far ahead by now
+        ends[-2].synchronize()
+    before_waiting()  # the device still works through the last sample
     torch.cuda.synchronize()
     return [start.elapsed_time(end) / 1000 for start, end in zip(starts, ends, strict=True)]
 

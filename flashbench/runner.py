@@ -21,6 +21,8 @@ from flashbench.problem import Cell, Problem
 from flashbench.record import Accuracy, Memory, Record
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from flashbench.kernels._inputs import Inputs
     from flashbench.kernels._reference import Reference
 
@@ -123,9 +125,7 @@ class _Run:
         outcome = self._not_started() or self._attempt(cell)
         return Record(
             cell=cell,
-            io_model=tuned.get(self.options.tuned, cell.implementation).model(
-                cell.problem, cell.pass_, self.target
-            ),
+            io_model=tuned.get(self.options.tuned, cell.implementation).model(cell.problem, self.target),
             environment=self._facts,
             device_type=self.target.type,
             started_at=started_at,
@@ -232,7 +232,7 @@ class _Measurement:
         }
         timed, o, gradients = timed_call(cell.pass_, call, inputs)
         try:
-            accuracy = self.state.reference.compare(o, gradients)
+            accuracy = self.state.reference.compare(o, gradients, self._lse(inputs))
         except ValueError as error:
             return {**fields, "status": "wrong", "reason": str(error)}
         del o, gradients, call
@@ -244,6 +244,13 @@ class _Measurement:
         if not options.time:
             return {**fields, "status": "checked", "reason": NOT_TIMED}
         return fields | self._timing(timed)
+
+    def _lse(self, inputs: Inputs) -> Tensor | None:
+        """What a check compares beside o, where the implementation gives it."""
+        prepare = self.implementation.prepare_lse
+        if self.run_.options.time or prepare is None:
+            return None
+        return prepare(self.cell.problem, inputs, {})()[1]
 
     def _timing(self, timed: Callable[[], object]) -> dict[str, Any]:
         target, options, cell = self.run_.target, self.run_.options, self.cell

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,10 @@ class Tuned:
                 return base.prepare(problem, inputs)
             return base.prepare_tiles(problem, inputs, tiles)
 
+        def prepare_lse(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Callable[[], Any]:
+            assert base.prepare_lse is not None
+            return base.prepare_lse(problem, inputs, {**self.tiles(name, problem, "fwd+bwd"), **config})
+
         def describe(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
             config = {**base.describe(problem, pass_, target)}
             tiles = self.tiles(name, problem, pass_)
@@ -153,7 +157,13 @@ class Tuned:
         def precompile(cells: Sequence[Cell], target: Target) -> None:
             base.precompile([cell for cell in cells if not self.source(cell)], target)
 
-        return replace(base, prepare=prepare, describe=describe, precompile=precompile)
+        return replace(
+            base,
+            prepare=prepare,
+            prepare_lse=base.prepare_lse and prepare_lse,
+            describe=describe,
+            precompile=precompile,
+        )
 
 
 def get(found: Tuned | None, name: str) -> Implementation:

@@ -27,7 +27,7 @@ LAYERS = [
         "decode_configs",
         "hopper_configs",
     },
-    {"sweep", "features", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
+    {"sweep", "features", "covering", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
     {
@@ -53,7 +53,7 @@ TORCH_FREE = {"errors", "units", "problem", "block_masks", "named_masks", "devic
               "ceilings", "sweep",
               "iomodel", "_iomodel", "kvcache", "record", "runfile", "metrics", "table", "whatif",
               "console", "report", "flash_configs", "decode_configs", "hopper_configs",
-              "features"}  # fmt: skip
+              "features", "covering"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}
 LINES_PER_MODULE = 400
 LINES_PER_FUNCTION = 60

@@ -236,3 +236,15 @@ def test_the_real_program_refuses(argv: list[str], expected: int) -> None:
         check=False,
     )
     assert_refused(done.returncode, done.stdout.decode(), done.stderr.decode("utf-8", "replace"), expected)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("line", ["io-model --seqlens 1k", "list devices --json"])
+def test_a_full_disk_behind_stdout_is_one_line(line: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "flashbench", *line.split()], stdout=full, stderr=subprocess.PIPE,
+            text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flashbench._iomodel import l2
@@ -93,18 +93,22 @@ def test_an_endless_cache_reads_what_is_compulsory(cell: tuple[Estimate, Device]
 @settings(max_examples=200, deadline=None)
 @given(cells(), st.integers(2, 3))
 def test_longer_sequences_move_more(cell: tuple[Estimate, Device], times: int) -> None:
-    """With the same tiles: twice and three times as long, strictly; one row more may save 2 %."""
+    """With the same tiles: two and three times as long, strictly; a row more in as many tiles, to 2 %."""
     row, device = cell
     p = replace(row.problem, seqlen_k=row.problem.seqlen_q)
     row = estimate(row.model, p, row.pass_, device=device, tiles=row.tiles)
     longer = replace(p, seqlen_q=times * p.seqlen_q, seqlen_k=times * p.seqlen_k)
     more = estimate(row.model, longer, row.pass_, device=device, tiles=row.tiles)
+    # torch's flash cuts the keys of a small grid into splits, of a larger one into fewer or none
+    assume("merge" not in {step.name for step in row.steps})
     one = replace(p, seqlen_q=p.seqlen_q + 1, seqlen_k=p.seqlen_k + 1)
     next_ = estimate(row.model, one, row.pass_, device=device, tiles=row.tiles)
     base, far, near = (predict(each, device).dram_read for each in (row, more, next_))
+    # a further tile per head changes how heads fall on waves
+    same = [step.ctas for step in row.steps] == [step.ctas for step in next_.steps]
     for a, b, c in zip(base, far, near, strict=True):
         assert a <= b
-        assert c >= 0.98 * a
+        assert c >= 0.98 * a or not same
 
 
 @settings(max_examples=300, deadline=None)

@@ -20,6 +20,7 @@ FINE = Probe(torch_version="2.11.0", torch_cuda="13.0", devices=1, visible=None,
     [
         ({}, "ok", "torch sees 1 GPU"),
         ({"torch_cuda": None, "devices": 0}, "cpu-only-torch", "built without CUDA"),
+        ({"torch_cuda": None, "torch_hip": "6.4.2"}, "rocm-torch", "built for AMD GPUs (ROCm 6.4.2)"),
         ({"devices": 0, "driver": None, "nvml_gpus": None}, "no-driver", "driver"),
         ({"devices": 0, "driver": None, "nvml_gpus": None, "visible": ""}, "no-driver", "driver"),
         ({"devices": 0, "visible": ""}, "hidden", "CUDA_VISIBLE_DEVICES=''"),

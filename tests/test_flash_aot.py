@@ -5,6 +5,7 @@ No GPU is needed: Triton compiles for an architecture by name.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
@@ -13,12 +14,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from attention import problem
+import torch
+from attention import FEATURES, featured, problem, run
 
-from flashbench import flash_configs
+from flashbench import flash_configs, kernels
 from flashbench._profilers import sass
 from flashbench.flash_configs import TABLE, choose, math_of, shared_bytes, split, widest
 from flashbench.kernels import Target, _compile, _triton
+from flashbench.kernels._inputs import make_inputs
 
 KERNELS = ("fwd", "dkdv", "dq", "delta")
 
@@ -200,3 +203,23 @@ def test_load_refuses_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(_triton, "why_unavailable", lambda target: "triton is not installed")
     with pytest.raises(_triton.UnavailableError, match="flash: triton is not installed"):
         _triton.load("cpu")
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_what_is_compiled_ahead_is_what_the_runner_launches(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same kernels, constants and specialisations, a feature's own among them."""
+    from flashbench.kernels import _call
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    p = featured(name, dtype="fp16", num_kv_heads=2)
+    launched: list[_call.Launch] = []
+    monkeypatch.setattr(_call.Launch, "run", lambda launch: launched.append(launch))
+    run(kernels.get("flash"), p, make_inputs(p, device, 0))
+    monkeypatch.undo()
+    task = _compile.Task("", p, *_call.card(torch.device(device)))
+    ahead = _compile.rehearse(task, "bwd")
+    assert {one.key for one in launched} == {one.key for one in ahead}
+    plain = _compile.rehearse(dataclasses.replace(task, problem=problem(dtype="fp16", num_kv_heads=2)), "bwd")
+    assert ({one.key for one in launched} != {one.key for one in plain}) == (name != "deterministic")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from flashbench.kernels import _triton
+
 HERE = Path(__file__).resolve().parent
 CASES = {
     # width and changes to its tiles; heads, K/V heads, seqlen_q, seqlen_k, head_dim, head_dim_v
@@ -42,6 +44,63 @@ def test_gradients_are_those_of_fp64(case: str, causal: bool) -> None:
     )
     assert not done.returncode, done.stderr
     assert [float(error) < 2e-3 for error in done.stdout.split()] == [True] * 3, done.stdout
+
+
+ROWS_SHAPES = [(2, 3, 130, 90, 40), (1, 2, 70, 200, 128), (1, 1, 5, 1, 64)]
+"""batch, heads, seqlen_q, seqlen_k, head_dim"""
+
+
+@pytest.mark.parametrize("shape", ROWS_SHAPES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_accumulator_is_put_in_order_and_rows_of_one_key_have_no_gradient(shape, causal: bool) -> None:
+    import torch
+
+    rows_kernels = _triton.load("cpu", "_hopper_gradient_kernels")
+    batch, heads, seqlen_q, seqlen_k, dim = shape
+    width = 64 if dim <= 64 else 128
+    block = 8192 // width
+    tiles = -(-seqlen_q // block)
+    acc = torch.randn(batch * heads * tiles * block * width // 32, 32)
+    dq = torch.full((batch, heads, seqlen_q, dim), math.nan, dtype=torch.float16)
+    numbers = *dq.stride()[:3], heads, seqlen_q, tiles, seqlen_k, 0.5
+    for alone in (False, True):
+        grid = (2 * batch * heads * tiles,)
+        constants = {"BLOCK_M": block, "COLUMNS": dim, "CAUSAL": causal, "ALONE": alone}
+        rows_kernels.convert[grid](acc, dq, *numbers, **constants)
+        want = in_order(acc, (batch, heads, tiles * block), width)[:, :, :seqlen_q, :dim] * 0.5
+        keys = torch.full((seqlen_q,), seqlen_k)
+        if causal:
+            keys = keys.minimum(torch.arange(seqlen_q) + 1 + seqlen_k - seqlen_q)
+        if alone:
+            want[:, :, keys == 1] = 0
+        assert torch.equal(dq, want.half())
+
+
+@pytest.mark.parametrize("shape", ROWS_SHAPES)
+def test_rows_are_prepared_tile_after_tile(shape) -> None:
+    import torch
+
+    rows_kernels = _triton.load("cpu", "_hopper_gradient_kernels")
+    batch, heads, seqlen_q, _, dim = shape
+    width = 64 if dim <= 64 else 128
+    block = 8192 // width
+    tiles = -(-seqlen_q // block)
+    o, do = torch.randn(2, batch, heads, seqlen_q, dim).half()
+    lse, dlse = torch.randn(2, batch, heads, seqlen_q)
+    lse[..., 0] = -math.inf
+    lse_2, delta = torch.full((2, batch, heads, tiles * block), math.nan)
+    acc = torch.full((lse_2.numel() * width // 32, 32), math.nan)
+    strides = *o.stride()[:3], *do.stride()[:3]
+    constants = {"BLOCK_M": block, "DIM": width, "DIM_V": dim, "WIDEST": 128, "WIDE": False}
+    rows_kernels.prepare[(batch * heads * tiles,)](
+        o, do, lse, dlse, lse_2, delta, acc, *strides, heads, seqlen_q, tiles, **constants
+    )
+    assert not acc.any()
+    assert bool((lse_2[..., seqlen_q:] == math.inf).all())
+    assert bool((lse_2[..., 0] == math.inf).all())
+    assert torch.allclose(lse_2[..., 1:seqlen_q], lse[..., 1:] / math.log(2), rtol=1e-6, atol=1e-6)
+    want = (o.double() * do.double()).sum(-1) - dlse
+    assert torch.allclose(delta[..., :seqlen_q].double(), want, rtol=0, atol=1e-4)
 
 
 def run(shape: tuple[int, ...], causal: bool, width: int, **changes) -> None:

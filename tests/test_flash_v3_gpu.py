@@ -5,6 +5,7 @@ Every group runs in a process of its own with a time limit: a kernel whose mbarr
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -41,13 +42,14 @@ def exact(q, k, v, causal: bool):
     """(o, lse) in fp64; o is 0 and lse -inf in rows without keys."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.double(), *(x.double().repeat_interleave(group, 1) for x in (k, v))
-    s = q @ k.mT * q.shape[-1] ** -0.5
-    if causal:
-        keys = torch.arange(k.shape[2], device=q.device)
-        last = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
-        s = s.masked_fill(keys > last, -math.inf)
+    keys = torch.arange(k.shape[2], device=q.device)
+    last = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
+    hidden = (keys > last) & causal
+    blind = hidden.all(-1)
+    s = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden & ~blind[:, None], -math.inf)
     lse = s.logsumexp(-1)
-    return (s - lse.where(~lse.isinf(), 0.0)[..., None]).exp() @ v, lse
+    p = (s - lse[..., None]).exp().masked_fill(blind[:, None], 0.0)
+    return p @ v, lse.masked_fill(blind, -math.inf)
 
 
 def inputs(shape, dims: tuple[int, int], dtype: torch.dtype, turned: bool):
@@ -123,20 +125,44 @@ def strides() -> None:
     assert flash.flash_attention(base[:0], base[:0], base[:0]).shape == (0, 4, 300, 200)
 
 
+GRADIENTS = [
+    ((2, 4, 2, 200, 333), (64, 64)), ((1, 4, 4, 130, 257), (128, 96)), ((1, 2, 1, 300, 113), (96, 96)),
+    ((2, 8, 2, 1000, 1000), (40, 64)), ((1, 16, 16, 2049, 2049), (128, 128)), ((3, 3, 3, 70, 1), (64, 64)),
+    ((1, 2, 2, 200, 333), (192, 128)),
+]  # fmt: skip
+
+
 def gradients() -> None:
-    """By flash-v2's kernels from this forward's o and lse, a gradient of lse with them."""
+    """Of every form of the backward, without and with a gradient of lse."""
     from flashbench.kernels import _flash_v3 as flash
 
-    for shape, dims in (((2, 4, 2, 200, 333), (64, 64)), ((1, 4, 4, 130, 257), (128, 96))):
-        for causal in (False, True):
+    for shape, dims in GRADIENTS:
+        for causal, deterministic, of_lse in itertools.product((False, True), repeat=3):
+            what = shape, dims, causal, deterministic, of_lse
             leaves = [x.requires_grad_() for x in inputs(shape, dims, torch.float16, turned=True)]
-            outputs = flash.flash_attention(*leaves, causal=causal, return_lse=True)
+            options = {"causal": causal, "deterministic": deterministic, "return_lse": True}
+            outputs = flash.flash_attention(*leaves, **options)
             doubles = [x.detach().double().requires_grad_() for x in leaves]
-            into = [torch.randn_like(x) for x in outputs]
-            got = torch.autograd.grad(outputs, leaves, into)
-            want = torch.autograd.grad(exact(*doubles, causal), doubles, [x.double() for x in into])
+            into = [torch.randn_like(x) for x in outputs[: 1 + of_lse]]
+            got = torch.autograd.grad(outputs[: 1 + of_lse], leaves, into, retain_graph=True)
+            wanted = exact(*doubles, causal)[: 1 + of_lse]
+            want = torch.autograd.grad(wanted, doubles, [x.double() for x in into])
             for x, y in zip(got, want, strict=True):
-                assert float((x.double() - y).norm() / y.norm()) < 2e-3, (shape, causal)
+                assert float((x.double() - y).norm()) < 2e-3 * float(y.norm()) + 1e-4, what
+            if not of_lse:
+                alone = seen(shape, causal) == 1
+                assert not got[0][:, :, alone].any(), (*what, "rows that see one key")
+            if deterministic:
+                for _ in range(20):
+                    again = torch.autograd.grad(outputs[: 1 + of_lse], leaves, into, retain_graph=True)
+                    assert all(torch.equal(x, y) for x, y in zip(got, again, strict=True)), what
+
+
+def seen(shape, causal: bool):
+    """Keys that each query sees."""
+    *_, rows, keys = shape
+    count = torch.full((rows,), keys, device="cuda")
+    return count.minimum(torch.arange(rows, device="cuda") + 1 + keys - rows) if causal else count
 
 
 def graph_and_host() -> None:

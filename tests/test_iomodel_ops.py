@@ -281,3 +281,23 @@ def test_every_implementations_own_tiles_reach_its_model(pass_: str) -> None:
         if any("block" in name for name in config):
             assert tiles == {name: config[name] for name in tiles}
             assert tiles
+
+
+@pytest.mark.parametrize(("left", "right"), [(-1, 0), (50, 20), (0, -1), (-1, -1)])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(512, 512), (300, 1024), (700, 512)])
+def test_of_masked_scores_a_threads_last_one_is_not_read(
+    seqlen_q: int, seqlen_k: int, left: int, right: int
+) -> None:
+    """Brute force over threads of four scores, 128 apart, whose blocks of 512 fall on the rows alike."""
+    p = problem(
+        batch=1, num_heads=1, num_kv_heads=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, causal=False,
+        window=(left, right), dtype="fp16",
+    )  # fmt: skip
+    low, high = p.band
+    seen = [i for i in range(seqlen_q) if max(0, i + low) <= min(seqlen_k - 1, i + high)]
+    read = sum(
+        j % 512 < 384 or low <= j - i <= high for i in seen for j in range(seqlen_k)
+    )  # rows without keys take no part
+    steps = iomodel.estimate("standard", p, "fwd").steps if p.masked else ()
+    found = [step.read["s"] for step in steps if step.name == "mask"]
+    assert found == ([2 * read] if p.masked else [])

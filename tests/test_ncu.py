@@ -122,6 +122,20 @@ def test_a_cell_that_is_too_long_is_refused_in_one_line(monkeypatch: pytest.Monk
     assert csv.field_size_limit() == usual
 
 
+@pytest.mark.parametrize(
+    ("metric", "unit"),
+    [
+        *(("dram__bytes_read.sum", unit) for unit in ("%", "sector", "usecond", "Gbyte/second", "", "inst")),
+        *(("gpu__time_duration.sum", unit) for unit in ("Mbyte", "cycle", "%", "")),
+        ("lts__t_sectors_srcunit_tex_lookup_hit.sum", "byte"),
+    ],
+)
+def test_a_unit_of_another_kind_is_refused(metric: str, unit: str) -> None:
+    text = f'"ID","Kernel Name","{metric}"\n"","","{unit}"\n"0","k","5"\n'
+    with pytest.raises(RunFileError, match=rf"column '{metric}': the unit '{unit}' is of another kind"):
+        ncu_csv.parse(text)
+
+
 def test_what_is_not_asked_for_may_have_any_unit() -> None:
     text = wide('"k","-1","1"', units='"","furlong","ns"')
     (kernel,) = ncu_csv.parse(text, only={"gpu__time_duration.sum"})

@@ -6,12 +6,6 @@ import child
 import pytest
 
 
-def seconds(arguments: list[str]) -> float:
-    """Least processor time of five runs of a command, each in a process of its own."""
-    usages = [child.run(arguments)[1] for _ in range(5)]
-    return min(usage.processor_s for usage in usages)
-
-
 @pytest.mark.parametrize(
     ("arguments", "limit_s"),
     [
@@ -22,4 +16,4 @@ def seconds(arguments: list[str]) -> float:
     ids=["help", "io-model", "kv-cache"],
 )
 def test_starts_within_its_limit(arguments: list[str], limit_s: float) -> None:
-    assert seconds(arguments) < limit_s
+    assert child.quickest(arguments, limit_s, 10)[1].processor_s < limit_s

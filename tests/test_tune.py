@@ -46,7 +46,7 @@ def cell(pass_: str = "fwd", implementation: str = "flash-v2", **changes: Any) -
 
 
 def dtype_of(implementation: str) -> str:
-    return "fp8" if implementation == "flash-fp8" else "bf16"
+    return {"flash-fp8": "fp8", "flash": "fp32"}.get(implementation, "bf16")  # flash: where flash-v2 runs
 
 
 # What is tried
@@ -303,6 +303,18 @@ def written(path: Path, target: Target, *cases: dict[str, Any], **key: str) -> P
     document = tuning.document(target, [])
     tuned.save({**document, "key": document["key"] | key, "cases": list(cases)}, path)
     return path
+
+
+def test_the_log_sum_exp_that_is_checked_is_of_the_file_s_tiles() -> None:
+    from flashbench.kernels import _call
+    from flashbench.kernels._inputs import make_inputs
+
+    one = cell()
+    prepare = tuned.Tuned(Path("x"), [entry(one, TILES)]).get("flash-v2").prepare_lse
+    assert prepare is not None
+    with _call.rehearsed(((9, 0), None)) as launches:
+        prepare(one.problem, make_inputs(one.problem, "meta", 0), {})()
+    assert [(one.options["BLOCK_M"], one.options["BLOCK_N"]) for one in launches] == [(32, 16)]
 
 
 def test_the_nearest_finished_case_of_the_same_shape_serves() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashbench._cli import options
+from flashbench._cli import check_pairs, options
 from flashbench._cli.feature_options import with_features
 from flashbench._cli.run import RESULTS, TimeBudget, check_out
 from flashbench.errors import EXIT_INTERRUPTED, EXIT_UNDECIDED, GateError, UnavailableError, UsageError
@@ -51,7 +51,7 @@ GRIDS: Mapping[str, Mapping[str, str]] = {
 }
 """The default grid of each kind of device, as it would be typed."""
 
-TENSORS = ("o", "dq", "dk", "dv", "dbias", "dsinks")
+TENSORS = ("o", "lse", "dq", "dk", "dv", "dbias", "dsinks")
 CORRECT = ("ok", "checked")
 BAD = ("wrong", "failed")
 
@@ -81,6 +81,10 @@ def check(
         ),
     ] = None,
     time_budget: TimeBudget = None,
+    pairs: Annotated[
+        bool,
+        typer.Option("--pairs", help="Instead of a grid, every feature alone and every pair of features."),
+    ] = False,
     numerics: Annotated[
         bool,
         typer.Option("--numerics", help="Instead, measure errors against fp64 by dtype, length and range."),
@@ -102,10 +106,15 @@ def check(
     Exits 0 when all that ran is right, 5 if anything is wrong or failed, 3 or 6 if nothing ran,
     130 when stopped (Ctrl-C, SIGTERM), after the summary of what was checked.
 
+    With --pairs every mask, option, dtype and kind of shape that an implementation takes is checked alone
+    and with every other, at three points on a GPU and one on a CPU.
+
     With --numerics nothing is judged: the RMSE and the largest error against fp64 of the unrounded inputs,
     by dtype, number of keys and range of scores.
     """
     given = options.given(locals())
+    if not given["pairs"]:
+        del given["pairs"]
     if given.pop("numerics"):
         from flashbench._cli import check_numerics
 
@@ -113,10 +122,11 @@ def check(
         return
     if ranges is not None:
         raise UsageError("--ranges: is of --numerics; accepted: --numerics beside it")
-    line = {name: text for name, text in given.items() if name not in {"json", "csv", "quiet", "verbose"}}
+    shown = {"json", "csv", "quiet", "verbose", "pairs"}
+    line = {name: text for name, text in given.items() if name not in shown}
     options.one_format(json, csv)
     options.one_volume(quiet, verbose)
-    request = resolve(line, quiet=quiet)
+    request = resolve(line, pairs=pairs, quiet=quiet)
     records: list[Record] = []
     try:
         _run(request, records, quiet=quiet, verbose=verbose)
@@ -146,13 +156,17 @@ class Request:
     tuned: Tuned | None = None
 
 
-def resolve(line: dict[str, str | bool], *, quiet: bool = False) -> Request:
-    """What to check and where. Bad input is found before torch is imported.
+def resolve(line: dict[str, str | bool], *, pairs: bool = False, quiet: bool = False) -> Request:
+    """What to check and where: a grid, or with pairs a covering array.
+
+    Bad input is found before torch is imported.
 
     Raises UsageError, SpecError, UnknownName; UnavailableError for a device that is not here.
     """
     from flashbench import kernels, sweep
 
+    if pairs:
+        check_pairs.refuse_others(line)
     known = kernels.registry()
     typed = sweep.parse(line, options.on_line, known)
     out = check_out(typed.get("out"), resume=False, hint="name another folder")
@@ -174,8 +188,13 @@ def resolve(line: dict[str, str | bool], *, quiet: bool = False) -> Request:
 
     target = environment.target(asked)
     found = cells(target.type)
-    options.settle({cell.implementation for cell in found}, target)
-    texts = sweep.combine(line, grid_of(target.type), {"seed": "0"})
+    impls = {cell.implementation: None for cell in found}
+    options.settle(impls, target)
+    defaults: dict[str, str | bool] = {**grid_of(target.type)}
+    if pairs:
+        found = check_pairs.cells(impls, typed.get("dtypes"), target)
+        defaults = {"impls": ",".join(impls), "pairs": True}
+    texts = sweep.combine(line, defaults, {"seed": "0"})
     return Request(
         cells=found,
         target=target,

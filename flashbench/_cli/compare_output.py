@@ -44,7 +44,7 @@ class Outputs:
                     f"--output {text!r}: no such folder; accepted: a file in a folder that exists"
                 )
             files.append((name, Path(path)))
-        shown = "json" if json else "csv" if csv else "markdown" if markdown else "" if quiet else "table"
+        shown = "json" if json else "csv" if csv else "markdown" if markdown else "table"
         return cls(shown=shown, files=tuple(files), quiet=quiet, everything=everything)
 
     def show(
@@ -74,7 +74,7 @@ class Outputs:
         if self.shown == "table":
             for one in comparisons if self.everything else render.changed(comparisons)[0]:
                 _table(one, everything=self.everything)
-        elif self.shown:
+        else:
             console.show_text(_text(self.shown, comparisons, about, strict).rstrip("\n"))
         if not self.quiet:
             for text in [*render.summary(comparisons), *notes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,7 +86,8 @@ def decode(
     names = {name: value for name, value in locals().items() if isinstance(value, str)}
     given = {name: names[name] for name in DEFAULTS if name in names}
     options.one_format(json, csv)
-    path, number, configurations = _file(out), _seed(given), None if tuned is None else Path(tuned)
+    path = None if out is None else options.out_file(out)
+    number, configurations = _seed(given), None if tuned is None else Path(tuned)
     from flashbench import console, environment, sweep
 
     asked = sweep.OPTIONS["device"].parse
@@ -103,6 +103,8 @@ def decode(
     found = options.tuned(configurations, target, quiet=quiet)
     rows, copy = _rows(steps, target, found, check=check, seed=number, quiet=quiet)
     if path is not None:
+        import json as json_
+
         from flashbench import decoding
 
         path.write_text(
@@ -215,16 +217,6 @@ def _seed(given: Mapping[str, str]) -> int:
     from flashbench import units
 
     return units.parse_int(given.get("seed", "0"), "--seed", minimum=0)
-
-
-def _file(out: str | None) -> Path | None:
-    """The file to write, refused before anything runs. Raises UsageError."""
-    if out is None:
-        return None
-    path = Path(out)
-    if not out.strip() or path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"--out {out!r}: not a file in a folder that is there; accepted: a file to write")
-    return path
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], *, raw: bool) -> list[Column]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,17 +44,14 @@ def noise(
     from flashbench.judge import load_side, profile
 
     names = _metrics(metric)
-    path = None if out is None else Path(out)
-    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-        raise UsageError(f"--out {out!r}: not a file in a folder that exists; accepted: a file to write")
+    path = None if out is None else options.out_file(out)
     side = load_side(runs, "RUNS")
     found = _profile(side, names)
     path = path or profile.path_for(found.device)
     profile.save(found, len(side.runs), path)
     rows = [row for name, seen in found.measures.items() for row in _rows(name, seen)]
-    if json or csv or not quiet:
-        title = f"spread between {len(side.runs)} runs on {found.device}, largest first"
-        console.show_table(_columns(), rows, json=json, csv=csv, title=title)
+    title = f"spread between {len(side.runs)} runs on {found.device}, largest first"
+    console.show_table(_columns(), rows, json=json, csv=csv, title=title)
     if not quiet:
         console.note(f"stored in {path}")
 

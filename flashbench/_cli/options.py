@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +17,6 @@ import typer
 from flashbench.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from flashbench.kernels import Target
     from flashbench.tuned import Tuned as TunedFile
 
@@ -183,6 +182,14 @@ def settle(names: Iterable[str], target: Target) -> None:
 
     for name in names:
         kernels.get(name).why_unavailable(target)
+
+
+def out_file(text: str) -> Path:
+    """The file of --out, refused before anything runs if it cannot be one. Raises UsageError."""
+    path = Path(text)
+    if not text.strip() or path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"--out {text!r}: not a file in a folder that is there; accepted: a file to write")
+    return path
 
 
 def one_format(json: bool, csv: bool) -> None:

@@ -67,8 +67,7 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
     except KeyboardInterrupt:
         stopped = True
     records = runfile.load(out / RESULTS).records
-    if options.json or options.csv or not options.quiet:
-        joined.show(records, target, kernels=options.kernels, json=options.json, csv=options.csv)
+    joined.show(records, target, kernels=options.kernels, json=options.json, csv=options.csv)
     if stopped:
         console.warn(f"interrupted; {out / RESULTS} holds {len(records)} of {len(cells)} cells")
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -134,7 +133,7 @@ def _record(
         counters={name: value for name, value in counters.items() if name != "clocks"},
         clocks=counters.get("clocks", {}),
         started_at=str(counters.get("started_at") or datetime.now(UTC).isoformat(timespec="seconds")),
-        io_model=implementation.model(cell.problem, cell.pass_, target),
+        io_model=implementation.model(cell.problem, target),
         config={} if failed else implementation.describe(cell.problem, cell.pass_, target),
         tuned=found.source(cell) if found and not failed else {},
         environment=environment.row_fields(about),

@@ -39,8 +39,7 @@ def show(path: str, *, json: bool, csv: bool, quiet: bool) -> None:
         {"kernel": row.kernel, "grid": row.grid, "block": row.block, **row.counters} for row in counted
     ]
     shown = names if everything else [name for name in names if name in SHOWN]
-    if everything or not quiet:
-        console.show_table(_columns(shown, everything), rows, json=json, csv=csv)
+    console.show_table(_columns(shown, everything), rows, json=json, csv=csv)
     if not quiet:
         console.note(f"{len(rows)} kernels; times are the profiler's, no benchmark")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +37,11 @@ def show(target: Target, out: Path, *, json: bool, csv: bool, quiet: bool) -> No
     rows = known.rows(jobs, found)
     about = environment.row_fields(environment.collect(target))
     document = {"type": "known", "schema": 1, "environment": about, "l2_bytes": target.l2_bytes, "rows": rows}
+    import json as json_
+
     (out / FILE).write_text(json_.dumps(document, indent=1) + "\n", encoding="utf-8")
     columns = [*_columns(), Column(name="clocks", header="clocks")] if json else _columns()
-    if json or csv or not quiet:
-        console.show_table(columns, rows, json=json, csv=csv, title="Known traffic, expected and counted")
+    console.show_table(columns, rows, json=json, csv=csv, title="Known traffic, expected and counted")
     if not quiet:
         console.note(f"results: {out / FILE}")
     if all(row["reason"] for row in rows):

@@ -39,7 +39,7 @@ def show(
             found.append({"cell": cell.key, **source, **_timed(counting, cell, target, seed, tuned)})
     if json:
         console.show_json(found)
-    elif csv or not quiet:
+    else:
         rows = [row for one in found for row in _rows(one)]
         console.show_table(_columns(), rows, csv=csv, title="Kernels of one call, L2 warm")
     if all("reason" in one for one in found):

@@ -40,7 +40,7 @@ def show(
     rows = [_row(cell, traced) for cell, traced in found]
     if json:
         console.show_json([{"cell": cell.key, **traced} for cell, traced in found])
-    elif csv or not quiet:
+    else:
         console.show_table(
             _columns(), rows, csv=csv, title="Bytes traced in Triton's interpreter, and modelled"
         )

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from flashbench.console import Column
 
 
-def found(document: Mapping[str, Any], *, json: bool, csv: bool, quiet: bool) -> None:
+def found(document: Mapping[str, Any], *, json: bool, csv: bool) -> None:
     """A row per case; notes count what was dropped, and warn of what was wrong."""
     from flashbench import console, tuning, units
     from flashbench.console import Column
@@ -20,7 +20,7 @@ def found(document: Mapping[str, Any], *, json: bool, csv: bool, quiet: bool) ->
     rows = tuning.outcome(document)
     if json:
         console.show_json(rows)
-    elif csv or not quiet:
+    else:
         columns = [
             Column(name="case", header="case"),
             _right("time_s", "fastest", units.format_seconds),

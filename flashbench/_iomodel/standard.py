@@ -2,10 +2,10 @@
 
 Every op reads each operand once and writes each result once. That is what DRAM sees while P is far
 larger than L2; the tiles of a matrix product ask L2 for more, by the library's choice, which is not
-counted. masked_fill asks for its boolean mask once per head; of the four scores that a thread takes, it
-reads the last one only where the mask leaves it (counted on an H100, torch 2.11: docs/counters.md). A mask
-saves nothing else. NAIVE is the implementation ``naive``, op by op and with what is
-alive beside what; query rows without keys take no part and are filled with zeros. A batch of
+counted. masked_fill asks for its boolean mask once per head; of the four scores that a thread takes, 128
+apart, it reads the last one only where the mask leaves it (counted on an H100, torch 2.11:
+docs/counters.md). A mask saves nothing else. NAIVE is the implementation ``naive``, op by op and with what
+is alive beside what; query rows without keys take no part and are filled with zeros. A batch of
 different lengths is padded to the longest and masked per sequence.
 """
 
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from flashbench._iomodel.ledger import Ledger
 from flashbench._iomodel.tensors import FP32, sizes
 from flashbench._iomodel.types import Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
-from flashbench.problem import Problem
+from flashbench.problem import Problem, clamped_sum
 
 ASSUMPTIONS = (
     "eager PyTorch op by op; each op reads its operands and writes its result once (re-reads by the"
@@ -34,8 +35,9 @@ MINIMAL_ASSUMPTIONS = (
 FLAG = 1
 """Bytes of an element of a boolean mask, also of dropout's."""
 
-_TAKEN = 4
-"""Elements that a thread of torch's elementwise kernels takes where an operand is broadcast."""
+_TAKEN, _APART = 4, 128
+"""Elements that a thread of torch's elementwise kernels takes where an operand is broadcast, and how far
+apart they are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,30 @@ class _Operands(NamedTuple):
         return "_heads" if self.group > 1 else ""
 
 
+def _spared(p: Problem, pairs: int) -> int:
+    """Of the pairs that masked_fill looks at, those whose score it does not read: masked, a thread's last.
+
+    Where threads and rows of keys are in step those are columns; else a quarter of what is masked.
+    """
+    thread_block = _TAKEN * _APART
+    if p.block_mask or p.lengths or p.seqlen_k % thread_block:
+        return (pairs - p.visible_pairs) // _TAKEN
+    last = pairs // _TAKEN
+    return last - p.batch * p.num_heads * _seen_by_the_last(p.seqlen_q, p.seqlen_k, p.band)
+
+
+@lru_cache(maxsize=256)
+def _seen_by_the_last(seqlen_q: int, seqlen_k: int, band: tuple[int, int]) -> int:
+    """Visible pairs of the columns of which each thread takes its last score."""
+    low, high = band
+    first = (_TAKEN - 1) * _APART
+    # queries down to the lower edge of the band, less those above its upper edge, column by column
+    return sum(
+        clamped_sum(_APART, start - low + 1, seqlen_q) - clamped_sum(_APART, start - high, seqlen_q)
+        for start in range(first, seqlen_k, _TAKEN * _APART)
+    )
+
+
 def _operands(p: Problem, style: Style) -> _Operands:
     s = sizes(p)
     rows = p.seqlen_q if p.lengths else p.seqlen_q - p.rows_without_keys
@@ -107,7 +133,7 @@ def _operands(p: Problem, style: Style) -> _Operands:
         wide=pairs * FP32 if style.wide_softmax and p.dtype_bytes < FP32 else 0,
         flags=pairs * FLAG if p.dropout_p else 0,
         mask=mask,
-        open=(pairs - (pairs - p.visible_pairs) // _TAKEN) * p.dtype_bytes,
+        open=(pairs - _spared(p, pairs)) * p.dtype_bytes,
         full_q=s.q,
         full_o=s.o,
         k=s.k_heads,

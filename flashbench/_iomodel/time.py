@@ -211,7 +211,7 @@ def _mask_grid(step: Step, p: Problem) -> Grid | None:
     """One head after the other reads the same mask, with its own scores read and written in between."""
     masks = p.batch if p.lengths else 1
     heads = p.batch * p.num_heads
-    return Grid(heads, masks, masks, loops=True, crowd=_CROWD) if heads > masks else None
+    return Grid(heads, masks, masks, loops=True, crowd=_WRITTEN) if heads > masks else None
 
 
 def _is_flash(estimate: Estimate, kernel: str) -> bool:
@@ -244,6 +244,10 @@ def _lost(kernel: str, masked: bool, spread: bool) -> tuple[float, float]:
 
 _SKEW = 0.1
 _LOST, _LOST_BWD = 0.15, 0.05
+_WRITTEN = 3.4
+"""As _CROWD, of a mask among scores that are read and written: 6 % of it is fetched again where one head
+moves 0.24 of the capacity, nothing at 0.06, all at 0.96 (counted on an H100 SXM, docs/counters.md)."""
+
 _LOOPED = 1.25
 """As _CROWD, of heads that thread blocks pass over by themselves. Set by the 1k cells of ``flash-v1`` that
 were counted on an H100 SXM: what is expected is within 3 % of them (docs/counters.md)."""

@@ -13,7 +13,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from flashbench._profilers.ncu_units import number
+from flashbench._profilers.ncu_units import expected, fits, number
 from flashbench.errors import RunFileError
 
 NAME, METRIC, UNIT, VALUE = "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"
@@ -169,9 +169,16 @@ class _Table:
 
     def _number(self, name: str, text: str, unit: str) -> float | None:
         try:
-            return number(text, unit)
+            value = number(text, unit)
         except ValueError as error:
             raise RunFileError(f"{self.source}: column {name!r}: {error}", AGAIN) from None
+        if value is not None and not fits(name, unit):
+            wanted = {"byte": "bytes", "second": "seconds"}.get(expected(name), "neither bytes nor seconds")
+            raise RunFileError(
+                f"{self.source}: column {name!r}: the unit {unit!r} is of another kind; accepted: {wanted}",
+                AGAIN,
+            )
+        return value
 
 
 def _kernel(cells: Mapping[str, str], metrics: Mapping[str, float | None]) -> Kernel:

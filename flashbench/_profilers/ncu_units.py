@@ -54,6 +54,30 @@ def number(text: str, unit: str) -> float | None:
     return value * factor(unit)
 
 
+def expected(metric: str) -> str:
+    """What a metric is counted in, by its name: ``byte``, ``second`` or, of all others, ``""``."""
+    if "per_" in metric or metric.endswith((".pct", ".ratio")):
+        return ""
+    if "bytes" in metric:
+        return "byte"
+    return "second" if metric.startswith("gpu__time_duration") else ""
+
+
+def fits(metric: str, unit: str) -> bool:
+    """Whether a unit, if it is one at all, is of the kind that the metric is counted in.
+
+    A metric of neither bytes nor time may be in anything but those. Shares of something (``Kbyte/block``)
+    are of its kind.
+    """
+    one, of = unit.partition("/")[0].strip(), expected(metric)
+    found = "byte" if _BYTES.fullmatch(one) else "second" if one in SECONDS else ""
+    if "/" in unit and unit.split("/")[1].strip() in SECONDS:
+        found = ""  # a rate
+    if of:
+        return found == of
+    return not found or "per_" in metric or metric.endswith((".pct", ".ratio")) or "size" in metric
+
+
 def factor(unit: str) -> float:
     """What one of the unit is in base units: ``Kbyte/block`` 1000, ``usecond`` 1e-6, ``sector`` 1.
 

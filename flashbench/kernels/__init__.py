@@ -93,8 +93,9 @@ class Implementation:
     why_unsupported(problem, pass_, target): why it refuses this problem, or None.
     describe(problem, pass_, target): the configuration that it runs (block_q, block_k, …).
     backend(call): what really ran, where the name leaves it open; called once, untimed.
-    io_model: the row of iomodel.MODELS that describes its traffic, or None. io_model_of(problem, pass_,
-    target): another row for this problem there, or None.
+    io_model: the row of iomodel.MODELS that describes its traffic, or None.
+    runs(problem, target): the implementation whose kernels it runs in place of its own there, or None; for a
+    card that need not be here, as on_card.
     interpreted(target): True where it runs in Triton's interpreter: checked, never timed.
     precompile(cells, target): compiles what the cells need, in parallel, before the sweep.
     context(problem): global switches of torch that the call needs (a forced backend, TF32 products);
@@ -106,6 +107,8 @@ class Implementation:
     candidates(problem, pass_, target): what ``flashbench tune`` may try; of each kernel the table's first;
     who gives some has prepare_tiles and a row of ``_compile.BUNDLED``.
     follows(problem, config, target): fields of a configuration that follow from its others on that problem.
+    prepare_lse(problem, inputs, config): as prepare_tiles, of a call that returns (o, lse); lse: fp32, o's
+    rows. An empty config leaves the choice to the table.
     deterministic: False where two runs of the same call may differ in the last bits.
     """
 
@@ -125,12 +128,16 @@ class Implementation:
     on_card: Callable[[Problem, str, Target], Mapping[str, Any]] = _nothing
     candidates: Callable[[Problem, str, Target], Sequence[Candidate]] = _none
     follows: Callable[[Problem, Mapping[str, Any], Target], Mapping[str, Any]] = _nothing
+    prepare_lse: (
+        Callable[[Problem, Inputs, Mapping[str, Any]], Callable[[], tuple[Tensor, Tensor]]] | None
+    ) = None
     deterministic: bool = True
-    io_model_of: Callable[[Problem, str, Target], str | None] = _never
+    runs: Callable[[Problem, Target], str | None] = _never
 
-    def model(self, problem: Problem, pass_: str, target: Target) -> str | None:
+    def model(self, problem: Problem, target: Target) -> str | None:
         """The row of iomodel.MODELS that describes what runs there."""
-        return self.io_model_of(problem, pass_, target) or self.io_model
+        other = None if self.interpreted(target) else self.runs(problem, target)
+        return get(other).io_model if other else self.io_model
 
 
 def unsupported_features(problem: Problem, taken: Collection[str]) -> str | None:

@@ -5,6 +5,9 @@ Import through ``_triton.load``, as all modules that hold Triton kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -31,9 +34,16 @@ class Launch:
     options: dict[str, Any]
 
     def run(self) -> None:
-        """Launch on the current device and stream."""
-        if self.programs:
-            self.kernel[(self.programs,)](*self.args, **self.options)
+        """Launch on the current device and stream, or where calls are rehearsed take note."""
+        rehearsal = _REHEARSAL.get()
+        if rehearsal is not None:
+            rehearsal.launches.append(self)
+        elif self.programs:
+            self.start()
+
+    def start(self) -> None:
+        """Launch; there is something to do."""
+        self.kernel[(self.programs,)](*self.args, **self.options)
 
     def compile(self) -> Any:
         """Compile only; arguments may be meta tensors."""
@@ -58,7 +68,6 @@ class Call:
 
     window: (keys before the diagonal, keys after it), -1 is unlimited; causal: none after it. scale,
     softcap, dropout_p, seed: as of ``flash_attention``. biased: whether a bias has a number per pair.
-    card: (compute capability, shared memory per block in bytes) to compile for; None is q's device.
     configs: takes the place of the table for the kernels that it names.
     """
 
@@ -71,7 +80,6 @@ class Call:
     dropout_p: float = 0.0
     seed: int = 0
     biased: bool = False
-    card: tuple[tuple[int, int], int | None] | None = None
     configs: tuple[tuple[str, Config], ...] = ()
 
     @property
@@ -90,7 +98,7 @@ class Call:
         for kernel, config in self.configs:
             if kernel == name:
                 return config
-        config = choose(name, self.math(q), q.shape[-1], v.shape[-1], *(self.card or card(q.device)))
+        config = choose(name, self.math(q), q.shape[-1], v.shape[-1], *card(q.device))
         return with_bias(config) if self.biased and name != "delta" else config
 
     def math(self, q: Tensor) -> str:
@@ -221,9 +229,37 @@ def on(device: torch.device) -> Any:
     return torch.cuda.device(device if device.type == "cuda" else -1)
 
 
-@cache
+@dataclass(frozen=True)
+class _Rehearsal:
+    card: tuple[tuple[int, int] | None, int | None]
+    launches: list[Launch]
+
+
+_REHEARSAL: ContextVar[_Rehearsal | None] = ContextVar("rehearsal", default=None)
+
+
+@contextmanager
+def rehearsed(card: tuple[tuple[int, int] | None, int | None]) -> Iterator[list[Launch]]:
+    """Inside, calls on meta tensors launch nothing: the list holds what they would launch on the card.
+
+    card: (compute capability, shared memory per block in bytes, None for no limit).
+    """
+    rehearsal = _Rehearsal(card, [])
+    token = _REHEARSAL.set(rehearsal)
+    try:
+        yield rehearsal.launches
+    finally:
+        _REHEARSAL.reset(token)
+
+
 def card(device: torch.device) -> tuple[tuple[int, int] | None, int | None]:
     """(compute capability, shared memory per block in bytes), both None in the interpreter."""
+    rehearsal = _REHEARSAL.get()
+    return _card(device) if rehearsal is None else rehearsal.card
+
+
+@cache
+def _card(device: torch.device) -> tuple[tuple[int, int] | None, int | None]:
     if INTERPRETED:
         return None, None
     properties = torch.cuda.get_device_properties(device)

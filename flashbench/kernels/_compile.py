@@ -15,20 +15,20 @@ import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
+from flashbench import hopper_configs, kernels
 from flashbench.decode_configs import DecodeConfig
 from flashbench.errors import UnavailableError
-from flashbench.flash_configs import Config, choose
+from flashbench.flash_configs import Config
 from flashbench.kernels import Target, _triton
 from flashbench.problem import DTYPES, Cell, Problem
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flashbench.kernels._call import Call, Launch
+    from flashbench.kernels._call import Launch
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Task:
     """One kernel to compile; config takes the place of the table's.
 
     page_size, fp8_cache: of the cache of a decode, 0 and False being a contiguous one in q's dtype.
+    gpu: an AMD GPU as LLVM names it (gfx942) to compile for; empty for NVIDIA's of the capability.
     """
 
     kernel: str
@@ -43,9 +44,17 @@ class Task:
     capability: tuple[int, int]
     limit: int | None = None
     config: Config | DecodeConfig | None = None
-    implementation: str = "flash"
+    implementation: str = "flash-v2"
     page_size: int = 0
     fp8_cache: bool = False
+    gpu: str = ""
+
+    @property
+    def target(self) -> tuple[str, int | str, int]:
+        """Backend, architecture and lanes of a warp, as Triton asks for them."""
+        if self.gpu:
+            return "hip", self.gpu, 64
+        return "cuda", 10 * self.capability[0] + self.capability[1], 32
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class Compiled:
     shared_bytes: dynamic shared memory; tensor_memory_columns: of 128 lanes of 4 bytes, used from
     sm_100 on. options: what the kernel was launched with (BLOCK_M, num_warps, …). usage and sass:
     what cuobjdump says of its resources and its machine code as nvdisasm writes it, both empty where
-    nobody asked and where unread says why they are not to be had.
+    nobody asked and where unread says why they are not to be had. For an AMD GPU sass is its assembly.
     """
 
     task: Task
@@ -79,11 +88,10 @@ def precompile(cells: Sequence[Cell], target: Target) -> None:
         return
     tasks: dict[tuple[object, ...], Task] = {}
     for cell in cells:
-        of_pass = BUNDLED[cell.implementation].kernels
-        for kernel in (*of_pass["fwd"], *(() if cell.pass_ == "fwd" else of_pass["bwd"])):
-            limits = target.capability, target.smem_per_block_bytes
-            task = Task(kernel, cell.problem, *limits, implementation=cell.implementation)
-            tasks.setdefault(launch(task).key, task)
+        limits = target.capability, target.smem_per_block_bytes
+        whole = Task("", cell.problem, *limits, implementation=cell.implementation)
+        for one in rehearse(whole, cell.pass_):
+            tasks.setdefault(one.key, replace(whole, kernel=one.name))
     import torch
 
     with torch.cuda.device(target.device):
@@ -165,8 +173,7 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
     except Exception as error:  # a broken installation raises whatever it likes
         raise UnavailableError(_triton.why_broken(error)) from None
 
-    architecture = GPUTarget("cuda", 10 * task.capability[0] + task.capability[1], 32)
-    triton.runtime.driver.set_active(_NoDevice(architecture))
+    triton.runtime.driver.set_active(_NoDevice(GPUTarget(*task.target)))
     options: Mapping[str, Any] = {}
     try:
         one = launch(task)
@@ -177,119 +184,63 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
         while cause.__cause__ is not None:  # Triton wraps the cause once for every call in the source
             cause = cause.__cause__
         return Compiled(task, options=options, error=f"{type(cause).__name__}: {cause}")
-    usage, sass, unread = _read(kernel.asm["cubin"]) if inspect else ("", "", "")
+    usage, sass, unread = _read(kernel.asm) if inspect else ("", "", "")
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
     options = {**options, "num_warps": kernel.metadata.num_warps}  # of a specialised kernel, all together
     return Compiled(task, kernel.metadata.shared, columns, options, usage, sass, unread)
 
 
 def launch(task: Task) -> Launch:
-    """The task's launch, on meta tensors laid out as ``run`` lays out its inputs."""
-    return BUNDLED[task.implementation].launch(task)
+    """The task's launch, on meta tensors. Raises StopIteration for a kernel that is not launched."""
+    return bundled(task).launch(task)
 
 
-def _asked(task: Task) -> tuple[tuple[Tensor, ...], Tensor, Call]:
-    """((q, k, v, o) and a row vector of fp32, on the device meta, the call that the task is a part of)."""
+def rehearse(task: Task, pass_: str) -> tuple[Launch, ...]:
+    """All that the task's implementation launches for its problem in the pass, on meta tensors.
+
+    The call itself is made, as ``run`` makes it: there is no second opinion on what is launched.
+    """
+    return _rehearse(task if task.config else replace(task, kernel=""), pass_)
+
+
+@lru_cache(maxsize=1024)
+def _rehearse(task: Task, pass_: str) -> tuple[Launch, ...]:
     import torch
 
-    from flashbench.kernels import _flash_v2 as flash
+    from flashbench.kernels import _call
+    from flashbench.kernels._inputs import make_inputs
+    from flashbench.kernels._kernels_of import TILE
 
-    p = task.problem
-    dtype = getattr(torch, DTYPES[p.dtype].torch_name)
-    q, k, v, o = (
-        torch.empty(p.batch, heads, rows, dim, dtype=dtype, device="meta")
-        for heads, rows, dim in (
-            (p.num_heads, p.seqlen_q, p.head_dim),
-            (p.num_kv_heads, p.seqlen_k, p.head_dim),
-            (p.num_kv_heads, p.seqlen_k, p.head_dim_v),
-            (p.num_heads, p.seqlen_q, p.head_dim_v),
-        )
-    )
-    call = flash.Call(
-        causal=p.causal and not p.block_mask,  # which takes it in
-        scale=p.softmax_scale,
-        tf32=p.dtype == "tf32",
-        card=(task.capability, task.limit),
-        configs=((task.kernel, task.config),) if isinstance(task.config, Config) else (),
-    )
-    return (q, k, v, o), torch.empty(o.shape[:3], dtype=torch.float32, device="meta"), call
+    gradients = pass_ != "fwd"
+    inputs = make_inputs(task.problem, "meta", 0).detached(grad=gradients)
+    prepare = kernels.get(task.implementation).prepare_tiles
+    assert prepare is not None
+    kernel = bundled(task).described.get(task.kernel, task.kernel)
+    tiles = {f"{kernel}_{one}": getattr(task.config, one) for one in TILE} if task.config else {}
+    with _call.rehearsed((task.capability, task.limit)) as launches, torch.set_grad_enabled(gradients):
+        o = prepare(task.problem, inputs, tiles)()
+        if gradients:
+            torch.autograd.grad(o, inputs.leaves, inputs.dout)
+    return tuple(launches)
 
 
-def _flash(task: Task) -> Launch:
-    from flashbench.kernels import _flash_v2 as flash
-    from flashbench.kernels._block_mask import DeviceMask
-    from flashbench.named_masks import seen
-
-    (q, k, v, o), lse, call = _asked(task)
-    masked = task.problem.block_mask
-    extra = flash.Extra(block_mask=DeviceMask(seen(task.problem), "meta")) if masked else flash.NOTHING
-    if task.kernel == "fwd":
-        return flash.forward_launch(q, k, v, call, extra)[2]
-    work = flash.backward_launches(flash.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o), call, extra)
-    return next(one for one in work.launches if one.name == task.kernel)
-
-
-def _flash_v3(task: Task) -> Launch:
-    if not task.kernel.startswith("v3_"):
-        return _flash(task)
-    from flashbench.kernels import _flash_v3 as flash
-    from flashbench.kernels import _flash_v3_backward as backward
-
-    (q, k, v, o), lse, call = _asked(task)
-    if task.kernel == "v3_fwd":
-        return flash.forward_launch(q, k, v, causal=call.causal, scale=call.scale)[2]
-    saved = backward.Saved(q=q, k=k, v=v, o=o, lse=lse, do=o)
-    work = backward.backward_launches(saved, causal=call.causal, scale=call.scale)
-    return next(one for one in work.launches if one.name == task.kernel)
-
-
-def _flash_v1(task: Task) -> Launch:
-    from flashbench.kernels import _flash_v1 as flash
-
-    (q, k, v, o), rows, call = _asked(task)
-    if task.kernel == "v1_fwd":
-        return flash.forward_launch(q, k, v, call)[-1]
-    return flash.backward_launch((q, k, v, o, o), (rows, rows, None), call)[1]
-
-
-def _flash_v2_atomic(task: Task) -> Launch:
-    from flashbench.kernels import _flash_v2_atomic as flash
-    from flashbench.kernels._launches import Saved
-
-    (q, k, v, o), lse, call = _asked(task)
-    if task.kernel == "fwd":
-        return _flash(task)
-    saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=o)
-    work = flash.backward_launches(saved, call, lse_has_gradient=False)
-    return next(one for one in work.launches if one.name == task.kernel)
-
-
-def _flash_fp8(task: Task) -> Launch:
-    import torch
-
-    from flashbench.kernels import _flash_fp8 as flash
-
-    p = task.problem
-    q, k, v = (
-        torch.empty(p.batch, heads, rows, dim, dtype=torch.float16, device="meta")
-        for heads, rows, dim in (
-            (p.num_heads, p.seqlen_q, p.head_dim),
-            (p.num_kv_heads, p.seqlen_k, p.head_dim),
-            (p.num_kv_heads, p.seqlen_k, p.head_dim_v),
-        )
-    )
-    given = task.config if isinstance(task.config, Config) else None
-    config = given or choose("fwd", "fp8", p.head_dim, p.head_dim_v, task.capability, task.limit)
-    x = flash.operands(q, k, v, dtype=getattr(torch, DTYPES[p.dtype].torch_name), config=config)
-    return flash.forward_launch(x, causal=p.causal, scale=p.softmax_scale, out_dtype=torch.float16)[2]
+def _rehearsed(task: Task) -> Launch:
+    forward = task.kernel in bundled(task).kernels["fwd"]
+    launches = rehearse(task, "fwd" if forward else "bwd")
+    return next(one for one in launches if one.name == task.kernel)
 
 
 @dataclass(frozen=True)
 class Bundled:
-    """Kernels that can be compiled ahead of time: those of each pass, and how one is launched."""
+    """Kernels that can be compiled ahead of time: those of each pass, and how one is launched.
+
+    kernels: those that every problem needs; some launch more (the gradient of a bias).
+    described: what a kernel is called in a configuration, where that is not its own name.
+    """
 
     kernels: Mapping[str, tuple[str, ...]]
-    launch: Callable[[Task], Launch]
+    launch: Callable[[Task], Launch] = _rehearsed
+    described: Mapping[str, str] = field(default_factory=dict)
 
 
 def _flash_decode(task: Task) -> Launch:
@@ -322,19 +273,31 @@ def _flash_decode(task: Task) -> Launch:
     return next(one for one in launches if one.name == task.kernel)
 
 
-_PORTABLE = Bundled({"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq")}, _flash)
+_PORTABLE = Bundled({"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq")})
+_V3_WIDE = Bundled({"fwd": ("v3_fwd",), "bwd": _PORTABLE.kernels["bwd"]})
+"""flash-v3's of head dims for which its backward is flash-v2's."""
 BUNDLED = {
     "flash": _PORTABLE,
-    "flash-v1": Bundled({"fwd": ("v1_fwd",), "bwd": ("v1_bwd",)}, _flash_v1),
+    "flash-v1": Bundled(
+        {"fwd": ("v1_fwd",), "bwd": ("v1_bwd",)}, described={"v1_fwd": "fwd", "v1_bwd": "bwd"}
+    ),
     "flash-v2": _PORTABLE,
     "flash-v2-atomic": Bundled(
-        {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, _flash_v2_atomic
+        {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, described={"atomic": "bwd"}
     ),
-    "flash-v3": Bundled({"fwd": ("v3_fwd",), "bwd": ("delta", "dkdv", "dq")}, _flash_v3),
-    "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}, _flash_fp8),
+    "flash-v3": Bundled({"fwd": ("v3_fwd",), "bwd": ("v3_prepare", "v3_bwd", "v3_convert")}),
+    "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}),
     "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
 }
 """Every implementation with such kernels, by name."""
+
+
+def bundled(task: Task) -> Bundled:
+    """The kernels of the task's implementation, or of that which it runs in place of its own there."""
+    target = Target(device="cuda", capability=task.capability, smem_per_block_bytes=task.limit)
+    name = kernels.get(task.implementation).runs(task.problem, target) or task.implementation
+    wide = name == "flash-v3" and hopper_configs.why_portable(task.problem.head_dim, task.problem.head_dim_v)
+    return _V3_WIDE if wide else BUNDLED[name]
 
 
 class _NoDevice:
@@ -346,22 +309,24 @@ class _NoDevice:
     def get_current_target(self) -> Any:
         return self.architecture
 
-    def get_current_device(self) -> int:
+    def get_current_device(self) -> int | str:
         """A device for every architecture: Triton keeps what it compiles, and for what, by device."""
-        number: int = self.architecture.arch
+        number: int | str = self.architecture.arch
         return number
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device: int | str) -> int:
         return 0
 
 
-def _read(cubin: bytes) -> tuple[str, str, str]:
-    """(resource usage, machine code, why there is neither) of a cubin, as NVIDIA's tools write them."""
+def _read(asm: Mapping[str, Any]) -> tuple[str, str, str]:
+    """(resource usage, machine code, why there is neither) of a kernel, as its maker's tools write them."""
     from triton import knobs
 
+    if "amdgcn" in asm:
+        return "", asm["amdgcn"], ""
     try:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(cubin)
+            file.write(asm["cubin"])
             file.flush()
             usage = _run(knobs.nvidia.cuobjdump.path, "-res-usage", file.name)
             return usage, _run(knobs.nvidia.nvdisasm.path, "-c", file.name), ""

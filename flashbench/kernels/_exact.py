@@ -47,7 +47,8 @@ def rows(part: Part, heads: slice, numbers: Tensor, *, gradients: bool) -> dict[
 def columns(part: Part, heads: slice) -> dict[str, Tensor]:
     """On the compared key rows, fp64: dk, dv (heads, keys, width), and the sums over all queries.
 
-    Those are dsinks (heads, group), and dbias (heads, group, 1, keys or 1) of a bias without rows.
+    Those are dsinks (heads, group, rows), of each query what it adds, and dbias (heads, group, 1, keys
+    or 1) of a bias without rows.
     """
     p, terms = part.problem, part.terms
     lse, delta = lse_and_delta(part, heads)
@@ -70,12 +71,12 @@ def columns(part: Part, heads: slice) -> dict[str, Tensor]:
         dk += ds.flatten(1, 2).mT @ q.flatten(1, 2)
     found = {"dk": dk * p.softmax_scale, "dv": dv}
     sink = terms.sinks(part.where(heads, part.rows, part.key_rows).heads, torch.float64)
-    by_sink = k.new_zeros(lse.shape[:2])
+    by_sink = torch.zeros_like(lse)
     if sink is not None:
-        by_sink = ((sink[..., 0] - lse).exp() * delta).sum(-1)
+        by_sink = (sink[..., 0] - lse).exp() * delta
         found["dsinks"] = -by_sink
     if p.bias and p.bias[2] == "1":
-        found["dbias"] = dbias if p.bias[3] == "k" else by_sink[..., None, None]
+        found["dbias"] = dbias if p.bias[3] == "k" else by_sink.sum(-1)[..., None, None]
     return found
 
 

@@ -22,7 +22,16 @@ from flashbench.kernels import _hopper_backward as kernels
 from flashbench.kernels import _hopper_gradient_kernels as rows_kernels
 from flashbench.kernels import _hopper_schedule as schedule
 from flashbench.kernels._call import Call, Launch, like, on, unit_stride
-from flashbench.kernels._flash_v3 import ALIGNMENT, Laid, bound, descriptor, loadable, programs
+from flashbench.kernels._hopper_plan import (
+    ALIGNMENT,
+    Laid,
+    Made,
+    PlannedLaunch,
+    bound,
+    descriptor,
+    loadable,
+    programs,
+)
 
 LINE = 32
 """fp32 of a line of dQ's accumulator."""
@@ -55,18 +64,14 @@ class Backward:
 
 
 def backward(
-    saved: Saved,
-    *,
-    causal: bool,
-    scale: float,
-    deterministic: bool = False,
-    tiles: BackwardTiles | None = None,
+    saved: Saved, call: Call, *, deterministic: bool = False, tiles: BackwardTiles | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), of head dims up to 128 that are multiples of 8, none of the tensors empty.
 
-    Unless deterministic, the last bits of dq differ from run to run, as additions by TMA have no order.
+    call: causal, scale and, for flash-v2's kernel of dq, configs. Unless deterministic, the last bits of dq
+    differ from run to run, as additions by TMA have no order.
     """
-    work = backward_launches(saved, causal=causal, scale=scale, deterministic=deterministic, tiles=tiles)
+    work = backward_launches(saved, call, deterministic=deterministic, tiles=tiles)
     with on(saved.q.device):
         for launch in work.launches:
             launch.run()
@@ -76,40 +81,29 @@ def backward(
 
 
 def backward_launches(
-    saved: Saved,
-    *,
-    causal: bool,
-    scale: float,
-    deterministic: bool = False,
-    tiles: BackwardTiles | None = None,
+    saved: Saved, call: Call, *, deterministic: bool = False, tiles: BackwardTiles | None = None
 ) -> Backward:
     """The launches of ``backward``."""
     q, k, v, do = (loadable(x) for x in (saved.q, saved.k, saved.v, saved.do))
     dk, dv = _gradient(k), _gradient(v)
     laid = tuple(Laid(x.shape, x.stride()) for x in (q, do, k, v, dk, dv))
-    plan = planned(laid, q.dtype, q.device, causal, deterministic, tiles)
+    plan = planned(laid, q.dtype, q.device, call.causal, deterministic, tiles)
     lse_2, delta = torch.empty(2, plan.tiles * plan.config.block_q, dtype=torch.float32, device=q.device)
     acc = lse_2  # an address that nothing is added to
     if not deterministic:
         acc = torch.empty(plan.lines, LINE, dtype=torch.float32, device=q.device)
     prepare = _prepare(plan, saved, do, (lse_2, delta, None if deterministic else acc))
-    tensors = q, do, k, v, lse_2, delta, acc, dk, dv
-    main = Launch("v3_bwd", kernels.backward, plan.programs, plan.arguments(tensors, scale), plan.options)
+    # the probability of an only key is 1, whatever its score
+    of_dk = 0.0 if k.shape[2] == 1 and saved.dlse is None else call.scale
+    args = plan.arguments((q, do, k, v, lse_2, delta, acc, dk, dv), call.scale, of_dk)
+    main = PlannedLaunch("v3_bwd", kernels.backward, plan.programs, args, plan.made.options, plan.made)
     if deterministic:
         portable = flash_v2.Saved(q=q, k=k, v=v, o=unit_stride(saved.o), lse=saved.lse, do=do)
-        call = Call(causal=causal, scale=scale, card=(hopper_configs.CAPABILITY, hopper_configs.SHARED_LIMIT))
         work = flash_v2.backward_launches(portable, call, lse_has_gradient=saved.dlse is not None)
         of_dq = (one for one in work.launches if one.name != "dkdv")
         return Backward((prepare, main, *of_dq), work.dq, dk, dv, work.delta)
     dq = _gradient(q)
-    convert = Launch(
-        "v3_convert",
-        rows_kernels.convert,
-        2 * plan.tiles,
-        (acc, dq, *dq.stride()[:3], *plan.rows, scale),
-        {"BLOCK_M": plan.config.block_q, "COLUMNS": q.shape[3], "num_warps": 4},
-    )
-    return Backward((prepare, main, convert), dq, dk, dv)
+    return Backward((prepare, main, _convert(plan, saved, acc, dq, call)), dq, dk, dv)
 
 
 def _prepare(plan: Plan, saved: Saved, do: Tensor, filled: tuple[Tensor | None, ...]) -> Launch:
@@ -121,6 +115,16 @@ def _prepare(plan: Plan, saved: Saved, do: Tensor, filled: tuple[Tensor | None, 
         "WIDEST": WIDEST, "WIDE": any(KEYS * x.stride(2) >= 2**31 for x in (o, do)), "num_warps": 4,
     }  # fmt: skip
     return Launch("v3_prepare", rows_kernels.prepare, plan.tiles, args, options)
+
+
+def _convert(plan: Plan, saved: Saved, acc: Tensor, dq: Tensor, call: Call) -> Launch:
+    """What makes dq of the accumulator."""
+    args = acc, dq, *dq.stride()[:3], *plan.rows, saved.k.shape[2], call.scale
+    options = {
+        "BLOCK_M": plan.config.block_q, "COLUMNS": dq.shape[3], "CAUSAL": call.causal,
+        "ALONE": saved.dlse is None, "num_warps": 4,
+    }  # fmt: skip
+    return Launch("v3_convert", rows_kernels.convert, 2 * plan.tiles, args, options)
 
 
 def _gradient(x: Tensor) -> Tensor:
@@ -175,15 +179,15 @@ class Plan:
             descriptor(acc, [ROWS * ROWS // LINE, LINE], f32),
             *(descriptor(x, [1, 1, ROWS, width], dtype) for x in (dk, dv)),
         )
-        self.constants = {
+        constants = {
             "D": width, "STAGES": config.stages, "DS_STAGES": config.ds_stages,
             "KV_STAGES": config.kv_stages, "LAG": config.lag, "CAUSAL": causal, "ADDS_DQ": not deterministic,
             "EARLY_DV": config.early_dv, "ROTATE": config.rotate, "HELD": config.held,
             "REGISTERS": 240, "PRODUCER_REGISTERS": 24,
         }  # fmt: skip
-        self.options = {**self.constants, "num_warps": 4, "enable_fp_fusion": True}
+        self.made = Made(constants)
 
-    def arguments(self, tensors: tuple[Tensor, ...], scale: float) -> tuple[Any, ...]:
+    def arguments(self, tensors: tuple[Tensor, ...], scale: float, of_dk: float) -> tuple[Any, ...]:
         """The kernel's arguments but for compile-time constants, of tensors in the descriptors' order."""
-        numbers = (*self.numbers, scale * math.log2(math.e), scale)
+        numbers = (*self.numbers, scale * math.log2(math.e), of_dk)
         return *bound(self.descriptors, tensors), self.table, *numbers

@@ -247,7 +247,7 @@ def backward(
     A tile of queries has 128 of them for head dims up to 64, in two halves, else 64. Q, DO, K, V, DK, DV:
     descriptors (batch, head, row, column) of boxes of 64 rows by D columns. LSE, DELTA: a number per query,
     tile after tile; LSE in powers of two, infinite for rows that see no key. DQ: (lines, 32), see ``add_dq``;
-    ``outside``: a line after the last. heads: of K/V.
+    ``outside``: a line after the last. heads: of K/V. unit: the scores' scale, in powers of two; scale: dK's.
     """
     SUBS: gl.constexpr = 2 if D == ROWS else 1
     gl.static_assert(SUBS * D == 2 * ROWS, "dQ of a tile is one 64 x 64 block per warpgroup")

@@ -19,7 +19,7 @@ from flashbench.kernels import _triton_tiles as tiles
 LOG2E = tl.constexpr(math.log2(math.e))
 BLOCK = tl.constexpr(64)
 """Sides of a block of dQ's accumulator."""
-RUNTIME = ["num_heads", "seqlen_q", "num_tiles"]
+RUNTIME = ["num_heads", "seqlen_q", "num_tiles", "seqlen_k"]
 """Arguments whose value Triton must not compile for."""
 
 
@@ -57,12 +57,13 @@ def prepare(
 
 @triton.jit(do_not_specialize=RUNTIME)
 def convert(
-    DQ_ACC, DQ, dq_b, dq_h, dq_n, num_heads, seqlen_q, num_tiles, scale,
-    BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr,
+    DQ_ACC, DQ, dq_b, dq_h, dq_n, num_heads, seqlen_q, num_tiles, seqlen_k, scale,
+    BLOCK_M: tl.constexpr, COLUMNS: tl.constexpr, CAUSAL: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """dQ = τ times the accumulator, in dQ's dtype, its blocks put in order (``add_dq``).
 
-    Grid: two blocks of 64 x 64 times num_tiles times heads (of all batches).
+    ALONE: rows that see one key have no gradient, to the last bit. Grid: two blocks of 64 x 64 times
+    num_tiles times heads (of all batches).
     """
     block = tl.program_id(0)
     tile, half = block // 2, block % 2
@@ -79,4 +80,10 @@ def convert(
     cols = start_d + tl.arange(0, BLOCK)
     at = tiles.head_at(DQ, batch, dq_b, h, dq_h) + rows.to(tl.int64)[:, None] * dq_n + cols[None, :]
     seen = (rows < seqlen_q)[:, None] & (cols < COLUMNS)[None, :]
-    tl.store(at, tl.reshape(acc, [BLOCK, BLOCK]).to(DQ.dtype.element_ty), mask=seen)
+    dq = tl.reshape(acc, [BLOCK, BLOCK])
+    if ALONE:
+        keys = tl.full([BLOCK], seqlen_k, tl.int32)
+        if CAUSAL:
+            keys = tl.minimum(keys, rows + 1 + (seqlen_k - seqlen_q))
+        dq = tl.where((keys == 1)[:, None], 0.0, dq)
+    tl.store(at, dq.to(DQ.dtype.element_ty), mask=seen)

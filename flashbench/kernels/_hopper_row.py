@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashbench import hopper_configs
+from flashbench.hopper_configs import Tiles
 from flashbench.kernels import Call, Target, _triton, unsupported_features
 from flashbench.kernels._kernels_of import Kernels, why_unfit
 from flashbench.problem import Problem
@@ -18,17 +20,21 @@ if TYPE_CHECKING:
 TAKEN = {"bshd", "deterministic"}
 """Features (``unsupported_features``) that the kernel takes."""
 
+NAME = "flash-v3"
 IO_MODEL = "flash-v3-gluon"
 """Of iomodel.MODELS."""
 
-BACKWARD = Kernels(
-    name="flash-v3",
-    module="_flash_v3",
-    fwd={},
-    bwd={"delta": "delta", "dkdv": "dkdv", "dq": "dq"},
-    taken=TAKEN,
-)
-"""flash-v2's kernels."""
+_PORTABLE = {"delta": "delta", "dkdv": "dkdv", "dq": "dq"}
+"""flash-v2's kernels of the backward."""
+
+
+def backward(problem: Problem) -> Kernels:
+    """Those of flash-v2's kernels that the problem's backward runs: all, dq's or none."""
+    names: Iterable[str] = ("delta", "dq") if problem.deterministic else ()
+    if hopper_configs.why_portable(problem.head_dim, problem.head_dim_v):
+        names = _PORTABLE
+    bwd = {name: _PORTABLE[name] for name in names}
+    return Kernels(name=NAME, module="_flash_v3", fwd={}, bwd=bwd, taken=TAKEN)
 
 
 def prepare(problem: Problem, inputs: Inputs) -> Call:
@@ -36,21 +42,51 @@ def prepare(problem: Problem, inputs: Inputs) -> Call:
 
     Raises UnavailableError where Triton is missing or was imported as an interpreter.
     """
-    q, k, v = inputs.q, inputs.k, inputs.v
-    flash = _triton.load(q.device.type, "_flash_v3")
+    return prepare_tiles(problem, inputs, {})
 
-    def call() -> Tensor:
-        output: Tensor = flash.flash_attention(
-            q, k, v, causal=problem.causal, softmax_scale=problem.softmax_scale
-        )
-        return output
 
+def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
+    """As prepare, with the tiles of config (as ``on_card`` gives them) for the kernels that it names."""
+    call: Call = _call(problem, inputs, config)
     return call
+
+
+def prepare_lse(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any]
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """As prepare_tiles, of a call that returns (o, lse)."""
+    call: Callable[[], tuple[Tensor, Tensor]] = _call(problem, inputs, config, return_lse=True)
+    return call
+
+
+def _call(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any], return_lse: bool = False
+) -> Callable[[], Any]:
+    flash = _triton.load(inputs.q.device.type, "_flash_v3")
+    return partial(
+        flash.flash_attention, inputs.q, inputs.k, inputs.v,
+        causal=problem.causal, softmax_scale=problem.softmax_scale, return_lse=return_lse,
+        tiles=hopper_configs.given(config, choose(problem)), configs=backward(problem).given(config),
+        deterministic=problem.deterministic,
+    )  # fmt: skip
+
+
+def choose(problem: Problem) -> Tiles:
+    """The forward's configuration for the problem."""
+    p = problem
+    return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+
+
+def has(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration leaves the forward's tiles to the table, or is one of this forward."""
+    return "fwd_block_q" not in config or "fwd_q_stages" in config
 
 
 def why_unavailable(target: Target) -> str | None:
     """Why the kernel cannot run on the target, one sentence, or None."""
-    return _why_other(target) or _triton.why_unavailable(target)
+    if reason := _why_other(target) or _triton.why_unavailable(target):
+        return reason
+    return "it has no form that Triton interprets" if _triton.interpreted(target) else None
 
 
 def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
@@ -64,12 +100,12 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
         return reason
     if dims := [dim for dim in (p.head_dim, p.head_dim_v) if dim % 8]:
         return f"head_dim {dims[0]} is not a multiple of 8, as TMA wants"
-    return None if pass_ == "fwd" else BACKWARD.why_unsupported(p, "bwd", target)
+    return None if pass_ == "fwd" else backward(p).why_unsupported(p, "bwd", target)
 
 
 def _why_other(target: Target) -> str | None:
     if target.capability == hopper_configs.CAPABILITY:
-        return "it has no form that Triton interprets" if _triton.interpreted(target) else None
+        return None
     capability = target.capability
     found = "a CPU" if capability is None else f"sm{capability[0]}{capability[1]}"
     return f"it needs an sm90 GPU (H100, H200), this is {found}"
@@ -77,14 +113,19 @@ def _why_other(target: Target) -> str | None:
 
 def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     """Tiles, warps and stages of each kernel of the pass: ``fwd_block_q``, … and which kernels they are."""
-    p = problem
     config: dict[str, Any] = {}
     if pass_ != "bwd":
-        tiles = hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
-        config |= {
-            "fwd_block_q": tiles.block_q, "fwd_block_k": tiles.block_k, "fwd_num_warps": tiles.num_warps,
-            "fwd_num_stages": tiles.stages, "fwd_q_stages": tiles.q_stages,
-        }  # fmt: skip
+        config |= hopper_configs.described(choose(problem))
     if pass_ != "fwd":
-        config |= {**BACKWARD.on_card(p, "bwd", target), "bwd_kernels": "flash-v2"}
+        config |= {**_describe_backward(problem), **backward(problem).on_card(problem, "bwd", target)}
     return config
+
+
+def _describe_backward(problem: Problem) -> Mapping[str, Any]:
+    """Its own kernel's tiles, and ``bwd_kernels``: whose kernels run, and why not all are its own."""
+    p = problem
+    if reason := hopper_configs.why_portable(p.head_dim, p.head_dim_v):
+        return {"bwd_kernels": f"flash-v2: {reason}"}
+    own = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+    dq = ", dq by flash-v2: deterministic" if p.deterministic else ""
+    return {**hopper_configs.described_backward(own), "bwd_kernels": f"{NAME}{dq}"}

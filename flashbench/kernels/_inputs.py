@@ -61,9 +61,10 @@ class Inputs:
 def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
     """Standard normal tensors in the problem's dtype (fp16 for fp8), the same for one seed and device.
 
-    The values of q, k, v and dout do not depend on layout or options. None requires grad.
+    The values of q, k, v and dout do not depend on layout or options. None requires grad. The device
+    meta has no values, only shapes and strides.
     """
-    generator = torch.Generator(device=device).manual_seed(seed)
+    generator = None if device == "meta" else torch.Generator(device=device).manual_seed(seed)
     p, dtype = problem, input_dtype(problem)
 
     def normal(*shape: int, dtype: torch.dtype = dtype) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashbench.flash_configs import MAX_HEAD_DIM, Config, candidates, chosen, math_of, shared_bytes
@@ -46,12 +47,20 @@ class Kernels:
 
     def prepare_tiles(self, problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
         """As prepare, with the tiles of config (as ``describe`` gives them) for the kernels that it names."""
-        return self.call(problem, inputs, config, {})
+        call: Call = self.call(problem, inputs, config, {})
+        return call
+
+    def prepare_lse(
+        self, problem: Problem, inputs: Inputs, config: Mapping[str, Any]
+    ) -> Callable[[], tuple[Tensor, Tensor]]:
+        """As prepare_tiles, of a call that returns (o, lse)."""
+        call: Callable[[], tuple[Tensor, Tensor]] = self.call(problem, inputs, config, {"return_lse": True})
+        return call
 
     def call(
         self, problem: Problem, inputs: Inputs, config: Mapping[str, Any], options: Mapping[str, Any]
-    ) -> Call:
-        """The same, with more arguments of ``flash_attention``."""
+    ) -> Callable[[], Any]:
+        """The same, with more arguments of ``flash_attention``; what it returns."""
         q, k, v = inputs.q, inputs.k, inputs.v
         module = _triton.load(q.device.type, self.module)
         options = {
@@ -61,12 +70,7 @@ class Kernels:
             "configs": self.given(config),
             **options,
         }
-
-        def call() -> Tensor:
-            output: Tensor = module.flash_attention(q, k, v, **options)
-            return output
-
-        return call
+        return partial(module.flash_attention, q, k, v, **options)
 
     def describe(self, problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
         """Tile rows, warps and stages of each kernel of the pass, as ``Implementation.describe``."""

@@ -89,7 +89,7 @@ class Yardstick:
             "dv": self._product(kept_p.mT, dout).sum(1),
         }
         if p.sinks:
-            found["dsinks"] = by_sink.sum(-1)
+            found["dsinks"] = by_sink
         if p.bias and p.bias[2] == "1":
             found["dbias"] = (
                 before_cap.sum(2, keepdim=True) if p.bias[3] == "k" else by_row.sum(-1)[..., None, None]

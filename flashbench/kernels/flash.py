@@ -7,16 +7,18 @@ checked, never timed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench.hopper_configs import CAPABILITY
 from flashbench.kernels import Call, Candidate, Implementation, Target, _hopper_row, _triton
 from flashbench.kernels._kernels_of import Kernels, precompile
-from flashbench.problem import ALIGNMENTS, Cell, Problem
+from flashbench.problem import ALIGNMENTS, Problem
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from flashbench.kernels._inputs import Inputs
 
 TAKEN = {
@@ -41,7 +43,22 @@ def prepare(problem: Problem, inputs: Inputs) -> Call:
 
 def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
     """As ``Kernels.prepare_tiles``, likewise."""
-    options = {
+    call: Call = KERNELS.call(problem, inputs, config, _options(problem, inputs))
+    return call
+
+
+def prepare_lse(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any]
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """As prepare_tiles, of a call that returns (o, lse)."""
+    options = {**_options(problem, inputs), "return_lse": True}
+    call: Callable[[], tuple[Tensor, Tensor]] = KERNELS.call(problem, inputs, config, options)
+    return call
+
+
+def _options(problem: Problem, inputs: Inputs) -> dict[str, Any]:
+    """What the problem asks, as arguments of ``flash_attention``."""
+    return {
         "window": problem.window,
         "top_left": problem.alignment != ALIGNMENTS[0],
         "softcap": problem.softcap,
@@ -56,7 +73,6 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
         "max_seqlen_q": problem.seqlen_q,
         "max_seqlen_k": problem.seqlen_k,
     }
-    return KERNELS.call(problem, inputs, config, options)
 
 
 _V2 = Implementation(
@@ -70,9 +86,14 @@ _V2 = Implementation(
     interpreted=_triton.interpreted,
     precompile=precompile,
     prepare_tiles=prepare_tiles,
+    prepare_lse=prepare_lse,
     on_card=KERNELS.on_card,
     candidates=KERNELS.candidates,
 )
+
+
+_RAN = "ran"
+"""Attribute of a call: the implementation whose kernels it runs."""
 
 
 def _why_not_v3(problem: Problem, target: Target) -> str | None:
@@ -80,55 +101,56 @@ def _why_not_v3(problem: Problem, target: Target) -> str | None:
     return _hopper_row.why_unsupported(problem, "fwd", target)
 
 
+def _runs(problem: Problem, target: Target) -> str | None:
+    return None if _why_not_v3(problem, target) else _hopper_row.NAME
+
+
 def _prepare_best(problem: Problem, inputs: Inputs) -> Call:
-    """As prepare, of flash-v3 where it takes the problem."""
-    call = prepare(problem, inputs)
-    if _why_not_v3(problem, _card_of(inputs)) is None:
-        call = _hopper_row.prepare(problem, inputs)
-        setattr(call, _RAN, _hopper_row.BACKWARD.name)
+    return _prepare_tiles_best(problem, inputs, {})
+
+
+def _prepare_tiles_best(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
+    v3 = _takes_v3(problem, inputs, config)
+    call = (_hopper_row.prepare_tiles if v3 else prepare_tiles)(problem, inputs, config)
+    setattr(call, _RAN, _hopper_row.NAME if v3 else KERNELS.name)
     return call
 
 
-_RAN = "ran"
-"""Attribute of a call: the implementation whose kernels it runs."""
+def _prepare_lse_best(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any]
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    v3 = _takes_v3(problem, inputs, config)
+    return (_hopper_row.prepare_lse if v3 else prepare_lse)(problem, inputs, config)
 
 
-def _card_of(inputs: Inputs) -> Target:
-    import torch
-
+def _takes_v3(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> bool:
+    """Whether flash-v3 runs on the inputs' card, or that of a rehearsal; not with tiles of flash-v2."""
     device = inputs.q.device
-    if device.type != "cuda":
-        return Target()
-    return Target(device=str(device), capability=torch.cuda.get_device_capability(device))
+    capability, _ = _triton.load(device.type, "_call").card(device)
+    here = Target(device="cpu" if capability is None else "cuda", capability=capability)
+    return _why_not_v3(problem, here) is None and _hopper_row.has(config)
 
 
 def _describe_best(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     """As describe, of the kernels that run, with ``kernels``: which, and on sm_90 why not flash-v3."""
+    return _on_card_best(problem, pass_, Target() if _triton.interpreted(target) else target)
+
+
+def _on_card_best(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
+    """The same for a card that need not be here."""
     reason = _why_not_v3(problem, target)
     if reason is None:
-        return {**_hopper_row.on_card(problem, pass_, target), "kernels": _hopper_row.BACKWARD.name}
+        return {**_hopper_row.on_card(problem, pass_, target), "kernels": _hopper_row.NAME}
     there = target.capability == CAPABILITY
     return {
-        **KERNELS.describe(problem, pass_, target),
+        **KERNELS.on_card(problem, pass_, target),
         **({"kernels": f"{KERNELS.name}: {reason}"} if there else {}),
     }
-
-
-def _precompile_best(cells: Sequence[Cell], target: Target) -> None:
-    """As precompile, of the kernels that run."""
-    names = (
-        KERNELS.name if _why_not_v3(cell.problem, target) else _hopper_row.BACKWARD.name for cell in cells
-    )
-    precompile([replace(cell, implementation=name) for cell, name in zip(cells, names, strict=True)], target)
 
 
 def _candidates_best(problem: Problem, pass_: str, target: Target) -> list[Candidate]:
     """As ``Kernels.candidates``; flash-v3 has none: its table was measured as a whole."""
     return KERNELS.candidates(problem, pass_, target) if _why_not_v3(problem, target) else []
-
-
-def _model_of(problem: Problem, pass_: str, target: Target) -> str | None:
-    return None if _why_not_v3(problem, target) else _hopper_row.IO_MODEL
 
 
 IMPLEMENTATIONS = (
@@ -137,11 +159,14 @@ IMPLEMENTATIONS = (
         name="flash",
         summary="the best of the bundled kernels for the card: flash-v3 on sm_90 where it takes the problem",
         prepare=_prepare_best,
+        prepare_tiles=_prepare_tiles_best,
+        prepare_lse=_prepare_lse_best,
         backend=lambda call: getattr(call, _RAN, _V2.name),
         describe=_describe_best,
-        precompile=_precompile_best,
+        on_card=_on_card_best,
         candidates=_candidates_best,
-        io_model_of=_model_of,
+        deterministic=False,
+        runs=_runs,
     ),
     _V2,
 )

@@ -6,8 +6,9 @@ fp8 caches are ``_flash_decode``'s and the command ``decode``'s; here K and V ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from flashbench import decode_configs
@@ -41,6 +42,21 @@ def prepare(problem: Problem, inputs: Inputs) -> Call:
 
 def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
     """As prepare, with the tiles of config as ``describe`` gives them; the lengths are made here, once."""
+    call: Call = _call(problem, inputs, config, return_lse=False)
+    return call
+
+
+def prepare_lse(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any]
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """As prepare_tiles, of a call that returns (o, lse)."""
+    call: Callable[[], tuple[Tensor, Tensor]] = _call(problem, inputs, config, return_lse=True)
+    return call
+
+
+def _call(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any], *, return_lse: bool
+) -> Callable[[], Any]:
     q, k, v = inputs.q, inputs.k, inputs.v
     module = _triton.load(q.device.type, "_flash_decode")
     cache = module.Cache(k=k, v=v, seqused_k=module.Cache(k=k, v=v).lengths())
@@ -52,12 +68,7 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
         split_keys=config.get("split_block_k"),
         config=DecodeConfig(**tiles) if tiles else None,
     )
-
-    def call() -> Tensor:
-        output: Tensor = module.run(q, cache, how)
-        return output
-
-    return call
+    return partial(module.run, q, cache, how, return_lse=return_lse)
 
 
 def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
@@ -142,6 +153,7 @@ IMPLEMENTATIONS = (
         describe=describe,
         interpreted=_triton.interpreted,
         prepare_tiles=prepare_tiles,
+        prepare_lse=prepare_lse,
         on_card=on_card,
         candidates=candidates,
         follows=follows,

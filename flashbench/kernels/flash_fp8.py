@@ -6,7 +6,7 @@ the kernel. It has no backward, as nobody trains through an attention in fp8 (Fl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashbench.flash_configs import FP8_CAPABILITY, Config, choose, shared_bytes
@@ -33,6 +33,18 @@ def prepare(problem: Problem, inputs: Inputs) -> Call:
 
 def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
     """As prepare, with the tiles of config (as ``describe`` gives them) where it has any."""
+    both = _both(problem, inputs, config)
+    return lambda: both()[0]
+
+
+def prepare_lse(
+    problem: Problem, inputs: Inputs, config: Mapping[str, Any]
+) -> Callable[[], tuple[Tensor, Tensor]]:
+    """As prepare_tiles, of a call that returns (o, lse)."""
+    return _both(problem, inputs, config)
+
+
+def _both(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Callable[[], tuple[Tensor, Tensor]]:
     import torch
 
     q, k, v = inputs.q, inputs.k, inputs.v
@@ -48,12 +60,12 @@ def prepare_tiles(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -
         config=Config(*(config[f"fwd_{field}"] for field in TILE)) if config else None,
     )  # fmt: skip
 
-    def call() -> Tensor:
-        o, _ = flash.flash_attention(
+    def call() -> tuple[Tensor, Tensor]:
+        o, lse = flash.flash_attention(
             x, causal=problem.causal, softmax_scale=problem.softmax_scale, out_dtype=q.dtype
         )
         assert isinstance(o, torch.Tensor)
-        return o
+        return o, lse
 
     return call
 
@@ -120,6 +132,7 @@ IMPLEMENTATIONS = (
         precompile=precompile,
         prepared_bytes=prepared_bytes,
         prepare_tiles=prepare_tiles,
+        prepare_lse=prepare_lse,
         on_card=on_card,
         candidates=candidates,
     ),

@@ -30,6 +30,7 @@ IMPLEMENTATIONS = (
         interpreted=_triton.interpreted,
         precompile=precompile,
         prepare_tiles=KERNELS.prepare_tiles,
+        prepare_lse=KERNELS.prepare_lse,
         on_card=KERNELS.on_card,
         candidates=KERNELS.candidates,
     ),

@@ -1,0 +1,296 @@
+"""A covering array of what attention may be asked: each feature alone, and each pair, at several points.
+
+A problem shows some factors: a mask, an option of scores, a dtype, an awkward shape. The array is made
+greedily from a fixed seed, so that one command checks the same problems everywhere. A point is a head dim,
+a dtype and a shape; a pair counts once per point.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from flashbench.block_masks import SIZE
+from flashbench.errors import SpecError
+from flashbench.named_masks import NAMES
+from flashbench.problem import DTYPES, FP8_SCALES, UNLIMITED, Problem
+
+WIDTH = 5
+"""Factors that are turned on together, beside the dtype: more hide which one fails."""
+
+SEED = 5
+FEW_ROWS = 16
+"""Below it the largest error of a row or two is no yardstick for the rounding of fp32, or of dsinks."""
+
+Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """Sizes to draw from. lengths: of queries and keys; groups: query heads per K/V head of GQA."""
+
+    lengths: tuple[int, ...]
+    even_dims: tuple[int, ...]
+    odd_dims: tuple[int, ...]
+    groups: tuple[int, ...]
+    points: int
+
+
+SCALES: Mapping[str, Scale] = {
+    "cuda": Scale(
+        lengths=(1, 3, 63, 64, 65, 113, 127, 128, 129, 255, 511, 1023, 2048),
+        even_dims=(16, 32, 64, 128, 256),
+        odd_dims=(1, 24, 40, 72, 80, 96, 100, 112, 160, 192, 224),
+        groups=(2, 3, 8),
+        points=3,
+    ),
+    "cpu": Scale(lengths=(1, 17, 33, 65), even_dims=(16, 32), odd_dims=(1, 24, 40), groups=(2, 3), points=1),
+}
+"""By kind of device: a GPU, or Triton's interpreter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Factor:
+    """Something that a problem may show. draw(generator, scale, fields so far) -> the fields that show it."""
+
+    name: str
+    shows: Callable[[Problem], bool]
+    draw: Callable[[Random, Scale, Fields], Fields]
+
+
+def _one_of(field: str, *values: Any) -> Callable[[Random, Scale, Fields], Fields]:
+    return lambda generator, scale, fields: {field: generator.choice(values)}
+
+
+def _dtype(name: str) -> Factor:
+    return Factor(name=name, shows=lambda p: p.dtype == name, draw=_one_of("dtype", name))
+
+
+def _odd(generator: Random, scale: Scale, fields: Fields) -> Fields:
+    dim = generator.choice(scale.odd_dims)
+    return {"head_dim": dim, "head_dim_v": dim}
+
+
+def _other_width(generator: Random, scale: Scale, fields: Fields) -> Fields:
+    dims = (*scale.even_dims, *scale.odd_dims)
+    return {"head_dim_v": generator.choice([dim for dim in dims if dim != fields["head_dim"]])}
+
+
+def _other_keys(generator: Random, scale: Scale, fields: Fields) -> Fields:
+    return {"seqlen_k": generator.choice([n for n in scale.lengths if n != fields["seqlen_q"]])}
+
+
+def _gqa(generator: Random, scale: Scale, fields: Fields) -> Fields:
+    heads = generator.choice((1, 2))
+    return {"num_kv_heads": heads, "num_heads": heads * generator.choice(scale.groups)}
+
+
+def _packed(generator: Random, scale: Scale, fields: Fields) -> Fields:
+    """Sequences of other lengths beside the one there is, an empty one, and where keys differ no keys."""
+    same = fields["seqlen_q"] == fields["seqlen_k"]
+    more = [[generator.choice(scale.lengths[:-1]) for _ in range(1 if same else 2)] for _ in range(2)]
+    lengths = [
+        (fields["seqlen_q"], fields["seqlen_k"]),
+        (0, 0 if same else 5),
+        *((x[0], x[-1]) for x in more),
+    ]
+    lengths += [] if same else [(3, 0)]
+    generator.shuffle(lengths)
+    longest = (max(side) for side in zip(*lengths, strict=True))
+    return {
+        "lengths": tuple(lengths),
+        "batch": len(lengths),
+        "seqlen_q": next(longest),
+        "seqlen_k": next(longest),
+    }
+
+
+def _masked(generator: Random, scale: Scale, fields: Fields) -> Fields:
+    """A named mask; inside a single block only some hide anything."""
+    longest = max(fields["seqlen_q"], fields["seqlen_k"])
+    names = (*NAMES, "random:0.5") if longest > SIZE else ("causal", "document")
+    return {"block_mask": generator.choice(names)}
+
+
+FACTORS = {
+    row.name: row
+    for row in (
+        # shapes first: what follows may depend on them
+        Factor(
+            name="odd head dim",
+            shows=lambda p: p.head_dim & (p.head_dim - 1) != 0 or p.head_dim < 8,
+            draw=_odd,
+        ),
+        Factor(name="head_dim_v", shows=lambda p: p.head_dim_v != p.head_dim, draw=_other_width),
+        Factor(
+            name="seqlen_k",
+            shows=lambda p: any(q != k for q, k in p.lengths or ((p.seqlen_q, p.seqlen_k),)),
+            draw=_other_keys,
+        ),
+        Factor(name="gqa", shows=lambda p: p.group > 1, draw=_gqa),
+        Factor(name="varlen", shows=lambda p: bool(p.lengths), draw=_packed),
+        Factor(name="bshd", shows=lambda p: p.layout == "bshd", draw=_one_of("layout", "bshd")),
+        Factor(
+            name="causal",
+            shows=lambda p: p.causal and p.alignment == "bottom-right",
+            draw=lambda *_: {"causal": True, "alignment": "bottom-right"},
+        ),
+        Factor(
+            name="top-left",
+            shows=lambda p: p.causal and p.alignment == "top-left",
+            draw=lambda *_: {"causal": True, "alignment": "top-left"},
+        ),
+        Factor(
+            name="window",
+            shows=lambda p: p.window != (UNLIMITED, UNLIMITED),
+            draw=_one_of("window", (20, 9), (33, UNLIMITED), (UNLIMITED, 5), (7, 50), (0, 0)),
+        ),
+        Factor(
+            name="block-mask",
+            shows=lambda p: bool(p.block_mask),
+            draw=_masked,
+        ),
+        Factor(name="softcap", shows=lambda p: p.softcap > 0, draw=_one_of("softcap", 0.7, 5.0, 30.0)),
+        Factor(name="alibi", shows=lambda p: p.alibi, draw=_one_of("alibi", True)),
+        Factor(
+            name="bias",
+            shows=lambda p: bool(p.bias),
+            draw=_one_of("bias", "bhqk", "1hqk", "b1qk", "11qk", "bh1k", "111k", "bhq1", "1111"),
+        ),
+        Factor(name="sinks", shows=lambda p: p.sinks, draw=_one_of("sinks", True)),
+        Factor(name="dropout", shows=lambda p: p.dropout_p > 0, draw=_one_of("dropout_p", 0.1, 0.5)),
+        Factor(
+            name="deterministic", shows=lambda p: p.deterministic, draw=_one_of("deterministic", True)
+        ),
+        Factor(
+            name="fp8-scale", shows=lambda p: bool(p.fp8_scale), draw=_one_of("fp8_scale", *FP8_SCALES)
+        ),
+        Factor(name="hadamard", shows=lambda p: p.hadamard, draw=_one_of("hadamard", True)),
+        *map(_dtype, DTYPES),
+    )
+}  # fmt: skip
+"""Every factor by name, in the order that they are drawn in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array:
+    """The problems; features and pairs that each stand at ``points`` points or more."""
+
+    problems: tuple[Problem, ...]
+    covered: frozenset[frozenset[str]]
+    points: int
+
+
+def shown(problem: Problem) -> frozenset[str]:
+    """The factors that a problem shows."""
+    return frozenset(row.name for row in FACTORS.values() if row.shows(problem))
+
+
+def point(problem: Problem) -> tuple[Any, ...]:
+    """What makes a second place to look at: head dims, dtype, lengths, heads and batch."""
+    p = problem
+    shape = p.batch, p.num_heads, p.num_kv_heads, p.seqlen_q, p.seqlen_k, p.lengths
+    return p.head_dim, p.head_dim_v, p.dtype, *shape
+
+
+def sets(names: Iterable[str]) -> Iterator[frozenset[str]]:
+    """Each of the names and each pair of them."""
+    names = sorted(names)
+    for size in (1, 2):
+        yield from map(frozenset, itertools.combinations(names, size))
+
+
+def array(
+    takes: Callable[[Problem], bool], scale: Scale, dtypes: Collection[str] = tuple(DTYPES), seed: int = SEED
+) -> Array:
+    """Problems that together show each factor alone and each pair at scale.points points or more.
+
+    takes: whether a problem can be checked; what it never takes (a pair that excludes each other) is not in
+    the array. The same arguments give the same problems.
+    """
+    return _Search(takes, scale, dtypes, seed).run()
+
+
+class _Search:
+    def __init__(
+        self, takes: Callable[[Problem], bool], scale: Scale, dtypes: Collection[str], seed: int
+    ) -> None:
+        self.takes = takes
+        self.scale = scale
+        self.dtypes = [name for name in DTYPES if name in dtypes]
+        self.generator = Random(seed)
+        self.problems: dict[Problem, None] = {}
+        self.seen: dict[frozenset[str], set[tuple[Any, ...]]] = {}
+
+    def run(self) -> Array:
+        names = [name for name in FACTORS if name not in DTYPES or name in self.dtypes]
+        possible = [one for one in sets(names) if self._drawn(one) is not None]
+        self.seen = {one: set() for one in possible}
+        for one in possible:
+            if len(one) == 1:
+                for _ in range(self.scale.points):
+                    self._keep(self._drawn(one))
+        for one in possible:
+            tries = 0
+            while len(self.seen[one]) < self.scale.points and tries < 50:
+                tries += 1
+                self._keep(self._wide(one))
+        points = self.scale.points
+        covered = frozenset(one for one, found in self.seen.items() if len(found) >= points)
+        return Array(problems=tuple(self.problems), covered=covered, points=points)
+
+    def _wide(self, pair: frozenset[str]) -> Problem | None:
+        """A problem that shows the pair, and others with which it shows pairs that are still wanted."""
+        wanted = {one for one, found in self.seen.items() if len(found) < self.scale.points}
+        names = set(pair)
+        while len(names - DTYPES.keys()) < WIDTH:
+            gains = {
+                name: sum(frozenset((name, other)) in wanted for other in names)
+                for name in FACTORS
+                if name not in names and all(frozenset((name, other)) in self.seen for other in names)
+            }
+            best = max(gains.values(), default=0)
+            if not best:
+                break
+            names.add(self.generator.choice([name for name, gain in gains.items() if gain == best]))
+        return self._drawn(names) or self._drawn(pair)
+
+    def _keep(self, problem: Problem | None) -> None:
+        if problem is None or problem in self.problems:
+            return
+        self.problems[problem] = None
+        for one in sets(shown(problem)):
+            if one in self.seen:
+                self.seen[one].add(point(problem))
+
+    def _drawn(self, names: Collection[str]) -> Problem | None:
+        """A problem that shows the names and, but for a dtype, nothing more; None where none is taken."""
+        dtypes = [name for name in names if name in DTYPES] or self.generator.sample(
+            self.dtypes, len(self.dtypes)
+        )
+        for dtype in dtypes:
+            try:
+                problem = Problem(**self._fields({*names, dtype}))
+            except SpecError:
+                continue
+            if shown(problem) == {*names, dtype} and self.takes(problem):
+                return problem
+        return None
+
+    def _fields(self, names: Collection[str]) -> Fields:
+        generator, scale = self.generator, self.scale
+        heads, dim = generator.choice((1, 2, 3)), generator.choice(scale.even_dims)
+        few = {"fp32", "tf32", "sinks"}.isdisjoint(names)
+        sizes = replace(scale, lengths=tuple(n for n in scale.lengths if few or n >= FEW_ROWS))
+        length = generator.choice(sizes.lengths)
+        fields: Fields = {
+            "batch": generator.choice((1, 2)), "num_heads": heads, "num_kv_heads": heads,
+            "seqlen_q": length, "seqlen_k": length, "head_dim": dim, "head_dim_v": dim, "causal": False,
+        }  # fmt: skip
+        for name, row in FACTORS.items():
+            if name in names:
+                fields |= row.draw(generator, sizes, fields)
+        return fields
