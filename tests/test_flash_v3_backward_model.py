@@ -141,7 +141,8 @@ def run(shape: tuple[int, ...], causal: bool, width: int, **changes) -> None:
         kernels.backward, len(table[0]), *boxes[:4],
         *(model.Descriptor(x.view(-1), [ROWS]) for x in (lse_2, sums)), model.Descriptor(acc, [128, 32]),
         *boxes[4:], model.Pointer([entry for row in table for entry in row]), walk.tiles, kv_heads, group,
-        seqlen_q, seqlen_k, len(acc), scale * math.log2(math.e), scale, width, tiles.stages, tiles.ds_stages,
+        seqlen_q, seqlen_k, len(acc), scale * math.log2(math.e), scale,
+        tiles.block_q, KEYS, width, tiles.stages, tiles.ds_stages,
         tiles.kv_stages, tiles.lag, causal, True, tiles.early_dv, tiles.rotate, tiles.held, 240, 24,
     )  # fmt: skip
     dq = in_order(acc, rows, width)[..., :seqlen_q, :dim] * scale

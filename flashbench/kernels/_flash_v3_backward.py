@@ -113,6 +113,7 @@ def _prepare(plan: Plan, saved: Saved, do: Tensor, filled: tuple[Tensor | None, 
     options = {
         "BLOCK_M": plan.config.block_q, "DIM": 0 if acc is None else plan.width, "DIM_V": o.shape[3],
         "WIDEST": WIDEST, "WIDE": any(KEYS * x.stride(2) >= 2**31 for x in (o, do)), "num_warps": 4,
+        "enable_fp_fusion": True,
     }  # fmt: skip
     return Launch("v3_prepare", rows_kernels.prepare, plan.tiles, args, options)
 
@@ -122,7 +123,7 @@ def _convert(plan: Plan, saved: Saved, acc: Tensor, dq: Tensor, call: Call) -> L
     args = acc, dq, *dq.stride()[:3], *plan.rows, saved.k.shape[2], call.scale
     options = {
         "BLOCK_M": plan.config.block_q, "COLUMNS": dq.shape[3], "CAUSAL": call.causal,
-        "ALONE": saved.dlse is None, "num_warps": 4,
+        "ALONE": saved.dlse is None, "num_warps": 4, "enable_fp_fusion": True,
     }  # fmt: skip
     return Launch("v3_convert", rows_kernels.convert, 2 * plan.tiles, args, options)
 
@@ -180,7 +181,8 @@ class Plan:
             *(descriptor(x, [1, 1, ROWS, width], dtype) for x in (dk, dv)),
         )
         constants = {
-            "D": width, "STAGES": config.stages, "DS_STAGES": config.ds_stages,
+            "BLOCK_M": block, "BLOCK_N": KEYS, "D": width,
+            "STAGES": config.stages, "DS_STAGES": config.ds_stages,
             "KV_STAGES": config.kv_stages, "LAG": config.lag, "CAUSAL": causal, "ADDS_DQ": not deterministic,
             "EARLY_DV": config.early_dv, "ROTATE": config.rotate, "HELD": config.held,
             "REGISTERS": 240, "PRODUCER_REGISTERS": 24,

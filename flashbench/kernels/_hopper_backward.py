@@ -238,9 +238,10 @@ def produce(
 @gluon.jit(do_not_specialize=["tiles", "heads", "group", "seqlen_q", "seqlen_k", "outside"])
 def backward(
     Q, DO, K, V, LSE, DELTA, DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
-    D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
-    LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr, EARLY_DV: gl.constexpr,
-    ROTATE: gl.constexpr, HELD: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    DS_STAGES: gl.constexpr, KV_STAGES: gl.constexpr, LAG: gl.constexpr, CAUSAL: gl.constexpr,
+    ADDS_DQ: gl.constexpr, EARLY_DV: gl.constexpr, ROTATE: gl.constexpr, HELD: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV, and dQ added to its accumulator. Grid: as many programs as the table has columns.
 
@@ -249,7 +250,8 @@ def backward(
     tile after tile; LSE in powers of two, infinite for rows that see no key. DQ: (lines, 32), see ``add_dq``;
     ``outside``: a line after the last. heads: of K/V. unit: the scores' scale, in powers of two; scale: dK's.
     """
-    SUBS: gl.constexpr = 2 if D == ROWS else 1
+    SUBS: gl.constexpr = BLOCK_M // ROWS
+    gl.static_assert(BLOCK_N == one.KEYS, "a tile of keys is two warpgroups'")
     gl.static_assert(SUBS * D == 2 * ROWS, "dQ of a tile is one 64 x 64 block per warpgroup")
     gl.static_assert(DS_STAGES * SUBS * ROWS >= 2 * D, "a warpgroup's dS must have room for its dK and dV")
     gl.static_assert(DS_STAGES > LAG, "a tile's dS must outlive the product that is issued LAG tiles later")
