@@ -8,6 +8,7 @@ where it was not imported as an interpreter.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -146,9 +147,7 @@ def compile_each(
     pool = ProcessPoolExecutor(
         workers,
         mp_context=get_context("spawn"),
-        # Ctrl-C goes to every process of a terminal; this one alone answers it
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
+        initializer=_begin_worker,
     )
     try:
         futures = [pool.submit(compile_one, task, inspect) for task in tasks]
@@ -159,6 +158,13 @@ def compile_each(
                 yield Compiled(task, error=f"the compiling process died: {error}")
     finally:
         pool.shutdown(cancel_futures=True)  # an interrupt waits for what is being compiled, no more
+
+
+def _begin_worker() -> None:
+    # Ctrl-C goes to every process of a terminal; the one that asked alone answers it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # without tearing the interpreter down, over which Triton 3.9 reports leaks of its Gluon compiler
+    atexit.register(os._exit, 0)
 
 
 def compile_one(task: Task, inspect: bool = False) -> Compiled:
