@@ -109,7 +109,8 @@ def backward_launches(
 def _prepare(plan: Plan, saved: Saved, do: Tensor, filled: tuple[Tensor | None, ...]) -> Launch:
     """What fills LSE in powers of two and delta, and clears the accumulator, if there is one."""
     o, acc = unit_stride(saved.o), filled[-1]
-    args = (o, do, saved.lse, saved.dlse, *filled, *o.stride()[:3], *do.stride()[:3], *plan.rows)
+    dlse = None if saved.dlse is None else saved.dlse.contiguous()
+    args = (o, do, saved.lse, dlse, *filled, *o.stride()[:3], *do.stride()[:3], *plan.rows)
     options = {
         "BLOCK_M": plan.config.block_q, "DIM": 0 if acc is None else plan.width, "DIM_V": o.shape[3],
         "WIDEST": WIDEST, "WIDE": any(KEYS * x.stride(2) >= 2**31 for x in (o, do)), "num_warps": 4,
