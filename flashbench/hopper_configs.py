@@ -38,6 +38,12 @@ class Tiles:
     ahead: bool = False
 
     @property
+    def name(self) -> str:
+        """Short text that tells it from others of its head dim."""
+        numbers = f"{self.warpgroups}w.n{self.block_k}.s{self.stages}.q{self.q_stages}"
+        return numbers + ".pingpong" * self.pingpong + ".ahead" * self.ahead
+
+    @property
     def block_q(self) -> int:
         """Rows of queries of a program's tile."""
         return ROWS * self.warpgroups
