@@ -39,7 +39,12 @@ class Tiles:
     q_stages: int = 2
     pingpong: bool = False
     o_shared: bool = False
-    ahead: bool = False
+
+    @property
+    def name(self) -> str:
+        """Short text that tells it from others of its head dim."""
+        numbers = f"{self.warpgroups}w.n{self.block_k}.s{self.stages}.q{self.q_stages}"
+        return numbers + ".pingpong" * self.pingpong
 
     @property
     def block_q(self) -> int:
@@ -73,15 +78,17 @@ _LONG = Tiles(q_stages=1)
 _192 = Tiles(block_k=64, q_stages=1)
 _256 = Tiles(block_k=64, q_stages=1, o_shared=True)
 TABLE = (
-    # 64, 128 and 256 timed on an H100 SXM with Triton 3.6; 96 and 192 checked on it, cut as their neighbours
-    Row(64, False, 512, Tiles()),
-    Row(64, False, _ANY, _THREE),
-    Row(64, True, 4096, Tiles()),
+    # TFLOP/s in fp16 on an H100 SXM with Triton 3.6 (reports/h100-sxm/tuning/flash-v3.json), of the next best
+    # in brackets; 96 and 192 are cut as their neighbours
+    Row(64, False, 512, Tiles()),  # 331 (333)
+    Row(64, False, _ANY, _THREE),  # at 2048 419 (420 with q_stages=1, 387 with two warpgroups)
+    Row(64, True, 4096, Tiles()),  # at 512 221
     Row(64, True, _ANY, _THREE),
+    Row(128, False, 512, replace(_LONG, pingpong=True)),  # 459 (450)
     Row(128, False, _ANY, _LONG),
-    Row(128, True, _ANY, Tiles()),
+    Row(128, True, _ANY, Tiles()),  # at 512 291 (282)
     *(Row(192, causal, _ANY, _192) for causal in (False, True)),
-    *(Row(256, causal, _ANY, _256) for causal in (False, True)),
+    *(Row(256, causal, _ANY, _256) for causal in (False, True)),  # at 512 472 without a mask
 )
 
 

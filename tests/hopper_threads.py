@@ -1,4 +1,4 @@
-"""A model of what flash-v3's backward asks of Hopper: its three roles as threads over torch tensors.
+"""A model of what flash-v3's kernels ask of Hopper: their roles as threads over torch tensors.
 
 A child process runs it, with modules in Triton's place: mbarriers with their phases and bytes, TMA that loads
 as soon as it is asked and stores as late as it may, products that read their operands as late as they may,
@@ -8,6 +8,7 @@ not meet its other side an error. What it does not know: layouts, and the machin
 
 from __future__ import annotations
 
+import importlib
 import math
 import random
 import sys
@@ -104,11 +105,25 @@ class Descriptor:
 
 
 class Pointer:
-    def __init__(self, data: list[int], at: int = 0) -> None:
+    def __init__(self, data: Any, at: Any = 0) -> None:
         self.data, self.at = data, at
 
-    def __add__(self, n: int) -> Pointer:
+    def __add__(self, n: Any) -> Pointer:
         return Pointer(self.data, self.at + n)
+
+
+class Number(int):
+    """What is loaded: Triton's numbers have a type."""
+
+    def __floordiv__(self, other: int) -> Number:
+        return Number(int(self) // other)
+
+    def to(self, dtype: torch.dtype) -> Number:
+        return self
+
+
+class Typed(Tensor):
+    type = types.SimpleNamespace(layout=None)
 
 
 class Layout:
@@ -216,6 +231,14 @@ def _specialize(roles: list[tuple[Callable[..., None], tuple[Any, ...]]], warps:
         raise errors[0]
 
 
+def _store_where(pointer: Pointer, x: Tensor, mask: Tensor) -> None:
+    pointer.data[pointer.at[mask]] = x[mask]
+
+
+def _mask(s: Tensor, last: Tensor, columns: int) -> Tensor:
+    return s.masked_fill(torch.arange(columns) > last[:, None], -math.inf)
+
+
 def _mask_before(s: Tensor, first: Tensor, columns: int) -> Tensor:
     return s.masked_fill(torch.arange(columns) < first[:, None], -math.inf)
 
@@ -233,8 +256,12 @@ def _itself(x: Any = None, **options: Any) -> Any:
     return x if x is not None else _itself
 
 
-def install() -> Any:
-    """The backward kernel's module over this model, in a process that has not imported Triton."""
+def _holds(condition: bool, message: str) -> None:
+    assert condition, message
+
+
+def install(module: str) -> Any:
+    """The module of a kernel over this model, in a process that has not imported Triton."""
     gluon = "triton.experimental.gluon"
     for name in ("triton", "triton.experimental"):
         _module(name)
@@ -243,11 +270,13 @@ def install() -> Any:
         f"{gluon}.language", constexpr=_itself, float32=torch.float32, int64=torch.int64, int32=torch.int32,
         NVMMADistributedLayout=Layout, NVMMASharedLayout=Layout, SliceLayout=Layout, DotOperandLayout=Layout,
         num_programs=lambda axis: _LAUNCH["programs"], program_id=lambda axis: _LAUNCH["program"],
-        load=lambda pointer: pointer.data[pointer.at], maximum=max,
+        load=lambda pointer: Number(pointer.data[pointer.at]), store=_store_where, maximum=max, minimum=min,
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         arange=lambda start, end, layout: torch.arange(start, end), where=torch.where, exp2=torch.exp2,
         convert_layout=lambda x, layout: x.clone(), reshape=torch.reshape, permute=torch.permute,
-        static_range=range, static_assert=lambda holds, message: None,
+        static_range=range, static_assert=_holds, max=torch.amax, sum=torch.sum, log2=torch.log2,
+        full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype),
+        broadcast=torch.broadcast_tensors,
         allocate_shared_memory=_allocate, warp_specialize=_specialize,
     )  # fmt: skip
     _module(f"{gluon}.language._core", builtin=_itself, _unwrap_if_constexpr=_itself)
@@ -266,12 +295,15 @@ def install() -> Any:
     _module("triton._C.libtriton", ir=None)
     _module("triton.runtime")
     _module("triton.runtime.jit", constexpr_function=_itself)
-    from flashbench.kernels import _hopper_asm, _hopper_backward, _hopper_backward_tiles
+    from flashbench.kernels import _hopper_asm, _hopper_backward_tiles, _hopper_tiles
 
-    _hopper_asm.mask_before = _mask_before
+    _hopper_asm.mask, _hopper_asm.mask_before = _mask, _mask_before
     _hopper_backward_tiles.tma_add = _add
     _hopper_backward_tiles.retiled = lambda memory, shape, layout: memory.reshape(shape)
-    return _hopper_backward
+    _hopper_asm.rescale = lambda acc, alpha, columns: acc * alpha[:, None]
+    partial_sums = _hopper_tiles.partial_sums
+    _hopper_tiles.partial_sums = lambda p, columns: partial_sums(p, columns).as_subclass(Typed)
+    return importlib.import_module(f"flashbench.kernels.{module}")
 
 
 def launch(kernel: Any, programs: int, *args: Any) -> None:

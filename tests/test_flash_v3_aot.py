@@ -48,13 +48,13 @@ def tiles_of(task: _compile.Task) -> hopper_configs.Tiles:
     return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
 
 
-CORE = [ask(TABLE[1], 64), ask(TABLE[5], 128, "fp16")]
+CORE = [ask(TABLE[1], 64), ask(TABLE[6], 128, "fp16")]
 OTHERS = [
     *(ask(row, row.max_dim) for row in TABLE),
     *(ask(row, 96) for row in TABLE if row.max_dim == 128),
-    ask(TABLE[6], 192, head_dim_v=128),
-    ask(TABLE[9], 256, head_dim_v=64),
-    ask(TABLE[8], 64, head_dim_v=256),
+    ask(TABLE[7], 192, head_dim_v=128),
+    ask(TABLE[10], 256, head_dim_v=64),
+    ask(TABLE[9], 64, head_dim_v=256),
     ask(TABLE[4], 80, head_dim_v=24, num_kv_heads=16),
 ]
 

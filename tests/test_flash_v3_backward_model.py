@@ -108,7 +108,7 @@ def run(shape: tuple[int, ...], causal: bool, width: int, **changes) -> None:
     import hopper_threads as model
     import torch
 
-    kernels = model.install()
+    kernels = model.install("_hopper_backward")
     from flashbench.hopper_configs import KEYS, ROWS, BackwardTiles
     from flashbench.kernels import _hopper_schedule as schedule
 

@@ -21,10 +21,11 @@ HANG_S = 120
 """Long enough to compile all that one group runs."""
 
 SHAPES = [
-    # batch, num_heads, num_kv_heads, seqlen_q, seqlen_k: whole tiles, ragged ones, rows without keys, groups
+    # batch, num_heads, num_kv_heads, seqlen_q, seqlen_k: whole tiles, ragged ones, rows without keys, groups,
+    # many tiles for each program whose diagonal is none of theirs
     (2, 4, 4, 512, 512), (2, 3, 3, 113, 257), (1, 4, 2, 1, 300), (2, 2, 2, 257, 113), (1, 2, 2, 1000, 1000),
     (1, 8, 2, 640, 1537), (3, 5, 5, 64, 64), (1, 1, 1, 1, 1), (1, 2, 2, 333, 2048), (2, 16, 4, 1536, 1536),
-    (1, 2, 1, 2049, 2049), (40, 16, 16, 128, 96), (1, 2, 2, 700, 64),
+    (1, 2, 1, 2049, 2049), (40, 16, 16, 128, 96), (1, 2, 2, 700, 64), (8, 16, 4, 640, 769),
 ]  # fmt: skip
 DIMS = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256), (64, 256), (256, 64)]
 

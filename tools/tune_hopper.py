@@ -33,17 +33,16 @@ TOKENS, WIDTH = 16384, 2048
 HANG_S = 60
 WARM_MS, SAMPLE_MS, ROUNDS = 10, 40, 5
 
-_TWO, _AHEAD = Tiles(), Tiles(stages=3, ahead=True)
-_AHEAD3 = Tiles(warpgroups=3, block_k=64, stages=4, ahead=True)
+_TWO = Tiles()
 _THREE = Tiles(warpgroups=3)
 _256 = Tiles(block_k=64, q_stages=1, o_shared=True)
-_D64 = (_TWO, _THREE, replace(_THREE, q_stages=1), _AHEAD, replace(_AHEAD, q_stages=1), _AHEAD3)
+_D64 = (_TWO, _THREE, replace(_THREE, q_stages=1))
 _D128 = replace(_TWO, q_stages=1)
 VARIANTS = {
     (64, False): _D64,
     (64, True): _D64,
-    (128, False): (_TWO, _D128, replace(_D128, pingpong=True), Tiles(block_k=64, stages=3, ahead=True)),
-    (128, True): (_TWO, _D128, Tiles(block_k=64, stages=3, ahead=True)),
+    (128, False): (_TWO, _D128, replace(_D128, pingpong=True)),
+    (128, True): (_TWO, _D128),
     (256, False): (_256,),
     (256, True): (_256,),
 }
@@ -65,13 +64,9 @@ Where FlashAttention-4 cannot be run, its figure is its share of cuDNN's there, 
 SHAPES = [
     (2, 4, 4, 512, 512), (2, 3, 3, 113, 257), (1, 4, 2, 1, 300), (2, 2, 2, 257, 113), (1, 8, 2, 640, 1537),
     (1, 1, 1, 1, 1), (2, 16, 4, 1536, 1536), (1, 2, 1, 2049, 2049), (40, 16, 16, 128, 96), (1, 2, 2, 700, 64),
+    (8, 16, 4, 640, 769),
 ]  # fmt: skip
 """batch, num_heads, num_kv_heads, seqlen_q, seqlen_k of the checks."""
-
-
-def name(tiles: Tiles) -> str:
-    words = [f"{tiles.warpgroups}w", f"n{tiles.block_k}", f"s{tiles.stages}", f"q{tiles.q_stages}"]
-    return ".".join([*words, *(word for word in ("pingpong", "ahead") if getattr(tiles, word))])
 
 
 def exact(q, k, v, causal: bool):
@@ -125,7 +120,7 @@ def right(cases: list[tuple[int, bool, Tiles]], parallel: int = 10) -> Iterator[
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             running[case] = process, time.monotonic()
         for case, (process, started) in list(running.items()):
-            said = f"d{case[0]} {'causal' if case[1] else 'full'} {name(case[2])}"
+            said = f"d{case[0]} {'causal' if case[1] else 'full'} {case[2].name}"
             if process.poll() is None:
                 if time.monotonic() - started < HANG_S:
                     continue
@@ -163,7 +158,7 @@ def cell(dim: int, causal: bool, seqlen: int, variants: list[Tiles]) -> dict[str
     calls: dict[str, Callable[[], object]] = {"sdpa-cudnn": cudnn}
     for tiles in variants:
         options = {"causal": causal, "scale": dim**-0.5, "tiles": tiles}
-        calls[name(tiles)] = lambda options=options: flash.forward(q, k, v, **options)
+        calls[tiles.name] = lambda options=options: flash.forward(q, k, v, **options)
     samples: dict[str, list[float]] = {one: [] for one in calls}
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         once = {}
@@ -180,9 +175,7 @@ def cell(dim: int, causal: bool, seqlen: int, variants: list[Tiles]) -> dict[str
     peer = max(fa4, tflops["sdpa-cudnn"])
     row = {"head_dim": dim, "causal": causal, "seqlen": seqlen, "samples_ms": samples, "tflops": tflops,
            "fa4_scaled": fa4, "best_peer": peer}  # fmt: skip
-    ours = " ".join(
-        f"{one} {x:.0f} ({x / peer:.2f})" for one, x in tflops.items() if one in map(name, variants)
-    )
+    ours = " ".join(f"{one} {x:.0f} ({x / peer:.2f})" for one, x in tflops.items() if one != "sdpa-cudnn")
     mask = "causal" if causal else "full"
     print(f"d{dim} {mask} {seqlen:5d} cudnn {tflops['sdpa-cudnn']:.0f} fa4~ {fa4:.0f} | {ours}", flush=True)
     return row
@@ -208,8 +201,8 @@ def summary(rows: list[dict]) -> None:
     table = []
     for row in rows:
         chosen = hopper_configs.choose(row["head_dim"], row["head_dim"], row["causal"], row["seqlen"])
-        if name(chosen) in row["tflops"]:
-            table.append(over(row, name(chosen)))
+        if chosen.name in row["tflops"]:
+            table.append(over(row, chosen.name))
     print("the table's choice:", geomean(table), flush=True)
 
 
@@ -259,7 +252,7 @@ def document(good: list[tuple[int, bool, Tiles]], rows: list[dict]) -> dict[str,
     return {
         "device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__,
         "cudnn": torch.backends.cudnn.version(), "dtype": "fp16",
-        "configurations": {name(tiles): asdict(tiles) for *_, tiles in good}, "rows": rows,
+        "configurations": {tiles.name: asdict(tiles) for *_, tiles in good}, "rows": rows,
     }  # fmt: skip
 
 

@@ -34,7 +34,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from flashbench.kernels import _hopper_asm as asm
 from flashbench.kernels import _hopper_tiles as one
-from flashbench.kernels._hopper_ahead import consume as ahead_consume
 
 ROWS = one.ROWS
 
@@ -57,10 +56,11 @@ def consume(
     HALF: gl.constexpr = K0S.dtype
     IN_FLIGHT: gl.constexpr = 2 if E1 > 0 else 1
     AFTER: gl.constexpr = (NUM_WG - 1 - WG) * ROWS
-    gl.static_assert(AFTER < BLOCK_N * STAGES, "a stage that is passed over must not wait for one in use")
-    SKIPS: gl.constexpr = (
-        CAUSAL and AFTER > 0 and not PINGPONG
-    )  # taking turns, all go the same number of rounds
+    # taking turns, all go the same number of rounds
+    SKIPS: gl.constexpr = CAUSAL and AFTER > 0 and not PINGPONG
+    gl.static_assert(
+        AFTER <= BLOCK_N * (STAGES - 1), "a tile that is passed over must not wait for one in use"
+    )
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
     total_blocks = gl.load(TABLE)
@@ -138,13 +138,19 @@ def consume(
         next_p, alpha, top = one.softmax(s, top, unit)
         total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + one.partial_sums(next_p, BLOCK_N)
         next_p = next_p.to(HALF)
-        # the end of a basic block here keeps ptxas from waiting for P V before the exponentials
-        mbarrier.wait(VFULL.index(stage), phase)
+        # The end of a basic block here keeps ptxas from waiting for P V before the exponentials. K's barrier,
+        # complete already, serves where V may be to come to the very place that P V reads: tiles passed over.
+        if SKIPS:
+            mbarrier.wait(KFULL.index(stage), phase)
+        else:
+            mbarrier.wait(VFULL.index(stage), phase)
         if E1 > 0:
             acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
         else:
             acc0, p = warpgroup_mma_wait(0, [acc0, p])
         mbarrier.arrive(VEMPTY.index(before))
+        if SKIPS:
+            mbarrier.wait(VFULL.index(stage), phase)
         if new:
             one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, old_entry, tiles, heads,
                        WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
@@ -166,93 +172,6 @@ def consume(
     one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads,
                WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
     tma.store_wait(0)
-
-
-@gluon.jit
-def consumer(
-    Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-    O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit,
-    WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
-    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
-    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, AHEAD: gl.constexpr,
-):  # fmt: skip
-    if AHEAD:
-        ahead_consume(
-            Q0S,
-            Q1S,
-            K0S,
-            K1S,
-            V0S,
-            V1S,
-            O0S,
-            O1S,
-            QFULL,
-            QEMPTY,
-            KFULL,
-            KEMPTY,
-            VFULL,
-            VEMPTY,
-            O0,
-            O1,
-            LSE,
-            TABLE,
-            tiles,
-            heads,
-            seqlen_q,
-            seqlen_k,
-            unit,
-            WG,
-            NUM_WG,
-            BLOCK_N,
-            D0,
-            D1,
-            E0,
-            E1,
-            STAGES,
-            Q_STAGES,
-            O_SHARED,
-            CAUSAL,
-            PINGPONG,
-        )
-    else:
-        consume(
-            Q0S,
-            Q1S,
-            K0S,
-            K1S,
-            V0S,
-            V1S,
-            O0S,
-            O1S,
-            QFULL,
-            QEMPTY,
-            KFULL,
-            KEMPTY,
-            VFULL,
-            VEMPTY,
-            O0,
-            O1,
-            LSE,
-            TABLE,
-            tiles,
-            heads,
-            seqlen_q,
-            seqlen_k,
-            unit,
-            WG,
-            NUM_WG,
-            BLOCK_N,
-            D0,
-            D1,
-            E0,
-            E1,
-            STAGES,
-            Q_STAGES,
-            O_SHARED,
-            CAUSAL,
-            PINGPONG,
-        )
 
 
 @gluon.jit
@@ -327,7 +246,7 @@ def forward(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, AHEAD: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
@@ -360,12 +279,12 @@ def forward(
     fence_async_shared()
     if NUM_WG == 2:
         gl.warp_specialize([
-            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
-            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
@@ -373,15 +292,15 @@ def forward(
         ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
-            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
-            (consumer, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+            (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, AHEAD)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
