@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,8 +48,7 @@ class PlannedLaunch(Launch):
         self.made.compiled(self)[(self.programs, 1, 1)](*self.args, *self.made.constants.values())
 
 
-@dataclass(frozen=True)
-class Laid:
+class Laid(NamedTuple):
     """Where the elements of a tensor are, in elements."""
 
     shape: tuple[int, ...]
