@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import starmap
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,8 +119,7 @@ class PlannedLaunch(Launch):
         self.plan.compiled(self.args)[(self.programs, 1, 1)](*self.args, *self.plan.constants.values())
 
 
-@dataclass(frozen=True)
-class Laid:
+class Laid(NamedTuple):
     """Where the elements of a tensor (batch, heads, rows, columns) are, in elements."""
 
     shape: tuple[int, ...]
