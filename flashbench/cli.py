@@ -16,11 +16,15 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from flashbench._cli import baseline
+from flashbench._cli.bisect import EXIT_ABORT, bisect
 from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
 from flashbench._cli.compare import compare
 from flashbench._cli.decode import decode
 from flashbench._cli.doctor import doctor
+from flashbench._cli.gate import gate
+from flashbench._cli.history import history
 from flashbench._cli.io_model import io_model
 from flashbench._cli.kv_cache import kv_cache
 from flashbench._cli.list import list_
@@ -48,6 +52,10 @@ app.command("tune")(tune)
 app.command("check")(check)
 app.command("compare")(compare)
 app.command("noise")(noise)
+app.command("gate")(gate)
+app.add_typer(baseline.app, name="baseline")
+app.command("history")(history)
+app.command("bisect")(bisect)
 app.command("profile")(profile)
 app.command("report")(report)
 app.command("list")(list_)
@@ -98,7 +106,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         from flashbench import console
 
         console.error(problem)
-        code = problem.exit_code
+        # git bisect run takes every code below 125 for a bad commit
+        code = EXIT_ABORT if arguments[:1] == ["bisect"] else problem.exit_code
     except BrokenPipeError:
         _drop_stdout()
         code = EXIT_BROKEN_PIPE

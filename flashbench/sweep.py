@@ -313,12 +313,18 @@ def load_config(path: str | Path) -> dict[str, str | bool]:
     (naming the nearest known one), a key given in both spellings and a value of a wrong type.
     """
     where = f"--config {units.quoted(path, 400)}"
+    return options_of(read_toml(path), where, OPTIONS)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table of a file of --config. Raises UsageError where it cannot be read or is not TOML in UTF-8."""
+    where = f"--config {units.quoted(path, 400)}"
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
         if len(data) > MAX_CONFIG_BYTES:
             raise UsageError(f"{where}: too large; accepted: at most {MAX_CONFIG_BYTES} bytes of TOML")
-        table = tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: not UTF-8 (byte {error.start}); accepted: a TOML file") from None
     except tomllib.TOMLDecodeError as error:
@@ -326,14 +332,18 @@ def load_config(path: str | Path) -> dict[str, str | bool]:
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{where}: {reason}; accepted: a TOML file that can be read") from None
+
+
+def options_of(table: Mapping[str, Any], where: str, known: Collection[str]) -> dict[str, str | bool]:
+    """The options of a TOML table by name, unparsed. known: those that it may hold. Raises UsageError."""
     raw: dict[str, str | bool] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
-        if name not in OPTIONS:
-            close = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.5)
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             nearest = f"; did you mean {close[0]!r}?" if close else ""
             raise UsageError(
-                f"{where}: key {units.quoted(key)} is not known{nearest} (accepted: {', '.join(OPTIONS)})"
+                f"{where}: key {units.quoted(key)} is not known{nearest} (accepted: {', '.join(known)})"
             )
         if name in raw:
             raise UsageError(f"{where}: key {key!r} stands twice (dash, underscore); accepted: one of them")

@@ -42,8 +42,9 @@ LAYERS = [
         "decoding",
         "tuned",
         "tuning",
+        "gating",
     },
-    {"metrics", "table", "whatif", "compared", "judge"},
+    {"metrics", "table", "whatif", "compared", "judge", "baselines"},
     {"console", "report"},
     {"cli", "_cli", "__main__"},
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,9 +44,7 @@ def noise(
     from flashbench.judge import load_side, profile
 
     names = _metrics(metric)
-    path = None if out is None else Path(out)
-    if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-        raise UsageError(f"--out {out!r}: not a file in a folder that exists; accepted: a file to write")
+    path = None if out is None else options.file_to_write(out, "--out")
     side = load_side(runs, "RUNS")
     found = _profile(side, names)
     path = path or profile.path_for(found.device)

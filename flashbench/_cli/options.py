@@ -185,6 +185,25 @@ def settle(names: Iterable[str], target: Target) -> None:
         kernels.get(name).why_unavailable(target)
 
 
+def file_to_write(text: str, option: str) -> Path:
+    """The path of an option that names a file. Raises UsageError for a folder, or where there is none."""
+    from pathlib import Path
+
+    path = Path(text)
+    if not text.strip() or path.is_dir() or not path.resolve().parent.is_dir():
+        raise UsageError(f"{option} {text!r}: not a file in a folder that exists; accepted: a file to write")
+    return path
+
+
+def write(path: Path, text: str, option: str) -> None:
+    """Write a file of an option. Raises UsageError where the disk refuses."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{option} {str(path)!r}: {reason}; accepted: a file that can be written") from None
+
+
 def one_format(json: bool, csv: bool) -> None:
     """Raise UsageError where both formats are asked for."""
     if json and csv:
