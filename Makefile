@@ -5,6 +5,7 @@
 #   make test-full   the fast tier and the long suites
 #   make test-oldest the kernel tests on the oldest supported Triton
 #   make lint        ruff and mypy
+#   make baseline    what the exact gate holds changes to, from the code as it is: commit the result on purpose
 #
 # TORCH=…  another torch: a version (TORCH=2.11.0), a wheel (TORCH=./torch-….whl) or a requirement.
 
@@ -19,7 +20,7 @@ TORCH_REQUIREMENT := $(if $(shell echo '$(TORCH)' | grep -E '^[0-9]'),torch==$(T
 # PYTHONPATH of a caller must not leak another package set into the tests
 export PYTHONPATH :=
 
-.PHONY: run test test-full test-oldest lint clean
+.PHONY: run test test-full test-oldest lint baseline clean
 
 run: $(VENV)/.run-installed
 	$(BIN)/flashbench run $(ARGS)
@@ -37,6 +38,10 @@ lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+baseline: $(VENV)/.test-installed
+	$(BIN)/flashbench gate --config configs/ci-static.toml --out $(VENV)/gate.json
+	$(BIN)/flashbench baseline save $(VENV)/gate.json --name ci-static --store configs/baselines
 
 clean:
 	rm -rf $(VENV)

@@ -26,8 +26,11 @@ EXPECTED = {
     "check": GRID,
     "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
     "--known --import --arch --gpu --trace-limit --detail --by-kernel --tuned --out",
-    "compare": "--metric --warn --fail --noise --floor --allow --fail-on --by --all --output --markdown "
-    "--json --csv --quiet",
+    "gate": "--config --out --quiet",
+    "history": "--metric --cells --warn --noise --all --json --csv --quiet",
+    "bisect": "--base --baseline --store --metric --fail --noise --allow --runs",
+    "compare": "--baseline --store --metric --warn --fail --noise --floor --allow --fail-on --by --all "
+    "--output --markdown --json --csv --quiet",
     "noise": "--metric --out --json --csv --quiet",
     "report": "--output --quiet",
     "list": "--json --csv",

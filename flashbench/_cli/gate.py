@@ -28,7 +28,7 @@ def gate(
     config: Annotated[
         str,
         typer.Option(
-            help="TOML file with tables [static], [trace], [model], [check]: the options of their grids.",
+            help="TOML file with tables static, trace, model and check: the options of their grids.",
             metavar="FILE",
         ),
     ],

@@ -214,7 +214,7 @@ def _exact(
     worse = after - before if measure.better != "higher" else before - after
     worse = abs(worse) if measure.better == "same" else worse
     change = worse / abs(before) if before else math.copysign(math.inf, worse) if worse else 0.0
-    reason = f"{before:g}, now {after:g} {measure.unit}".rstrip()
+    reason = f"{before:.15g}, now {after:.15g} {measure.unit}".rstrip()
     if worse == 0 or abs(worse) < floor or abs(change) <= warn:
         verdict, reason = "same", "equal" if worse == 0 else reason
     else:
