@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flashbench._cli import baseline
-from flashbench._cli.bisect import EXIT_ABORT, bisect
+from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
 from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
 from flashbench._cli.compare import compare
@@ -106,8 +106,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         from flashbench import console
 
         console.error(problem)
-        # git bisect run takes every code below 125 for a bad commit
-        code = EXIT_ABORT if arguments[:1] == ["bisect"] else problem.exit_code
+        code = problem.exit_code
     except BrokenPipeError:
         _drop_stdout()
         code = EXIT_BROKEN_PIPE
@@ -121,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = UsageError.exit_code
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    if arguments[:1] == ["bisect"] and EXIT_BAD < code < EXIT_SKIP:
+        code = EXIT_ABORT  # git would take it for a bad commit
     sys.exit(code)
 
 

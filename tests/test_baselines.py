@@ -25,6 +25,14 @@ def baseline(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, 
     return int(stop.value.code or 0), said.out, said.err
 
 
+def test_every_option_of_every_subcommand_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("save", "list", "show", "promote"):
+        code, out, _ = baseline(capsys, name, "--help")
+        assert (code, "--store" in out, "--quiet" in out) == (0, True, True)
+    code, _, err = baseline(capsys)
+    assert (code, "missing command" in err) == (EXIT_USAGE, True)
+
+
 def test_what_is_saved_is_found_by_device_and_environment(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
