@@ -86,7 +86,8 @@ def decode(
     names = {name: value for name, value in locals().items() if isinstance(value, str)}
     given = {name: names[name] for name in DEFAULTS if name in names}
     options.one_format(json, csv)
-    path, number, configurations = _file(out), _seed(given), None if tuned is None else Path(tuned)
+    path = None if out is None else options.out_file(out)
+    number, configurations = _seed(given), None if tuned is None else Path(tuned)
     from flashbench import console, environment, sweep
 
     asked = sweep.OPTIONS["device"].parse
@@ -106,9 +107,8 @@ def decode(
 
         from flashbench import decoding
 
-        path.write_text(
-            json_.dumps(console.raw_value(decoding.document(rows, target, copy))) + "\n", encoding="utf-8"
-        )
+        document = console.raw_value(decoding.document(rows, target, copy))
+        options.write_out(path, json_.dumps(document) + "\n")
     hidden = ("samples_s", "clocks")
     shown = [{name: value for name, value in row.items() if name not in hidden} for row in rows]
     columns = _columns(rows, raw=json or csv)
@@ -216,16 +216,6 @@ def _seed(given: Mapping[str, str]) -> int:
     from flashbench import units
 
     return units.parse_int(given.get("seed", "0"), "--seed", minimum=0)
-
-
-def _file(out: str | None) -> Path | None:
-    """The file to write, refused before anything runs. Raises UsageError."""
-    if out is None:
-        return None
-    path = Path(out)
-    if not out.strip() or path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"--out {out!r}: not a file in a folder that is there; accepted: a file to write")
-    return path
 
 
 def _columns(rows: Sequence[Mapping[str, Any]], *, raw: bool) -> list[Column]:

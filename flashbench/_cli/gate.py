@@ -44,7 +44,7 @@ def gate(
     """
     from flashbench import console, sweep
 
-    path = options.file_to_write(out, "--out")
+    path = options.out_file(out)
     plan = plan_of(sweep.read_toml(config), f"--config {config!r}")
     from flashbench import gating, kernels
     from flashbench.kernels import Target
@@ -53,7 +53,7 @@ def gate(
         kernels.get(name).why_unavailable(Target())
     with console.progress(plan.steps, quiet=quiet) as tick:
         document = gating.document(plan, tick)
-    options.write(path, text_of(document), "--out")
+    options.write_out(path, text_of(document))
     if not quiet:
         said = ", ".join(f"{len(document[part])} of {part}" for part in gating.PARTS)
         console.note(f"{path}: rows: {said}; Triton {document['triton']}")

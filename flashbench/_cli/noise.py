@@ -44,7 +44,7 @@ def noise(
     from flashbench.judge import load_side, profile
 
     names = _metrics(metric)
-    path = None if out is None else options.file_to_write(out, "--out")
+    path = None if out is None else options.out_file(out)
     side = load_side(runs, "RUNS")
     found = _profile(side, names)
     path = path or profile.path_for(found.device)

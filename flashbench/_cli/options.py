@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +17,6 @@ import typer
 from flashbench.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from flashbench.kernels import Target
     from flashbench.tuned import Tuned as TunedFile
 
@@ -185,23 +184,21 @@ def settle(names: Iterable[str], target: Target) -> None:
         kernels.get(name).why_unavailable(target)
 
 
-def file_to_write(text: str, option: str) -> Path:
-    """The path of an option that names a file. Raises UsageError for a folder, or where there is none."""
-    from pathlib import Path
-
+def out_file(text: str) -> Path:
+    """The file of --out, refused before anything runs if it cannot be one. Raises UsageError."""
     path = Path(text)
-    if not text.strip() or path.is_dir() or not path.resolve().parent.is_dir():
-        raise UsageError(f"{option} {text!r}: not a file in a folder that exists; accepted: a file to write")
+    if not text.strip() or path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"--out {text!r}: not a file in a folder that is there; accepted: a file to write")
     return path
 
 
-def write(path: Path, text: str, option: str) -> None:
-    """Write a file of an option. Raises UsageError where the disk refuses."""
+def write_out(path: Path, text: str) -> None:
+    """Write the file of --out. Raises UsageError where the disk refuses."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         reason = error.strerror or error
-        raise UsageError(f"{option} {str(path)!r}: {reason}; accepted: a file that can be written") from None
+        raise UsageError(f"--out {str(path)!r}: {reason}; accepted: a file that can be written") from None
 
 
 def one_format(json: bool, csv: bool) -> None:

@@ -135,7 +135,7 @@ def resolve(line: Mapping[str, str], *, dry_run: bool) -> Request:
     asked = tuning.Options(
         seed=typed.get("seed", 0), budget_s=_budget(line.get("budget")), per_kernel=_per_kernel(line)
     )
-    out = _file(line.get("out"))
+    out = _free(line["out"]) if "out" in line else None
     if dry_run:
         return Request(cases=cases, target=_card(line), options=asked, out=None)
     target = environment.target(typed.get("device"))
@@ -150,7 +150,7 @@ def resolve(line: Mapping[str, str], *, dry_run: bool) -> Request:
     for name in sorted(names):
         if reason := kernels.get(name).why_unavailable(target):
             raise UnavailableError(f"{name}: {reason}")
-    return Request(cases=cases, target=target, options=asked, out=_free(out or _default(target)))
+    return Request(cases=cases, target=target, options=asked, out=out or _free(_default(target)))
 
 
 def _cells(line: Mapping[str, str]) -> list[Case]:
@@ -221,22 +221,18 @@ def _card(line: Mapping[str, str]) -> Target:
     return here if here.capability is not None else target_of(ANY_CARD)
 
 
-def _file(text: str | None) -> Path | None:
-    return None if text is None else _free(Path(text), text)
-
-
-def _free(path: Path, text: str | None = None) -> Path:
-    """The path, refused before anything runs if it cannot be written anew. Raises UsageError."""
-    label = f"--out {str(path) if text is None else text!r}"
-    if not str(path).strip() or text == "" or path.is_dir() or not path.absolute().parent.is_dir():
-        raise UsageError(f"{label}: not a file in a folder that is there; accepted: a file to write")
+def _free(text: str) -> Path:
+    """The file of --out, refused before anything runs if it cannot be written anew. Raises UsageError."""
+    path = options.out_file(text)
     if path.exists():
-        raise UsageError(f"{label}: exists and is not overwritten; accepted: a file that is not there yet")
+        raise UsageError(
+            f"--out {text!r}: exists and is not overwritten; accepted: a file that is not there yet"
+        )
     return path
 
 
-def _default(target: Target) -> Path:
-    return Path(f"tuned-{re.sub(r'[^a-z0-9]+', '-', target.name.lower()).strip('-')}.json")
+def _default(target: Target) -> str:
+    return f"tuned-{re.sub(r'[^a-z0-9]+', '-', target.name.lower()).strip('-')}.json"
 
 
 def _tune(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
