@@ -1,6 +1,7 @@
 # The only set-up that a fresh machine needs: each target makes .venv where there is none.
 #
 #   make run         measure the default grid on whatever this machine has; prints where the report is
+#   make gate        what repeats exactly (registers, spills, traced bytes, …) against the committed baseline
 #   make test        the fast tier (what CI runs on every change)
 #   make test-full   the fast tier and the long suites
 #   make test-oldest the kernel tests on the oldest supported Triton
@@ -20,7 +21,7 @@ TORCH_REQUIREMENT := $(if $(shell echo '$(TORCH)' | grep -E '^[0-9]'),torch==$(T
 # PYTHONPATH of a caller must not leak another package set into the tests
 export PYTHONPATH :=
 
-.PHONY: run test test-full test-oldest lint baseline clean
+.PHONY: run test test-full test-oldest lint gate measured-exactly baseline clean
 
 run: $(VENV)/.run-installed
 	$(BIN)/flashbench run $(ARGS)
@@ -39,8 +40,14 @@ lint: $(VENV)/.test-installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-baseline: $(VENV)/.test-installed
+gate: measured-exactly
+	$(BIN)/flashbench compare $(VENV)/gate.json --baseline configs/baselines/ci-static --fail-on changed || \
+		{ echo "If this is meant: make baseline, and commit configs/baselines" >&2; exit 1; }
+
+measured-exactly: $(VENV)/.test-installed
 	$(BIN)/flashbench gate --config configs/ci-static.toml --out $(VENV)/gate.json
+
+baseline: measured-exactly
 	$(BIN)/flashbench baseline save $(VENV)/gate.json --name ci-static --store configs/baselines
 
 clean:

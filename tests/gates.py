@@ -6,9 +6,27 @@ import os
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
+BASELINE = ROOT / "configs" / "baselines" / "ci-static"
+OLDEST_OF_BASELINES = (3, 9)
+
+
+def _why_no_baseline() -> str:
+    """Why none is kept for this Triton, or empty."""
+    try:
+        version = metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return "needs Triton"
+    older = tuple(map(int, version.split(".")[:2])) < OLDEST_OF_BASELINES
+    return f"no baseline is kept for Triton {version}" if older else ""
+
+
+with_baseline = pytest.mark.skipif(bool(_why_no_baseline()), reason=_why_no_baseline() or "there is one")
 
 
 def copy_of_the_package(folder: Path, file: str, changes: dict[str, str]) -> Path:

@@ -46,7 +46,7 @@ def test_what_is_saved_is_found_by_device_and_environment(
         assert (found, "torch: 2.11 on the base side, 2.12" in err) == (code, torch == "2.12")
     other = written(tmp_path / "o.jsonl", [cell(2e-3)], torch="2.11", device_name="NVIDIA H200")
     code, _, err = run(capsys, other, "--baseline", "main")
-    assert (code, "has none of NVIDIA H200 (torch 2.11)" in err) == (EXIT_UNDECIDED, True)
+    assert (code, "holds nothing of NVIDIA H200 (torch 2.11)" in err) == (EXIT_UNDECIDED, True)
     folder = next((tmp_path / "store").glob("main/*/torch-2.10"))
     assert run(capsys, str(tmp_path / "n2.10.jsonl"), "--baseline", str(folder))[0] == EXIT_GATE
 

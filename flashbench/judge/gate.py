@@ -31,7 +31,7 @@ def read(path: Path, document: Mapping[str, Any]) -> Run:
         kind=KIND,
         cells=cells,
         measures=tuple(measure.name for part in GATE if document[part] for measure in GATE[part]),
-        conditions={"device": "none"},
+        conditions={"device": static.ANY_DEVICE},
         versions={name: str(document[name]) for name in ("triton", "flashbench")},
     )
 
