@@ -16,7 +16,7 @@ from importlib import metadata
 from types import ModuleType
 
 from flashbench.errors import UnavailableError
-from flashbench.kernels import Target
+from flashbench.kernels import Target, _interpreter
 
 VARIABLE = "TRITON_INTERPRET"
 OLDEST = (3, 6)
@@ -60,6 +60,8 @@ def why_unavailable(target: Target) -> str | None:
         importlib.import_module("triton.language")
     except Exception as error:  # a broken installation raises whatever it likes
         return why_broken(error)
+    if _imported_interpreted():
+        _interpreter.hasten()
     return _why_wrong_mode(target, version)
 
 
