@@ -12,11 +12,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from attention import FEATURES, featured, problem, run
+from tiers import chosen, tiers
 
 from flashbench import flash_configs, kernels
 from flashbench._profilers import sass
@@ -85,21 +85,13 @@ SPARSE = sparse((9, 0), 128)
 MORE_SPARSE = [*sparse((8, 0), 128), *sparse((9, 0), 64), *sparse((10, 0), 64)]
 
 
-def tiers(fast: list[_compile.Task], slow: list[_compile.Task]) -> list[Any]:
-    return [*fast, *(pytest.param(task, marks=pytest.mark.slow) for task in slow)]
-
-
 def name(task: _compile.Task) -> str:
     return f"{task.kernel} sm{task.capability[0]}{task.capability[1]} {task.problem.key}"
 
 
 @pytest.fixture(scope="module")
 def compiled(request: pytest.FixtureRequest) -> dict[_compile.Task, _compile.Compiled]:
-    """What the tests of this module that were chosen ask for."""
-    chosen = (item for item in request.session.items if getattr(item, "module", None) is request.module)
-    params = (item.callspec.params for item in chosen if hasattr(item, "callspec"))
-    tasks = dict.fromkeys(found["task"] for found in params if "task" in found)
-    return {done.task: done for done in _compile.compile_all(list(tasks), inspect=True)}
+    return {done.task: done for done in _compile.compile_all(chosen(request, "task"), inspect=True)}
 
 
 @pytest.mark.parametrize("task", tiers(TASKS, MORE), ids=name)

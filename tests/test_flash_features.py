@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import tiers
 from torch import Tensor
 
 from flashbench import kernels
@@ -143,10 +144,7 @@ def cases() -> list[Any]:
     chosen = [(mask, (one,), n) for n, (mask, one) in enumerate(itertools.product(MASKS, SCORES))]
     for mask, first in (("full", 0), ("left window", 1)):
         chosen += [(mask, pair, n + first) for n, pair in enumerate(itertools.combinations(SCORES, 2))]
-    return [
-        *((mask, (), n) for mask in MASKS for n in range(2)),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in chosen),
-    ]
+    return tiers(((mask, (), n) for mask in MASKS for n in range(2)), chosen)
 
 
 @pytest.mark.parametrize(("mask", "features", "number"), cases(), ids=str)
