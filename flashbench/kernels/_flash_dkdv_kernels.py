@@ -49,7 +49,7 @@ def _dkdv_tiles(
         q = tiles.load(tiles.at(Q, start_m, q_n), q_n, left, BLOCK_M, DIM, WIDEST, MASKED, WIDE)
         if EARLY:
             do = tiles.load(tiles.at(DO, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, MASKED, WIDE)
-        lse = flash.load_rows(LSE + start_m, left, BLOCK_M, MASKED, float("inf"))
+        lse = flash.load_lse(LSE + start_m, left, BLOCK_M, MASKED, BIAS)
         s = tiles.dot_t(k, q, PRECISION)
         if SCORED:
             s, t = scores.score(

@@ -187,8 +187,17 @@ def load_rows(X, left, ROWS: tl.constexpr, MASKED: tl.constexpr, OTHER: tl.const
 
 
 @triton.jit
+def load_lse(LSE, left, ROWS: tl.constexpr, MASKED: tl.constexpr, BIAS):
+    """lse of ROWS rows; inf, which makes p 0, where there is no row or a bias of -inf hides all its keys."""
+    lse = load_rows(LSE, left, ROWS, MASKED, float("inf"))
+    if BIAS is not None:
+        lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    return lse
+
+
+@triton.jit
 def probabilities(s, lse, unit, EXACT: tl.constexpr):
-    """exp(unit * s - lse); lse is inf for rows that do not exist."""
+    """exp(unit * s - lse)."""
     if EXACT:
         p = tiles.exp(s * unit - lse)
     else:
@@ -234,7 +243,7 @@ def backward_dq(
     row = tiles.head_at(0, batch, l_b, h, l_h) + first_q + start_m
     q = tiles.load(Q, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
     do = tiles.load(DO, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
-    lse = load_rows(LSE + row, left, BLOCK_M, True, float("inf"))
+    lse = load_lse(LSE + row, left, BLOCK_M, True, BIAS)
     delta = load_rows(DELTA + row, left, BLOCK_M, True, 0.0)
     rows = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
@@ -304,6 +313,8 @@ def backward_dq(
             pk = tiles.add_dot(pk, p, k, PRECISION)
     if REFINE:
         norm = tl.where(sum_p > 0.0, 1.0 / tl.where(sum_p > 0.0, sum_p, 1.0), 1.0)
+        if BIAS is not None:
+            norm = tl.where(lse < float("inf"), norm, 0.0)  # of a hidden row p is not 0, but tiny
         dq = tiles.times(tiles.less(dq, tiles.times(pk, sum_ds[:, None])), norm[:, None])
         tl.store(NORM + row + rows, norm, mask=rows < left)
         tl.store(DELTA + row + rows, delta + sum_ds, mask=rows < left)

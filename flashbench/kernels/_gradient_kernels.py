@@ -73,7 +73,7 @@ def backward_dbias(
             flash.of_head(SLOPES, h), diagonal, flash.bias_at(BIAS, batch, b_b, h, b_h), b_m, b_n,
             CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
         )  # fmt: skip
-        lse = flash.load_rows(LSE + row, left, BLOCK_M, True, float("inf"))
+        lse = flash.load_lse(LSE + row, left, BLOCK_M, True, BIAS)
         p = flash.probabilities(s, lse[:, None], 1.0, EXACT)
         seen = scores.visible(start_m + r, start_n + c, seqlen_k, low, high, LOWER, UPPER)
         if SLOTS is not None:
