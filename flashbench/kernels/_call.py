@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, widest, with_bias
+from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, register_limit, widest, with_bias
 from flashbench.kernels import _flash_kernels as kernels
 from flashbench.kernels._block_mask import DeviceMask
 
@@ -104,6 +104,7 @@ class Call:
         """The configuration, and the launch options and compile-time constants that follow from it."""
         config = self.config(name, q, v)
         tallest = max(config.block_q, config.block_k)
+        limit = register_limit(name, config, self.math(q), max(q.shape[-1], v.shape[-1]), card(q.device)[0])
         return config, {
             "BLOCK_M": config.block_q,
             "BLOCK_N": config.block_k,
@@ -121,6 +122,7 @@ class Call:
             "EXACT": q.element_size() == 4,
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
+            **({} if limit is None else {"maxnreg": limit}),
             "enable_fp_fusion": True,  # off by default from Triton 3.10 on: an operation more per score
         }
 
