@@ -91,6 +91,22 @@ def input_bytes(problem: Problem, pass_: str) -> int:
 
 def needs_bytes(cell: Cell, target: Target) -> int:
     """Most device memory alive while the cell is checked and measured, as far as it is modelled."""
+    return together_bytes([cell], target)
+
+
+def together_bytes(cells: Sequence[Cell], target: Target) -> int:
+    """The same of cells of one problem that are all kept ready while they are timed in turns."""
+    problem = cells[0].problem
+    parts = [_call_bytes(cell, target) for cell in cells]
+    held, extra = [one for one, _ in parts], [other for _, other in parts]
+    pairs = problem.batch * problem.num_heads * problem.seqlen_q * problem.seqlen_k
+    check = min(CHECK_BYTES[target.type], 3 * 8 * pairs)
+    # the check of the last one runs beside what the others hold
+    return resident_bytes(problem) + max(sum(held) + max(extra), sum(held[:-1]) + check)
+
+
+def _call_bytes(cell: Cell, target: Target) -> tuple[int, int]:
+    """What prepare and the forward keep for a call, and what one call needs beside."""
     problem, pass_ = cell.problem, cell.pass_
     implementation = kernels.get(cell.implementation)
     inputs, output = _input_bytes(problem), _output_bytes(problem)
@@ -102,10 +118,7 @@ def needs_bytes(cell: Cell, target: Target) -> int:
         backward = _estimate(implementation, problem, "bwd")
         held = output + (forward.saved_bytes if forward else 0)
         extra = backward.extra_bytes if backward else inputs
-    call = held + extra + implementation.prepared_bytes(problem, pass_, target)
-    pairs = problem.batch * problem.num_heads * problem.seqlen_q * problem.seqlen_k
-    check = min(CHECK_BYTES[target.type], 3 * 8 * pairs)
-    return resident_bytes(problem) + max(call, check)
+    return held + implementation.prepared_bytes(problem, pass_, target), extra
 
 
 def _estimate(implementation: Implementation, problem: Problem, pass_: str) -> iomodel.Estimate | None:

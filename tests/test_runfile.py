@@ -13,7 +13,7 @@ from attention import problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flashbench import runfile, runner
+from flashbench import record_json, runfile, runner
 from flashbench.errors import RunFileError, UsageError
 from flashbench.problem import PASSES, Cell
 from flashbench.record import FLAGS, STATUSES, Accuracy, Memory, Record, Samples
@@ -80,15 +80,15 @@ def records(draw: st.DrawFn) -> Record:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records())
 def test_a_record_reads_back_as_it_was_written(record: Record) -> None:
-    line = json.dumps(runfile.record_to_json(record), allow_nan=False)
-    assert runfile.record_from_json(json.loads(line)) == record
+    line = json.dumps(record_json.record_to_json(record), allow_nan=False)
+    assert record_json.record_from_json(json.loads(line)) == record
 
 
 def test_a_row_from_before_energy_counters_and_trace_has_none() -> None:
-    value = runfile.record_to_json(done(cells(1)[0]))
+    value = record_json.record_to_json(done(cells(1)[0]))
     for name in ("energy", "counters", "trace"):
         del value[name]
-    assert runfile.record_from_json(value) == done(cells(1)[0])
+    assert record_json.record_from_json(value) == done(cells(1)[0])
     assert done(cells(1)[0]).trace is None
 
 
