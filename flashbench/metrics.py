@@ -203,7 +203,7 @@ def _cycles(row: Row) -> float | None:
     if samples is None or len(clocks) != len(samples.samples_s) or not all(clocks):
         return None
     pairs = zip(samples.samples_s, clocks, strict=True)
-    return statistics.median(seconds * clock * 1e6 for seconds, clock in pairs)
+    return float(statistics.median(seconds * clock * 1e6 for seconds, clock in pairs))
 
 
 METRICS = (

@@ -14,20 +14,17 @@ from flashbench._profilers.clocks import Clocks, open_clocks
 from flashbench._profilers.energy import measure_energy
 from flashbench._profilers.flush import Flush
 from flashbench._profilers.gpm import measure as measure_gpm
-from flashbench._profilers.methods import METHODS, Candidate, time_together
+from flashbench._profilers.methods import Candidate, time_together
 from flashbench._profilers.overheads import measure_overheads
-from flashbench._profilers.rounds import BURST, SUSTAINED, Setting, Timing
+from flashbench._profilers.rounds import Setting, Timing
 from flashbench._profilers.steadiness import drifted, multimodal
 from flashbench._profilers.stopping import Policy
 from flashbench._profilers.timeline import Timeline, backend_of, timeline
 from flashbench._profilers.trace import Launch, Moved, trace
 
 __all__ = [
-    "BURST",
     "CPU_POLICY",
     "GPU_POLICY",
-    "METHODS",
-    "SUSTAINED",
     "Candidate",
     "Clocks",
     "Flush",

@@ -33,6 +33,10 @@ FLAGS = {
 """Marks on a row that was timed; they stand apart from the status."""
 
 
+TIMINGS = ("auto", "events", "graph", "cupti")
+"""How a call may be asked to be timed; ``auto`` is events, and graph where launching is the limit."""
+LOADS = ("burst", "sustained")
+"""What a sample follows: a chip that no cap holds back, or the same call until its clock has settled."""
 FLUSH = "read"
 """How the L2 is made cold now: a buffer is read, so that no dirty line is left."""
 FLUSH_BEFORE = "write"

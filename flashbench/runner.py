@@ -23,7 +23,7 @@ from flashbench._runner.entry import Entry, How, Shared, does_not_fit
 from flashbench._runner.outcomes import duration, what, why_wrong
 from flashbench.kernels import Target
 from flashbench.problem import Cell, Problem
-from flashbench.record import Record, Samples
+from flashbench.record import LOADS, Record, Samples
 
 __all__ = ["OnProgress", "OnRecord", "RunOptions", "run_cells", "unworried", "what", "why_wrong"]
 
@@ -41,7 +41,7 @@ class RunOptions:
     cache: ``cold`` or ``hot``. seed: of the random inputs. time: False checks and does not time.
     time_budget_s: cells that have not started by then are skipped. call_limit_s: a single call that
     takes longer is a ``timeout``. energy: also measure joules per call, a second or more per cell.
-    timing: one of profilers.METHODS. load: ``burst`` or ``sustained``. seed is that of the rounds' order too.
+    timing: one of record.TIMINGS. load: ``burst`` or ``sustained``. seed is that of the rounds' order too.
     environment: as from ``environment.collect``, collected if None. tuned: configurations in place of the
     tables'.
     """
@@ -53,7 +53,7 @@ class RunOptions:
     call_limit_s: float = 60.0
     energy: bool = False
     timing: str = "auto"
-    load: str = profilers.BURST
+    load: str = LOADS[0]
     policy: profilers.Policy | None = None
     environment: Mapping[str, Any] | None = None
     tuned: tuned.Tuned | None = None
@@ -68,8 +68,8 @@ def run_cells(
 ) -> dict[str, float]:
     """Measure the cells in the order given, neighbours of the same work together.
 
-    on_record gets the records of a group, in order, before the next group starts. Returns wall_s of it all and
-    of it precompile_s; what each cell took is in its record.
+    on_record gets the records of a group, in order, before the next group starts. Returns wall_s of it
+    all and of it precompile_s; what each cell took is in its record.
     """
     start = time.perf_counter()
     run = _Run(target, options)

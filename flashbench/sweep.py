@@ -20,6 +20,7 @@ from typing import Any
 from flashbench import features, units
 from flashbench.errors import SpecError, UsageError
 from flashbench.problem import ALIGNMENTS, DTYPES, MAX_SEQLEN, PASSES, Cell, Problem
+from flashbench.record import LOADS, TIMINGS
 
 MAX_CELLS = 100_000
 MAX_HEAD_DIM = 65536
@@ -30,8 +31,6 @@ CAUSAL: Mapping[str, tuple[bool | str, ...]] = {
 }  # fmt: skip
 """Values of the axis: False, True (bottom-right) and top-left."""
 CACHES = ("cold", "hot")
-TIMINGS = ("auto", "events", "graph", "cupti")
-LOADS = ("burst", "sustained")
 EXCLUSIVE = (
     ("batch", "tokens"), ("heads", "hidden"), ("json", "csv"), ("quiet", "verbose"),
     ("varlen", "seqlens"), ("varlen", "seqlens_k"), ("varlen", "batch"), ("varlen", "tokens"),

@@ -29,7 +29,8 @@ PROBLEM_COLUMNS = (
 
 IDENTITY_COLUMNS = (
     "run", "implementation", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags", "backend",
-    "config", "tuned", "cache", "method", "load", "flush", "device", "not_counted", "not_traced", "band_missed",
+    "config", "tuned", "cache", "method", "load", "flush", "device", "not_counted", "not_traced",
+    "band_missed",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""

@@ -78,6 +78,8 @@ def test_passes_timed_in_unlike_ways_or_too_short_are_not_added_up() -> None:
     assert said(cell("fwd+bwd"), at(9e-3, method="graph"), times=earlier) == []
     assert said(cell("fwd+bwd"), at(9e-3, load="sustained"), times=earlier) == []
     assert said(cell("fwd+bwd", name="sdpa"), at(9e-3), times=earlier) == []
+    wild = replace(at(2e-3), samples_s=(1e-3, 1.5e-3, 2e-3, 2.5e-3, 3e-3))
+    assert said(cell("fwd+bwd"), at(9e-3), times={cell("fwd"): at(1e-3), cell("bwd"): wild}) == []
     tiny = {cell("fwd"): at(1e-6), cell("bwd"): at(2e-6)}
     assert said(cell("fwd+bwd"), at(9e-6), times=tiny) == []
 

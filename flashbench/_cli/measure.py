@@ -273,9 +273,7 @@ def _show_spending(found: RunFile) -> None:
     console.show_table(columns, spending.rows(found.records, found.timings))
     ratio = spending.overhead(found.records, found.timings)
     if ratio is not None:
-        console.note(
-            f"wall time is {ratio:.2f} times what warm-up, samples, flushes, checks and compiling took"
-        )
+        console.note(f"wall time is {ratio:.2f} times that of warm-up, samples, flushes, checks, compiling")
 
 
 def summary(

@@ -226,8 +226,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
             raise UsageError("--cache 'cold': the caches of a CPU are not flushed; accepted on a CPU: hot")
         if device_type == "cpu" and values["timing"] in ("graph", "cupti"):
             raise UsageError(
-                f"--timing {values['timing']!r}: a CPU has neither; accepted on a CPU: auto, events (the host's"
-                " clock)"
+                f"--timing {values['timing']!r}: a CPU has neither; accepted on a CPU: auto, events"
             )
         if device_type == "cpu" and values.get("cycles"):
             raise UsageError("--cycles: a CPU's clock is not read; accepted with a GPU")

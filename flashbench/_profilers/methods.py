@@ -14,8 +14,6 @@ from flashbench._profilers.flush import Flush
 from flashbench._profilers.rounds import Entrant, Setting, Timing, take
 from flashbench._profilers.timers import Call, Timer, timer_of
 
-METHODS = ("auto", "events", "graph", "cupti")
-
 Outcomes = list[Timing | Exception]
 
 Make = Callable[[str, Call, Callable[[], Call], str, "Flush | None"], Timer]

@@ -29,12 +29,12 @@ from flashbench._profilers.steadiness import drifted, multimodal
 from flashbench._profilers.stopping import Policy, half_width
 from flashbench._profilers.telemetry import Reading, sampling, summary, throttled_by
 from flashbench._profilers.timers import Timer
-from flashbench.record import FLUSH, Samples
+from flashbench.record import FLUSH, LOADS, Samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-BURST, SUSTAINED = "burst", "sustained"
+BURST, SUSTAINED = LOADS
 
 RETRIES = 3
 """Rounds of a call that are taken again because of a cap, at most."""

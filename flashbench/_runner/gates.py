@@ -24,6 +24,8 @@ TOO_CHEAP, TOO_DEAR = 0.8, 1.25
 tiles are skipped, at most this share of the full time."""
 SKIPS = 0.8
 """An implementation skips masked tiles if by its model it does less than this share of the full FLOPs."""
+UNSTEADY = 0.05
+"""Interquartile range over the median above which a time is held to no other."""
 LEAST_S = 200e-6
 """Shorter calls are not held to each other: launches and tails count for too much."""
 
@@ -127,4 +129,7 @@ def _done_share(causal: Cell, full: Cell, model: str | None) -> float:
 
 
 def _alike(*samples: Samples) -> bool:
+    """Whether times can be held to each other: taken in the same way, and none all over the place."""
+    if any(one.spread > UNSTEADY for one in samples):
+        return False
     return len({(one.cache, one.method, one.load, one.flush) for one in samples}) == 1
