@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -186,8 +187,13 @@ def capture(make: Callable[[], Call], device: str) -> Any:
             for _ in range(2):  # what is compiled, loaded or chosen by trying must not be inside
                 call()
             torch.cuda.synchronize()
-            with torch.cuda.graph(graph, stream=stream):
-                call()
+            try:
+                with torch.cuda.graph(graph, stream=stream):
+                    call()
+            except Exception:
+                with suppress(Exception):  # a broken capture may leave the allocator inside of it
+                    torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), graph.pool())
+                raise
         torch.cuda.synchronize()
     return graph
 
