@@ -11,7 +11,8 @@ from flashbench import devices, iomodel, kernels
 from flashbench.errors import FlashbenchError
 from flashbench.kernels import Implementation, Target
 from flashbench.problem import Cell, Problem
-from flashbench.profilers import Policy, policy_for
+from flashbench.profilers import LEAD_S, LEAST_ROUNDS, SUSTAINED, Policy, policy_for
+from flashbench.record import LOADS
 
 CHECK_BYTES = {"cpu": 3 * 2**26, "cuda": 3 * 2**29}
 """Scratch of the fp64 check at most: three tensors of kernels/_reference.py's workspace."""
@@ -45,7 +46,7 @@ class PlannedCell:
 
 
 def plan(
-    cells: Sequence[Cell], target: Target, *, timed: bool = True, energy: bool = False
+    cells: Sequence[Cell], target: Target, *, timed: bool = True, energy: bool = False, load: str = LOADS[0]
 ) -> list[PlannedCell]:
     """What each cell needs, in order. Cells that refuse cost nothing; the note says why."""
     planned: list[PlannedCell] = []
@@ -63,6 +64,8 @@ def plan(
         checked.add(check)
         if energy and not implementation.interpreted(target):
             expected_s += ENERGY_S
+        if load == SUSTAINED and timed and not implementation.interpreted(target):
+            expected_s += LEAST_ROUNDS * LEAD_S
         note = "" if implementation.io_model else "scratch memory is not modelled"
         planned.append(
             PlannedCell(cell=cell, needs_bytes=needs_bytes(cell, target), expected_s=expected_s, note=note)

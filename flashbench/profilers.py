@@ -16,15 +16,18 @@ from flashbench._profilers.flush import Flush
 from flashbench._profilers.gpm import measure as measure_gpm
 from flashbench._profilers.methods import Candidate, time_together
 from flashbench._profilers.overheads import measure_overheads
-from flashbench._profilers.rounds import Setting, Timing
+from flashbench._profilers.rounds import LEAD_S, SUSTAINED, Setting, Timing
 from flashbench._profilers.steadiness import drifted, multimodal
-from flashbench._profilers.stopping import Policy
+from flashbench._profilers.stopping import LEAST_ROUNDS, Policy
 from flashbench._profilers.timeline import Timeline, backend_of, timeline
 from flashbench._profilers.trace import Launch, Moved, trace
 
 __all__ = [
     "CPU_POLICY",
     "GPU_POLICY",
+    "LEAD_S",
+    "LEAST_ROUNDS",
+    "SUSTAINED",
     "Candidate",
     "Clocks",
     "Flush",

@@ -24,7 +24,7 @@ STATUSES = {
 """Every status of a row. All but ``ok`` come with a reason; only ``ok`` has samples."""
 
 FLAGS = {
-    "suspect": "faster than the hardware allows, or otherwise not to be believed",
+    "suspect": "faster than the hardware allows, or at odds with other times of the same implementation",
     "throttled": "the GPU reported a thermal or power cap, or its SM clock fell by over 10 %, meanwhile",
     "launch-bound": "the host could not feed the device; the time is the launch overhead",
     "drift": "the last quarter of the samples differs from the first by over 5 %",
