@@ -150,7 +150,10 @@ class CuptiTimer(EventTimer):
 def between_events(
     call: Call, flush: Call | None, count: int, meanwhile: Meanwhile = _nothing
 ) -> list[float]:
-    """Seconds between events around each of count calls on the current device and stream."""
+    """Seconds between events around each of count calls on the current device and stream.
+
+    meanwhile: called while the last one runs.
+    """
     import torch
 
     starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
@@ -161,7 +164,9 @@ def between_events(
         start.record()
         call()
         end.record()
-    meanwhile()  # the device still works through the last samples
+    if count > 1:  # the host is far ahead by now
+        ends[-2].synchronize()
+    meanwhile()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) / 1000 for start, end in zip(starts, ends, strict=True)]
 
