@@ -20,6 +20,7 @@ from typing import Any
 from flashbench import features, units
 from flashbench.errors import SpecError, UsageError
 from flashbench.problem import ALIGNMENTS, DTYPES, MAX_SEQLEN, PASSES, Cell, Problem
+from flashbench.record import LOADS, TIMINGS
 
 MAX_CELLS = 100_000
 MAX_HEAD_DIM = 65536
@@ -105,6 +106,16 @@ OPTIONS = {
             accepted="'cold' or 'hot'",
             parse=lambda t, label, _: units.parse_choice(t, label, CACHES),
         ),
+        Opt(
+            name="timing",
+            accepted="'auto', 'events', 'graph' or 'cupti'",
+            parse=lambda t, label, _: units.parse_choice(t, label, TIMINGS),
+        ),
+        Opt(
+            name="load",
+            accepted="'burst' or 'sustained'",
+            parse=lambda t, label, _: units.parse_choice(t, label, LOADS),
+        ),
         Opt(name="seed", accepted=_NUMBER, parse=_int(2**63 - 1, minimum=0)),
         Opt(
             name="time_budget",
@@ -115,6 +126,8 @@ OPTIONS = {
         Opt(name="out", accepted="a path such as 'results/today'", parse=_path),
         Opt(name="resume", accepted="true or false"),
         Opt(name="energy", accepted="true or false"),
+        Opt(name="cycles", accepted="true or false"),
+        Opt(name="timings", accepted="true or false"),
         Opt(name="counters", accepted="true or false"),
         Opt(name="trace", accepted="true or false"),
         Opt(name="dry_run", accepted="true or false"),
@@ -236,6 +249,8 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
         "hidden": "2048",
         "impls": "naive,sdpa,sdpa-flash,sdpa-cudnn,flash",
         "cache": "cold",
+        "timing": "auto",
+        "load": "burst",
         "seed": "0",
     },
     "cpu": {
@@ -248,6 +263,8 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
         "heads": "1",
         "impls": "naive,sdpa,flash",
         "cache": "hot",
+        "timing": "auto",
+        "load": "burst",
         "seed": "0",
     },
 }

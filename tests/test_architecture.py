@@ -26,7 +26,7 @@ LAYERS = [
         "flash_configs",
         "decode_configs",
     },
-    {"sweep", "features", "covering", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
+    {"sweep", "features", "covering", "iomodel", "_iomodel", "crossover", "kvcache", "record", "record_json"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
     {
@@ -44,14 +44,15 @@ LAYERS = [
         "tuning",
         "gating",
     },
-    {"metrics", "table", "whatif", "compared", "judge", "baselines"},
+    {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending"},
     {"console", "report"},
     {"cli", "_cli", "__main__"},
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = {"errors", "units", "problem", "block_masks", "named_masks", "devices", "devicefile", "presets",
               "ceilings", "sweep",
-              "iomodel", "_iomodel", "kvcache", "record", "runfile", "metrics", "table", "whatif",
+              "iomodel", "_iomodel", "kvcache", "record", "record_json", "runfile", "metrics", "table",
+              "whatif",
               "console", "report", "flash_configs", "decode_configs", "features", "covering"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}
 LINES_PER_MODULE = 400

@@ -16,8 +16,9 @@ import pytest
 from flashbench import runfile, runner
 from flashbench._cli import options
 from flashbench._cli.run import resolve
+from flashbench._profilers import rounds
 from flashbench.cli import main
-from flashbench.errors import UsageError
+from flashbench.errors import FlashbenchError, UsageError
 from flashbench.record import Record, Samples
 
 TINY = [
@@ -46,13 +47,14 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, *wanted: dict[str, Any] | BaseExce
 
     def fake(
         cells: Any, target: Any, options: Any, on_record: Callable[[Record], None], _: Any = None
-    ) -> None:
+    ) -> dict[str, float]:
         seen.append((cells, options))
         for index, cell in enumerate(cells):
             outcome = wanted[index % len(wanted)]
             if isinstance(outcome, BaseException):
                 raise outcome
             on_record(Record(cell=cell, device_type="cpu", **outcome))
+        return {"wall_s": 1.0, "precompile_s": 0.0}
 
     monkeypatch.setattr(runner, "run_cells", fake)
     return seen
@@ -206,6 +208,37 @@ def test_energy_is_kept_for_the_resumed_run(
     with pytest.raises(UsageError, match="--energy"):  # the file asks for it; a CPU has none
         resolve({"resume": True, "out": "out", "device": "cpu"}, None)
     assert not resolve({"resume": True, "out": "out", "device": "cpu", "energy": False}, None).flag("energy")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timing": "clock"}, "--timing 'clock'"),
+        ({"timing": "graph"}, "--timing 'graph': a CPU has neither; accepted on a CPU: auto, events"),
+        ({"timing": "cupti"}, "--timing 'cupti': a CPU has neither; accepted on a CPU: auto, events"),
+        ({"load": "heavy"}, "--load 'heavy'"),
+        ({"cycles": True}, "--cycles: a CPU's clock is not read; accepted with a GPU"),
+    ],
+)
+def test_ways_to_time_that_are_not_here_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(FlashbenchError) as refused:
+        resolve({"device": "cpu", **options}, None)
+    assert str(refused.value).startswith(said)
+
+
+def test_a_run_says_how_it_timed_and_on_request_where_its_time_went(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "LEAD_S", 0.0)
+    one = [*TINY, "--passes", "fwd", "--seqlens", "8"]  # the later of two counts
+    code, out, err = run([*one, "--out", "out", "--timings", "--load", "sustained"], capsys)
+    assert code == 0, err
+    assert "wall time went to" in out
+    found = runfile.load(RESULTS)
+    assert (found.header["options"]["timing"], found.header["options"]["load"]) == ("auto", "sustained")
+    assert found.header["overheads"] == {}
+    assert [record.samples and record.samples.load for record in found.records] == ["sustained"] * 2
+    assert found.timings[0]["wall_s"] > 0
 
 
 @pytest.mark.parametrize("name", runfile.AFTERWARDS)

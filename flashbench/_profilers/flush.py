@@ -14,7 +14,11 @@ class Flush:
 
     Written lines are evicted by reads as well as by writes, but a buffer that is written leaves the L2
     full of lines that the timed call's own reads have to push out to memory first (docs/method.md).
+    seconds: how long the device takes, once somebody measured it.
     """
+
+    KERNELS = 1
+    """How many kernels a flush is."""
 
     def __init__(self, device: str, l2_bytes: int | None = None) -> None:
         """l2_bytes: of the device's L2, asked of torch if None."""
@@ -25,6 +29,7 @@ class Flush:
         columns = -(-2 * (l2_bytes or L2_FALLBACK_BYTES) // (4 * ROWS))
         self.buffer = torch.zeros(ROWS, columns, dtype=torch.float32, device=device)
         self.sums = torch.empty(ROWS, dtype=torch.float32, device=device)
+        self.seconds: float | None = None
 
     def __call__(self) -> None:
         """Enqueue the flush on the current stream."""

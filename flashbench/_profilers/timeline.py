@@ -119,23 +119,30 @@ def timeline(call: Callable[[], object], device: str) -> Timeline:
     if not device.startswith("cuda"):
         raise UnavailableError("--timeline: kernels run on a GPU; there is none in this run")
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize(device)
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
-        call()
-        torch.cuda.synchronize(device)
-    found = arrange(
-        (event.name, event.time_range.start, event.time_range.end)
-        for event in profiler.events() or ()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-        and not getattr(event, "is_user_annotation", False)  # a record_function's range on the device
-    )
+    found = arrange(device_records(call, device))
     if not found.kernels:
         raise UnavailableError(
             "--timeline: CUPTI recorded no kernel", "another profiler may hold it; stop that one"
         )
     return found
+
+
+def device_records(call: Callable[[], object], device: str) -> list[tuple[str, float, float]]:
+    """(name, start, end) in microseconds of every kernel and copy of what ``call`` enqueues."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        call()
+        torch.cuda.synchronize(device)
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+        and not getattr(event, "is_user_annotation", False)  # a record_function's range on the device
+    ]
 
 
 def arrange(records: Any) -> Timeline:
