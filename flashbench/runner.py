@@ -232,7 +232,7 @@ class _Run:
         cell, how = entry.cell, {**timing.how, **told}
         entry.spent |= how.pop("spent")
         fields = entry.timed(timing)
-        model = entry.implementation.io_model
+        model = entry.implementation.model(cell.problem, self.target)
         if doubts := gates.doubts(cell, timing.samples, self.target, model, self._times):
             fields["flags"] = ("suspect", *timing.flags)
             how["doubts"] = doubts
@@ -248,7 +248,7 @@ class _Run:
         wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_THE_ROUNDS)
         return Record(
             cell=entry.cell,
-            io_model=entry.implementation.io_model,
+            io_model=entry.implementation.model(entry.cell.problem, self.target),
             environment=self._facts,
             device_type=self.target.type,
             started_at=entry.started_at,

@@ -25,6 +25,7 @@ LAYERS = [
         "ceilings",
         "flash_configs",
         "decode_configs",
+        "hopper_configs",
     },
     {"sweep", "features", "covering", "iomodel", "_iomodel", "crossover", "kvcache", "record", "record_json"},
     {"kernels"},
@@ -53,7 +54,8 @@ TORCH_FREE = {"errors", "units", "problem", "block_masks", "named_masks", "devic
               "ceilings", "sweep",
               "iomodel", "_iomodel", "kvcache", "record", "record_json", "runfile", "metrics", "table",
               "whatif",
-              "console", "report", "flash_configs", "decode_configs", "features", "covering"}  # fmt: skip
+              "console", "report", "flash_configs", "decode_configs", "hopper_configs",
+              "features", "covering"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}
 LINES_PER_MODULE = 400
 LINES_PER_FUNCTION = 60

@@ -380,7 +380,8 @@ def test_counters_of_a_copy_and_of_the_bundled_kernel_are_as_known(tmp_path: Pat
     assert copy["counted_write_bytes"] == pytest.approx(2**28, rel=0.01)
     assert copy["dram_read_bytes"] == pytest.approx(2**28, rel=0.01)
     for cell, counters in zip(asked, found[1:], strict=True):
-        config = kernels.get("flash").describe(p, cell.pass_, target)
-        read = compared.compare(cell, counters, "flash", config, find("h100-sxm"))[0]
+        row = kernels.get("flash")
+        model, config = row.model(p, target), row.describe(p, cell.pass_, target)
+        read = compared.compare(cell, counters, model, config, find("h100-sxm"))[0]
         assert read.level == "L2 read"
         assert read.ratio == pytest.approx(1.0, abs=0.01)

@@ -25,7 +25,7 @@ TENSOR = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05"}
 
 def grid(**changes: Any) -> static.Grid:
     values = {
-        "implementations": ("flash",), "head_dims": (64,), "dtypes": ("bf16",), "causal": (True,),
+        "implementations": ("flash-v2",), "head_dims": (64,), "dtypes": ("bf16",), "causal": (True,),
         "passes": ("bwd", "fwd"), "limits": {one: LIMITS[one] for one in reversed(ARCHES)},
     }  # fmt: skip
     return static.Grid(**{**values, **changes})
@@ -92,8 +92,8 @@ def test_what_the_implementation_refuses_is_a_row_with_the_reason() -> None:
 def test_a_kernel_that_does_not_compile_is_a_row_with_the_reason_and_fails_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = _compile.BUNDLED["flash"].launch
-    monkeypatch.setitem(_compile.BUNDLED, "flash", _compile.Bundled({"fwd": ("fwd", "no such")}, launch))
+    launch = _compile.BUNDLED["flash-v2"].launch
+    monkeypatch.setitem(_compile.BUNDLED, "flash-v2", _compile.Bundled({"fwd": ("fwd", "no such")}, launch))
     code, out, err = run(capsys, "--arch", "sm_90", "--passes", "fwd", "--json", "--quiet")
     good, bad = json.loads(out)
     assert (good["status"], bad["status"]) == ("ok", "failed")
@@ -101,8 +101,8 @@ def test_a_kernel_that_does_not_compile_is_a_row_with_the_reason_and_fails_the_c
     assert bad["instructions"] is None
     assert good.keys() == bad.keys()
     assert code == EXIT_GATE
-    said = "error: 1 of 2 kernels did not compile, first: flash no such sm_90 bf16 d64 causal: StopIteration"
-    assert err.startswith(said)
+    first = "flash-v2 no such sm_90 bf16 d64 causal: StopIteration"
+    assert err.startswith(f"error: 1 of 2 kernels did not compile, first: {first}")
     assert err.count("\n") == 1
 
 
@@ -173,7 +173,7 @@ def test_without_triton_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as stop:
         cli.main(
-            ["profile", "--static", "--impls", "flash", "--head-dims", "64", "--causal", "yes", *arguments]
+            ["profile", "--static", "--impls", "flash-v2", "--head-dims", "64", "--causal", "yes", *arguments]
         )
     out, err = capsys.readouterr()
     return stop.value.code, out, err

@@ -55,7 +55,7 @@ def cell(pass_: str = "fwd", implementation: str = "flash-v2", **changes: Any) -
 
 
 def dtype_of(implementation: str) -> str:
-    return "fp8" if implementation == "flash-fp8" else "bf16"
+    return {"flash-fp8": "fp8", "flash": "fp32"}.get(implementation, "bf16")  # flash: where flash-v2 runs
 
 
 # What is tried

@@ -133,7 +133,7 @@ def _record(
         counters={name: value for name, value in counters.items() if name != "clocks"},
         clocks=counters.get("clocks", {}),
         started_at=str(counters.get("started_at") or datetime.now(UTC).isoformat(timespec="seconds")),
-        io_model=implementation.io_model,
+        io_model=implementation.model(cell.problem, target),
         config={} if failed else implementation.describe(cell.problem, cell.pass_, target),
         tuned=found.source(cell) if found and not failed else {},
         environment=environment.row_fields(about),

@@ -79,6 +79,11 @@ _FORMULAS["flash"] = {
              " the bias's size",
     "dsinks": "read 8Nq, per query head, and 4 per head; write 4 per head",
 }  # fmt: skip
+_FORMULAS["flash-v3-gluon"] = {
+    **_FORMULAS["flash"],
+    "forward": "read Nq·d·e + ΣK(d+dv)e; write Nq·dv·e + 4Nq, per query head; a tile of queries without keys"
+               " reads one of K and V; the schedule, 4 B per warpgroup and tile",
+}  # fmt: skip
 _FORMULAS["flash-fp8"] = {
     "forward": "read Nq·d + ΣK(d+dv) + 4Tr and 8 per K/V tile visited (scales); write 2Nq·dv + 4Nq, per query"
                " head; the last tile of V padded to 16 keys",

@@ -7,7 +7,7 @@ tiles that it is launched with on a card of the given limits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from itertools import product
 from typing import Any
@@ -88,13 +88,11 @@ def _tasks(grid: Grid) -> list[tuple[_compile.Task, str]]:
     tasks = []
     for implementation, capability, dtype, dim, causal in axes:
         problem = Problem(**SHAPE, head_dim=dim, head_dim_v=dim, dtype=dtype, causal=causal)
-        for pass_, names in _compile.BUNDLED[implementation].kernels.items():
+        limit = grid.limits[capability].smem_per_block_bytes
+        whole = _compile.Task("", problem, capability, limit, implementation=implementation)
+        for pass_, names in _compile.bundled(whole).kernels.items():
             if pass_ in grid.passes:
-                limit = grid.limits[capability].smem_per_block_bytes
-                tasks += [
-                    (_compile.Task(name, problem, capability, limit, implementation=implementation), pass_)
-                    for name in names
-                ]
+                tasks += [(replace(whole, kernel=name), pass_) for name in names]
     return tasks
 
 
@@ -120,7 +118,8 @@ def _row(done: _compile.Compiled, pass_: str, refusal: str, grid: Grid) -> dict[
         "status": UNSUPPORTED if refusal else FAILED if done.error else OK,
         "reason": refusal or done.error or done.unread or None,
         "block_q": done.options.get("BLOCK_M"), "block_k": done.options.get("BLOCK_N"),
-        "num_warps": done.options.get("num_warps"), "num_stages": done.options.get("num_stages"),
+        "num_warps": done.options.get("num_warps"),
+        "num_stages": done.options.get("num_stages", done.options.get("STAGES")),
         "dynamic_shared_bytes": done.shared_bytes if compiled else None,
         "tensor_memory_columns": columns,
         **_CODE, **_OCCUPANCY,

@@ -94,6 +94,8 @@ class Implementation:
     describe(problem, pass_, target): the configuration that it runs (block_q, block_k, …).
     backend(call): what really ran, where the name leaves it open; called once, untimed.
     io_model: the row of iomodel.MODELS that describes its traffic, or None.
+    runs(problem, target): the implementation whose kernels it runs in place of its own there, or None; for a
+    card that need not be here, as on_card.
     interpreted(target): True where it runs in Triton's interpreter: checked, never timed.
     precompile(cells, target): compiles what the cells need, in parallel, before the sweep.
     context(problem): global switches of torch that the call needs (a forced backend, TF32 products);
@@ -130,6 +132,12 @@ class Implementation:
         Callable[[Problem, Inputs, Mapping[str, Any]], Callable[[], tuple[Tensor, Tensor]]] | None
     ) = None
     deterministic: bool = True
+    runs: Callable[[Problem, Target], str | None] = _never
+
+    def model(self, problem: Problem, target: Target) -> str | None:
+        """The row of iomodel.MODELS that describes what runs there."""
+        other = None if self.interpreted(target) else self.runs(problem, target)
+        return get(other).io_model if other else self.io_model
 
 
 def unsupported_features(problem: Problem, taken: Collection[str]) -> str | None:

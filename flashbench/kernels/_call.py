@@ -39,7 +39,11 @@ class Launch:
         if rehearsal is not None:
             rehearsal.launches.append(self)
         elif self.programs:
-            self.kernel[(self.programs,)](*self.args, **self.options)
+            self.start()
+
+    def start(self) -> None:
+        """Launch; there is something to do."""
+        self.kernel[(self.programs,)](*self.args, **self.options)
 
     def compile(self) -> Any:
         """Compile only; arguments may be meta tensors."""
@@ -53,7 +57,8 @@ class Launch:
             for name, arg in zip(self.kernel.arg_names, self.args, strict=False)
             if isinstance(arg, int) and name not in kernels.RUNTIME
         )
-        dtypes = (getattr(arg, "dtype", None) for arg in self.args if arg is None or isinstance(arg, Tensor))
+        tensors = (getattr(arg, "base", arg) for arg in self.args)  # of a descriptor, too
+        dtypes = (getattr(arg, "dtype", None) for arg in tensors if arg is None or isinstance(arg, Tensor))
         return self.name, *self.options.items(), *special, *dtypes
 
 

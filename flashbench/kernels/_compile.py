@@ -8,6 +8,7 @@ where it was not imported as an interpreter.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import subprocess
@@ -44,7 +45,7 @@ class Task:
     capability: tuple[int, int]
     limit: int | None = None
     config: Config | DecodeConfig | None = None
-    implementation: str = "flash"
+    implementation: str = "flash-v2"
     page_size: int = 0
     fp8_cache: bool = False
     gpu: str = ""
@@ -146,9 +147,7 @@ def compile_each(
     pool = ProcessPoolExecutor(
         workers,
         mp_context=get_context("spawn"),
-        # Ctrl-C goes to every process of a terminal; this one alone answers it
-        initializer=signal.signal,
-        initargs=(signal.SIGINT, signal.SIG_IGN),
+        initializer=_begin_worker,
     )
     try:
         futures = [pool.submit(compile_one, task, inspect) for task in tasks]
@@ -159,6 +158,13 @@ def compile_each(
                 yield Compiled(task, error=f"the compiling process died: {error}")
     finally:
         pool.shutdown(cancel_futures=True)  # an interrupt waits for what is being compiled, no more
+
+
+def _begin_worker() -> None:
+    # Ctrl-C goes to every process of a terminal; the one that asked alone answers it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # without tearing the interpreter down, over which Triton 3.9 reports leaks of its Gluon compiler
+    atexit.register(os._exit, 0)
 
 
 def compile_one(task: Task, inspect: bool = False) -> Compiled:
@@ -186,12 +192,13 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
         return Compiled(task, options=options, error=f"{type(cause).__name__}: {cause}")
     usage, sass, unread = _read(kernel.asm) if inspect else ("", "", "")
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
+    options = {**options, "num_warps": kernel.metadata.num_warps}  # of a specialised kernel, all together
     return Compiled(task, kernel.metadata.shared, columns, options, usage, sass, unread)
 
 
 def launch(task: Task) -> Launch:
     """The task's launch, on meta tensors. Raises StopIteration for a kernel that is not launched."""
-    return BUNDLED[task.implementation].launch(task)
+    return bundled(task).launch(task)
 
 
 def rehearse(task: Task, pass_: str) -> tuple[Launch, ...]:
@@ -214,7 +221,7 @@ def _rehearse(task: Task, pass_: str) -> tuple[Launch, ...]:
     inputs = make_inputs(task.problem, "meta", 0).detached(grad=gradients)
     prepare = kernels.get(task.implementation).prepare_tiles
     assert prepare is not None
-    kernel = BUNDLED[task.implementation].described.get(task.kernel, task.kernel)
+    kernel = bundled(task).described.get(task.kernel, task.kernel)
     tiles = {f"{kernel}_{one}": getattr(task.config, one) for one in TILE} if task.config else {}
     with _call.rehearsed((task.capability, task.limit)) as launches, torch.set_grad_enabled(gradients):
         o = prepare(task.problem, inputs, tiles)()
@@ -224,7 +231,7 @@ def _rehearse(task: Task, pass_: str) -> tuple[Launch, ...]:
 
 
 def _rehearsed(task: Task) -> Launch:
-    forward = task.kernel in BUNDLED[task.implementation].kernels["fwd"]
+    forward = task.kernel in bundled(task).kernels["fwd"]
     launches = rehearse(task, "fwd" if forward else "bwd")
     return next(one for one in launches if one.name == task.kernel)
 
@@ -282,10 +289,17 @@ BUNDLED = {
     "flash-v2-atomic": Bundled(
         {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, described={"atomic": "bwd"}
     ),
+    "flash-v3": Bundled({"fwd": ("v3_fwd",), "bwd": ("delta", "dkdv", "dq")}),
     "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}),
     "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
 }
 """Every implementation with such kernels, by name."""
+
+
+def bundled(task: Task) -> Bundled:
+    """The kernels of the task's implementation, or of that which it runs in place of its own there."""
+    target = Target(device="cuda", capability=task.capability, smem_per_block_bytes=task.limit)
+    return BUNDLED[kernels.get(task.implementation).runs(task.problem, target) or task.implementation]
 
 
 class _NoDevice:

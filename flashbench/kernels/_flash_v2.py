@@ -18,7 +18,16 @@ from flashbench.kernels._block_mask import taken
 from flashbench.kernels._call import NOTHING, Call, Extra, check_shapes, computable, on, unit_stride
 from flashbench.kernels._launches import Saved, backward_launches, forward_launch
 
-__all__ = ["NOTHING", "Call", "Extra", "Saved", "backward_launches", "flash_attention", "forward_launch"]
+__all__ = [
+    "NOTHING",
+    "Call",
+    "Extra",
+    "FlashAttention",
+    "Saved",
+    "backward_launches",
+    "flash_attention",
+    "forward_launch",
+]
 
 
 def flash_attention(
@@ -79,7 +88,7 @@ def flash_attention(
     )  # fmt: skip
     check(q, k, v, call, extra)
     call, extra = _masked(q, k, call, extra, block_mask)
-    found: tuple[Tensor, Tensor] = _FlashAttention.apply(q, k, v, bias, sinks, call, extra)
+    found: tuple[Tensor, Tensor] = FlashAttention.apply(q, k, v, bias, sinks, call, extra)
     return found if return_lse else found[0]
 
 
@@ -113,7 +122,9 @@ def _longest(cu: Tensor | None, given: int | None) -> int:
     return int(cu.diff().max()) if given is None else given
 
 
-class _FlashAttention(torch.autograd.Function):  # type: ignore[misc]
+class FlashAttention(torch.autograd.Function):  # type: ignore[misc]
+    """(o, lse) of (q, k, v, bias, sinks, call, extra), with gradients."""
+
     @staticmethod
     def forward(
         ctx: Any,

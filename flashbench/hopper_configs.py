@@ -1,0 +1,144 @@
+"""How flash-v3's forward is cut on sm_90: head dims in pieces, one table of tiles, and the choice from it.
+
+Plain Python, so that a refusal and the IO model's tile sizes are to be had without torch or Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+CAPABILITY = (9, 0)
+"""The compute capability whose TMA and wgmma the kernel is written in."""
+ROWS = 64
+"""Rows of queries of a warpgroup: what one wgmma covers."""
+SHARED_LIMIT = 232448
+"""Shared memory of a block, bytes (CUDA C++ Programming Guide, compute capability 9.0)."""
+PROGRAMS = 132
+"""SMs of an H100 SXM and an H200, for a card that is not here; else as many as the card has."""
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How the kernel is cut.
+
+    warpgroups: consumers, of ROWS rows of queries each. block_k: keys of a K/V tile. stages: K/V tiles in
+    flight. q_stages: tiles of queries in flight. pingpong: warpgroups take turns. o_shared: both pieces of O
+    leave through one buffer.
+    """
+
+    warpgroups: int = 2
+    block_k: int = 128
+    stages: int = 2
+    q_stages: int = 2
+    pingpong: bool = False
+    o_shared: bool = False
+
+    @property
+    def name(self) -> str:
+        """Short text that tells it from others of its head dim."""
+        numbers = f"{self.warpgroups}w.n{self.block_k}.s{self.stages}.q{self.q_stages}"
+        return numbers + ".pingpong" * self.pingpong
+
+    @property
+    def block_q(self) -> int:
+        """Rows of queries of a program's tile."""
+        return ROWS * self.warpgroups
+
+    @property
+    def num_warps(self) -> int:
+        """Of the consumers and the one that loads."""
+        return 4 * self.warpgroups + 1
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a consumer's thread and of the producer's: together what an SM has (setmaxnreg)."""
+        return (240, 24) if self.warpgroups == 2 else (160, 32)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A table row: what runs head dims (the larger one) up to max_dim and keys up to max_keys."""
+
+    max_dim: int
+    causal: bool
+    max_keys: float
+    tiles: Tiles
+
+
+_ANY = float("inf")
+_THREE = Tiles(warpgroups=3)
+_LONG = Tiles(q_stages=1)
+_192 = Tiles(block_k=64, q_stages=1)
+_256 = Tiles(block_k=64, q_stages=1, o_shared=True)
+TABLE = (
+    # TFLOP/s in fp16 on an H100 SXM with Triton 3.6 (reports/h100-sxm/tuning/flash-v3.json), of the next best
+    # in brackets; 96 and 192 are cut as their neighbours
+    Row(64, False, 512, Tiles()),  # 331 (333)
+    Row(64, False, _ANY, _THREE),  # at 2048 419 (420 with q_stages=1, 387 with two warpgroups)
+    Row(64, True, 4096, Tiles()),  # at 512 221
+    Row(64, True, _ANY, _THREE),
+    Row(128, False, 512, replace(_LONG, pingpong=True)),  # 459 (450)
+    Row(128, False, _ANY, _LONG),
+    Row(128, True, _ANY, Tiles()),  # at 512 291 (282)
+    *(Row(192, causal, _ANY, _192) for causal in (False, True)),
+    *(Row(256, causal, _ANY, _256) for causal in (False, True)),  # at 512 472 without a mask
+)
+
+
+WIDTHS = {64: (64, 0), 96: (64, 32), 128: (128, 0), 192: (128, 64), 256: (256, 0)}
+"""Head dims that the kernel has, as the widths of two pieces; others run in the next larger one."""
+WIDTHS_V = {**WIDTHS, 256: (128, 128)}
+"""The same of V and O."""
+
+
+def pieces(dim: int, of_v: bool = False) -> tuple[int, int]:
+    """Columns of the two boxes that hold a head dim of Q and K, or of V and O; 0 for no second one."""
+    return (WIDTHS_V if of_v else WIDTHS)[next(width for width in WIDTHS if width >= dim)]
+
+
+@cache
+def choose(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> Tiles:
+    """The configuration for the head dims (at most 256), the mask and the keys of a sequence."""
+    dim = max(head_dim, head_dim_v)
+    rows = (row for row in TABLE if row.max_dim >= dim and row.causal == causal and row.max_keys >= seqlen_k)
+    return next(rows).tiles
+
+
+def described(tiles: Tiles) -> dict[str, int]:
+    """The configuration as a row says it."""
+    return {
+        "fwd_block_q": tiles.block_q, "fwd_block_k": tiles.block_k, "fwd_num_warps": tiles.num_warps,
+        "fwd_num_stages": tiles.stages, "fwd_q_stages": tiles.q_stages,
+    }  # fmt: skip
+
+
+def given(config: Mapping[str, Any], own: Tiles) -> Tiles | None:
+    """The configuration that is described so, the rest as the table's own has it; None without one."""
+    if "fwd_q_stages" not in config:
+        return None
+    return replace(
+        own,
+        warpgroups=config["fwd_block_q"] // ROWS,
+        block_k=config["fwd_block_k"],
+        stages=config["fwd_num_stages"],
+        q_stages=config["fwd_q_stages"],
+    )
+
+
+def shared_bytes(tiles: Tiles, head_dim: int, head_dim_v: int) -> int:
+    """Shared memory that a block asks for at most: rings of Q, K and V, O on its way, mbarriers.
+
+    Tested against the compiler's own figure.
+    """
+    width, (first_v, second_v) = sum(pieces(head_dim)), pieces(head_dim_v, of_v=True)
+    q = tiles.q_stages * tiles.block_q * width
+    kv = tiles.stages * tiles.block_k * (width + first_v + second_v)
+    o = tiles.block_q * (first_v + (0 if tiles.o_shared else second_v))
+    return 2 * (q + kv + o) + _BARRIER_BYTES
+
+
+_BARRIER_BYTES = 1024
+"""mbarriers of 8 bytes, and what Triton hands values and states over with."""

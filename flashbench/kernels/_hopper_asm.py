@@ -1,0 +1,112 @@
+"""What Gluon has no word for, as PTX: masks with immediates, a rescale behind a vote, named barriers.
+
+A thread of a warpgroup holds, of a 64-row product, elements 4j and 4j+1 of row r and 4j+2 and 4j+3 of row
+r + 8, in columns 8j + 2 · (lane % 4) + {0, 1} (PTX ISA, wgmma, D fragment). One asm statement takes all of
+a thread's elements (``pack``), so that what is the same for a row is done once for it.
+"""
+
+# Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
+# ruff: noqa: ANN001, ANN202
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.runtime.jit import constexpr_function
+
+NAMED_FROM = gl.constexpr(8)
+"""First named barrier that Triton leaves free: 0 is the kernel's, 1 a switch, then one per partition."""
+
+
+@constexpr_function
+def packed(cols):
+    """Elements that a thread holds of 64 rows of cols columns."""
+    return cols // 2
+
+
+@constexpr_function
+def tied(cols, register):
+    """Constraints of a statement that changes such elements, given a ``register`` for each of them."""
+    n = cols // 2
+    return ",".join(["=f"] * n + [str(i) for i in range(n)] + [register] * n)
+
+
+@constexpr_function
+def mask_asm(cols):
+    n = cols // 2
+    body = [
+        "{",
+        ".reg .b32 lane, low, high;",
+        ".reg .pred p;",
+        "mov.u32 lane, %laneid;",
+        "and.b32 lane, lane, 3;",
+        "shl.b32 lane, lane, 1;",
+        f"sub.s32 low, ${2 * n}, lane;",
+        f"sub.s32 high, ${2 * n + 2}, lane;",
+    ]
+    for i in range(n):
+        col = 8 * (i // 4) + i % 2
+        row = "high" if i % 4 >= 2 else "low"
+        body += [f"setp.ge.s32 p, {row}, {col};", f"selp.f32 ${i}, ${i}, 0fFF800000, p;"]
+    return "\n".join([*body, "}"])
+
+
+@constexpr_function
+def rescale_asm(cols):
+    n = cols // 2
+    low, high = f"${2 * n}", f"${2 * n + 2}"
+    body = [
+        "{",
+        ".reg .pred p, q;",
+        f"setp.neu.f32 p, {low}, 0f3F800000;",
+        f"setp.neu.f32 q, {high}, 0f3F800000;",
+        "or.pred p, p, q;",
+        "vote.sync.any.pred p, p, 0xffffffff;",
+        "@!p bra SKIP;",
+    ]
+    body += [f"mul.f32 ${i}, ${i}, {high if i % 4 >= 2 else low};" for i in range(n)]
+    return "\n".join([*body, "SKIP:", "}"])
+
+
+@gluon.jit
+def mask(s, last, COLS: gl.constexpr):
+    """s with -inf in the columns after ``last``, a column number per row, from 0 at the tile's edge."""
+    N: gl.constexpr = packed(COLS)
+    ASM: gl.constexpr = mask_asm(COLS)
+    TIED: gl.constexpr = tied(COLS, "r")
+    last, _ = gl.broadcast(last[:, None], s)
+    return gl.inline_asm_elementwise(ASM, TIED, [s, last], gl.float32, is_pure=True, pack=N)
+
+
+@gluon.jit
+def rescale(acc, alpha, COLS: gl.constexpr):
+    """acc · alpha, a factor per row; nothing in warps where all factors are 1."""
+    N: gl.constexpr = packed(COLS)
+    ASM: gl.constexpr = rescale_asm(COLS)
+    TIED: gl.constexpr = tied(COLS, "f")
+    alpha, _ = gl.broadcast(alpha[:, None], acc)
+    return gl.inline_asm_elementwise(ASM, TIED, [acc, alpha], gl.float32, is_pure=True, pack=N)
+
+
+SYNC = gl.constexpr("bar.sync $1, 256;\nmov.b32 $0, $1;")
+ARRIVE = gl.constexpr("bar.arrive $1, 256;\nmov.b32 $0, $1;")
+
+
+@gluon.jit
+def turn_wait(WG: gl.constexpr):
+    """Wait for this warpgroup's turn: a named barrier of two warpgroups, who waits and who passes."""
+    _named(SYNC, NAMED_FROM + WG)
+
+
+@gluon.jit
+def turn_pass(WG: gl.constexpr):
+    """Give the turn to warpgroup WG."""
+    _named(ARRIVE, NAMED_FROM + WG)
+
+
+@gluon.jit
+def _named(ASM: gl.constexpr, ID: gl.constexpr):
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    number = gl.full([128], ID, gl.int32, LAYOUT)
+    gl.inline_asm_elementwise(ASM, "=r,r", [number], gl.int32, is_pure=False, pack=1)

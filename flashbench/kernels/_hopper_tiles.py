@@ -1,0 +1,163 @@
+"""FlashAttention-3 in Gluon for sm_90: what the forward kernel does to one tile."""
+
+# Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
+# ruff: noqa: ANN001, ANN202, E741, SIM108
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+)
+
+ROWS = gl.constexpr(64)
+"""Rows of queries of a warpgroup: what one wgmma covers."""
+LAZY = gl.constexpr(8.0)
+"""By how much, in powers of two, a row's scores may outgrow its base before O is rescaled."""
+LN2 = gl.constexpr(0.6931471805599453)
+
+# Triton's names since 3.8, and before
+tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+
+
+@gluon.jit
+def place(entry, tiles, seqlen_q, seqlen_k, ROWS_BEFORE_END: gl.constexpr, BLOCK_M: gl.constexpr,
+          BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
+    """(first row, K/V tiles, those that need no mask, K/V tiles that its first rows need) of an entry.
+
+    ROWS_BEFORE_END: how many rows of the tile come after those first ones.
+    """
+    start_m = (entry % tiles) * BLOCK_M
+    if CAUSAL:
+        diagonal = start_m + seqlen_k - seqlen_q
+        clear = gl.maximum(diagonal + 1, 0) // BLOCK_N
+        end = gl.minimum(gl.maximum(diagonal + BLOCK_M, 1), seqlen_k)
+        own_end = gl.minimum(gl.maximum(diagonal + BLOCK_M - ROWS_BEFORE_END, 1), seqlen_k)
+    else:
+        clear = seqlen_k // BLOCK_N
+        end = seqlen_k
+        own_end = seqlen_k
+    blocks = (end + BLOCK_N - 1) // BLOCK_N
+    return start_m, blocks, clear, (own_end + BLOCK_N - 1) // BLOCK_N
+
+
+@gluon.jit
+def last_key(start_m, seqlen_q, seqlen_k, WG: gl.constexpr, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
+    """The last key that each row of the warpgroup sees."""
+    rows = start_m + WG * ROWS + gl.arange(0, ROWS, LAYOUT)
+    if CAUSAL:
+        last = rows + (seqlen_k - seqlen_q)  # no row of seqlen_q sees past seqlen_k
+    else:
+        last = rows * 0 + (seqlen_k - 1)
+    return last
+
+
+@gluon.jit
+def pass_over(j, count, KFULL, KEMPTY, VFULL, VEMPTY, STAGES: gl.constexpr):
+    """The number after ``count`` K/V tiles from j that this warpgroup's rows do not see, but others' do."""
+    for _ in range(count):
+        stage, phase = j % STAGES, (j // STAGES) & 1
+        # not before it is full: an arrival would count for the stage's tile before
+        mbarrier.wait(KFULL.index(stage), phase)
+        mbarrier.arrive(KEMPTY.index(stage))
+        mbarrier.wait(VFULL.index(stage), phase)
+        mbarrier.arrive(VEMPTY.index(stage))
+        j += 1
+    return j
+
+
+@gluon.jit
+def scores(Q0, Q1, K0, K1, BLOCK_N: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, S: gl.constexpr):
+    """Issue S = Q K^T of one tile, in two pieces of the head dim where it has two."""
+    zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S)
+    q = Q0.reshape([ROWS, D0])
+    k = K0.reshape([BLOCK_N, D0]).permute((1, 0))
+    s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+    if D1 > 0:
+        q = Q1.reshape([ROWS, D1])
+        k = K1.reshape([BLOCK_N, D1]).permute((1, 0))
+        s = warpgroup_mma(q, k, s, is_async=True)
+    return s
+
+
+@gluon.jit
+def values(p, V, acc, use_acc, BLOCK_N: gl.constexpr, D: gl.constexpr, O: gl.constexpr):
+    """Issue acc += P V of one tile, for one piece of the head dim."""
+    p = gl.convert_layout(p, gl.DotOperandLayout(0, parent=O, k_width=2))
+    return warpgroup_mma(p, V.reshape([BLOCK_N, D]), acc, use_acc=use_acc, is_async=True)
+
+
+@gluon.jit
+def new_base(s, top, unit):
+    """(the new base of each row, the factor for what was summed before), given the base so far."""
+    highest = gl.max(s, 1)
+    new_top = gl.where((highest - top) * unit > LAZY, highest, top)
+    return new_top, gl.where(new_top == top, 1.0, gl.exp2((top - new_top) * unit))
+
+
+@gluon.jit
+def exponentials(s, top, unit):
+    """P of one tile of scores, given the base of each row."""
+    # a row that has seen no key yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
+    base = gl.where(top == float("-inf"), 0.0, top * unit)
+    return gl.exp2(s * unit - base[:, None])
+
+
+@gluon.jit
+def softmax(s, top, unit):
+    """(P, the factor for what was summed before, the new base) of one tile of scores (Algorithm 1).
+
+    top: the base of each row so far. unit: softmax_scale / ln 2, so that exponentials are powers of two.
+    """
+    new_top, alpha = new_base(s, top, unit)
+    return exponentials(s, new_top, unit), alpha, new_top
+
+
+@gluon.jit
+def partial_sums(p, BLOCK_N: gl.constexpr):
+    """Row sums of P per thread: the columns of the product repeat every 8, so no thread needs another."""
+    return gl.sum(gl.reshape(gl.sum(gl.reshape(p, [ROWS, BLOCK_N // 8, 8]), 1), [ROWS, 4, 2]), 2)
+
+
+@gluon.jit
+def finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG: gl.constexpr, BLOCK_M: gl.constexpr,
+           LAYOUT: gl.constexpr):  # fmt: skip
+    """What O is to be multiplied by (0 for a row without keys), once LSE, natural, is written."""
+    total = gl.convert_layout(gl.sum(total, 1), LAYOUT)
+    seen = total > 0
+    lse = gl.where(seen, (top * unit + gl.log2(total)) * LN2, float("-inf"))
+    row = entry % tiles * BLOCK_M + WG * ROWS
+    rows = row + gl.arange(0, ROWS, LAYOUT)
+    gl.store(LSE + (entry // tiles).to(gl.int64) * seqlen_q + rows, lse, mask=rows < seqlen_q)
+    return gl.where(seen, 1.0 / total, 0.0)
+
+
+@gluon.jit
+def store_piece(acc, factor, STAGE, DESC, b, h, row, col, D: gl.constexpr, O: gl.constexpr):
+    factor, _ = gl.broadcast(gl.convert_layout(factor, gl.SliceLayout(1, O))[:, None], acc)
+    o = gl.where(factor > 0, acc * factor, 0.0)  # a row without keys: 0, whatever V holds
+    STAGE.reshape([ROWS, D]).store(o.to(STAGE.dtype))
+    fence_async_shared()
+    tma_store(DESC, [b, h, row, col], STAGE)
+
+
+@gluon.jit
+def store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads, WG: gl.constexpr,
+               BLOCK_M: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, LO0: gl.constexpr,
+               LO1: gl.constexpr, SHARED: gl.constexpr):  # fmt: skip
+    """Write O of one tile by TMA. SHARED: both pieces through one buffer."""
+    head = entry // tiles
+    b, h = head // heads, head % heads
+    row = entry % tiles * BLOCK_M + WG * ROWS
+    tma.store_wait(0)
+    store_piece(acc0, factor, O0S.index(WG), O0, b, h, row, 0, D0, LO0)
+    if D1 > 0:
+        if SHARED:
+            tma.store_wait(0)
+        store_piece(acc1, factor, O1S.index(WG), O1, b, h, row, D0, D1, LO1)

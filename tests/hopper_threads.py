@@ -1,0 +1,307 @@
+"""A model of what flash-v3's kernels ask of Hopper: their roles as threads over torch tensors.
+
+A child process runs it, with modules in Triton's place: mbarriers with their phases and bytes, TMA that loads
+as soon as it is asked and stores as late as it may, products that read their operands as late as they may,
+and waits of random length. A buffer that is handed on too soon is a wrong gradient, a barrier that does
+not meet its other side an error. What it does not know: layouts, and the machine code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import random
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+HANG_S = 5
+_OWN = threading.local()
+_ADDING = threading.Lock()
+_RANDOM = random.Random(0)
+_LAUNCH = {"programs": 0, "program": 0}
+
+
+def _pause() -> None:
+    if _RANDOM.random() < 0.3:
+        time.sleep(_RANDOM.random() * 3e-4)
+
+
+class Product:
+    """A product in flight: known once it was waited for."""
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self.compute, self.value = compute, None
+
+    def get(self) -> Tensor:
+        self.value = self.compute() if self.value is None else self.value
+        return self.value
+
+
+class Shared:
+    """Shared memory, or a view of it."""
+
+    type = types.SimpleNamespace(layout=None)
+
+    def __init__(self, data: Tensor) -> None:
+        self.data, self.dtype = data, data.dtype
+
+    def index(self, i: int) -> Shared:
+        assert 0 <= i < len(self.data)
+        return Shared(self.data[i])
+
+    def reshape(self, shape: list[int]) -> Shared:
+        return Shared(self.data.view(shape))
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.data.permute(*order))
+
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(self.data.narrow(dim, start, length))
+
+    def load(self, layout: Any) -> Tensor:
+        return self.data.clone()
+
+    def store(self, x: Tensor) -> None:
+        assert (x.shape, x.dtype) == (self.data.shape, self.data.dtype)
+        self.data.copy_(x)
+
+
+class Barrier:
+    """An mbarrier: a phase ends when all have arrived and all bytes that were announced have come."""
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition()
+        self.phase = self.bytes = self.arrived = self.count = 0
+
+    def change(self, arrivals: int = 0, more: int = 0) -> None:
+        with self.condition:
+            self.arrived += arrivals
+            self.bytes += more
+            assert self.arrived <= self.count
+            if self.arrived == self.count and not self.bytes:
+                self.arrived = 0
+                self.phase += 1
+                self.condition.notify_all()
+
+
+class Descriptor:
+    """A TMA descriptor: boxes of a tensor, 0 outside of it."""
+
+    layout = None
+
+    def __init__(self, data: Tensor, box: list[int]) -> None:
+        self.data, self.box, self.dtype = data, box, data.dtype
+
+    def clip(self, at: list[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+        sizes = [max(0, min(b, n - a)) for a, b, n in zip(at, self.box, self.data.shape, strict=True)]
+        return tuple(slice(a, a + n) for a, n in zip(at, sizes, strict=True)), tuple(map(slice, sizes))
+
+
+class Pointer:
+    def __init__(self, data: Any, at: Any = 0) -> None:
+        self.data, self.at = data, at
+
+    def __add__(self, n: Any) -> Pointer:
+        return Pointer(self.data, self.at + n)
+
+
+class Number(int):
+    """What is loaded: Triton's numbers have a type."""
+
+    def __floordiv__(self, other: int) -> Number:
+        return Number(int(self) // other)
+
+    def to(self, dtype: torch.dtype) -> Number:
+        return self
+
+
+class Typed(Tensor):
+    type = types.SimpleNamespace(layout=None)
+
+
+class Layout:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        pass
+
+    @staticmethod
+    def get_default_for(*args: Any) -> None:
+        pass
+
+
+class BarrierLayout(Layout):
+    pass
+
+
+def _wait(barrier: Barrier, phase: int, pred: bool = True) -> None:
+    _pause()
+    with barrier.condition:
+        if pred and not barrier.condition.wait_for(lambda: barrier.phase & 1 != phase, HANG_S):
+            raise RuntimeError("a barrier was waited for in vain")
+
+
+def _arrive(barrier: Barrier, pred: bool = True) -> None:
+    _pause()
+    if pred:
+        barrier.change(1)
+
+
+def _load(desc: Descriptor, at: list[int], barrier: Barrier, to: Shared) -> None:
+    _pause()
+    box = to.data.view(desc.box).zero_()
+    source, place = desc.clip(at)
+    box[place] = desc.data[source]
+    barrier.change(more=-to.data.nbytes)
+
+
+def _store(desc: Descriptor, at: list[int], source: Shared) -> None:
+    place, box = desc.clip(at)
+    _OWN.stores.append(lambda: desc.data[place].copy_(source.data.view(desc.box)[box]))
+
+
+def _add(desc: Descriptor, at: list[int], source: Shared) -> None:
+    place, box = desc.clip(at)
+
+    def add() -> None:
+        with _ADDING:
+            desc.data[place] += source.data[box]
+
+    _OWN.stores.append(add)
+
+
+def _store_wait(pending: int) -> None:
+    for store in _OWN.stores:
+        store()
+    _OWN.stores.clear()
+
+
+def _multiply(
+    a: Any, b: Shared, acc: Any, use_acc: bool = True, is_async: bool = False
+) -> Product:  # fmt: skip
+    first = a.data if isinstance(a, Shared) else a
+
+    def compute() -> Tensor:
+        product = first.float() @ b.data.float()
+        before = acc.get() if isinstance(acc, Product) else acc
+        assert product.shape == before.shape
+        return product + before if use_acc else product
+
+    _OWN.products.append(Product(compute))
+    return _OWN.products[-1]
+
+
+def _multiply_wait(pending: int, deps: list[Any]) -> Any:
+    while len(_OWN.products) > pending:
+        _OWN.products.pop(0).get()
+    flying = _OWN.products
+    done = [x.value if isinstance(x, Product) and x not in flying else x for x in deps]
+    return done[0] if len(done) == 1 else tuple(done)
+
+
+def _allocate(dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
+    if isinstance(layout, BarrierLayout):
+        return types.SimpleNamespace(index=[Barrier() for _ in range(shape[0])].__getitem__)
+    return Shared(torch.full(shape, math.nan, dtype=dtype))
+
+
+def _specialize(roles: list[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any) -> None:
+    errors: list[BaseException] = []
+
+    def run(role: Callable[..., None], args: tuple[Any, ...]) -> None:
+        _OWN.stores, _OWN.products = [], []
+        try:
+            role(*args)
+            assert not _OWN.products
+            assert not _OWN.stores
+        except BaseException as error:  # the other thread's reason, too
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=role) for role in roles]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def _store_where(pointer: Pointer, x: Tensor, mask: Tensor) -> None:
+    pointer.data[pointer.at[mask]] = x[mask]
+
+
+def _mask(s: Tensor, last: Tensor, columns: int) -> Tensor:
+    return s.masked_fill(torch.arange(columns) > last[:, None], -math.inf)
+
+
+def _module(name: str, **names: Any) -> None:
+    module = types.ModuleType(name)
+    module.__dict__.update(names, __path__=[])
+    sys.modules[name] = module
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, module)
+
+
+def _itself(x: Any = None, **options: Any) -> Any:
+    return x if x is not None else _itself
+
+
+def _holds(condition: bool, message: str) -> None:
+    assert condition, message
+
+
+def install(module: str) -> Any:
+    """The module of a kernel over this model, in a process that has not imported Triton."""
+    gluon = "triton.experimental.gluon"
+    for name in ("triton", "triton.experimental"):
+        _module(name)
+    _module(gluon, jit=_itself)
+    _module(
+        f"{gluon}.language", constexpr=_itself, float32=torch.float32, int64=torch.int64, int32=torch.int32,
+        NVMMADistributedLayout=Layout, NVMMASharedLayout=Layout, SliceLayout=Layout, DotOperandLayout=Layout,
+        num_programs=lambda axis: _LAUNCH["programs"], program_id=lambda axis: _LAUNCH["program"],
+        load=lambda pointer: Number(pointer.data[pointer.at]), store=_store_where, maximum=max, minimum=min,
+        zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+        arange=lambda start, end, layout: torch.arange(start, end), where=torch.where, exp2=torch.exp2,
+        convert_layout=lambda x, layout: x.clone(), reshape=torch.reshape, permute=torch.permute,
+        static_range=range, static_assert=_holds, max=torch.amax, sum=torch.sum, log2=torch.log2,
+        full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype),
+        broadcast=torch.broadcast_tensors,
+        allocate_shared_memory=_allocate, warp_specialize=_specialize,
+    )  # fmt: skip
+    _module(f"{gluon}.language._core", builtin=_itself, _unwrap_if_constexpr=_itself)
+    _module(f"{gluon}.language.nvidia")
+    _module(
+        f"{gluon}.language.nvidia.hopper",
+        fence_async_shared=lambda: None,
+        mbarrier=types.SimpleNamespace(
+            MBarrierLayout=BarrierLayout, init=lambda bar, count: setattr(bar, "count", count), wait=_wait,
+            arrive=_arrive, expect=lambda bar, more: bar.change(1, more),
+        ),
+        tma=types.SimpleNamespace(async_load=_load, async_store=_store, store_wait=_store_wait),
+        warpgroup_mma=_multiply, warpgroup_mma_wait=_multiply_wait,
+    )  # fmt: skip
+    _module("triton._C")
+    _module("triton._C.libtriton", ir=None)
+    _module("triton.runtime")
+    _module("triton.runtime.jit", constexpr_function=_itself)
+    from flashbench.kernels import _hopper_asm, _hopper_tiles
+
+    _hopper_asm.mask = _mask
+    _hopper_asm.rescale = lambda acc, alpha, columns: acc * alpha[:, None]
+    partial_sums = _hopper_tiles.partial_sums
+    _hopper_tiles.partial_sums = lambda p, columns: partial_sums(p, columns).as_subclass(Typed)
+    return importlib.import_module(f"flashbench.kernels.{module}")
+
+
+def launch(kernel: Any, programs: int, *args: Any) -> None:
+    """Run the programs one after the other."""
+    for program in range(programs):
+        _LAUNCH.update(programs=programs, program=program)
+        kernel(*args)

@@ -1,0 +1,209 @@
+"""flash-v3's forward compiles for sm_90 within a block's shared memory, and its machine code overlaps.
+
+No GPU is needed: Triton compiles for an architecture by name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from attention import problem
+
+from flashbench import hopper_configs
+from flashbench._profilers import sass
+from flashbench.hopper_configs import SHARED_LIMIT, TABLE, Row, shared_bytes
+from flashbench.kernels import Target, _compile, _triton, get
+
+pytest.importorskip("triton")
+HERE = Path(__file__).resolve().parent
+
+SPILLS_ALLOWED = {
+    (3, 6): {(64, False, 3): 12, (64, True, 3): 40, (256, False, 2): 20, (256, True, 2): 24},
+    (3, 7): {(64, False, 3): 190, (64, True, 3): 310, (256, False, 2): 110, (256, True, 2): 100},
+}
+"""Instructions that spill, by first version of Triton and (head dim, causal, warpgroups); else none.
+
+These were the fastest on an H100 in spite of them, with Triton 3.6.
+"""
+
+
+def ask(row: Row, dim: int, dtype: str = "bf16", **changes) -> _compile.Task:
+    keys = int(min(row.max_keys, 16384))
+    p = problem(
+        **{"num_heads": 16, "num_kv_heads": 4, "seqlen_q": keys, "seqlen_k": keys, "head_dim": dim,
+           "head_dim_v": dim, "dtype": dtype, "causal": row.causal, **changes}
+    )  # fmt: skip
+    return _compile.Task("v3_fwd", p, (9, 0), SHARED_LIMIT, implementation="flash-v3")
+
+
+def tiles_of(task: _compile.Task) -> hopper_configs.Tiles:
+    p = task.problem
+    return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+
+
+CORE = [ask(TABLE[1], 64), ask(TABLE[6], 128, "fp16")]
+OTHERS = [
+    *(ask(row, row.max_dim) for row in TABLE),
+    *(ask(row, 96) for row in TABLE if row.max_dim == 128),
+    ask(TABLE[7], 192, head_dim_v=128),
+    ask(TABLE[10], 256, head_dim_v=64),
+    ask(TABLE[9], 64, head_dim_v=256),
+    ask(TABLE[4], 80, head_dim_v=24, num_kv_heads=16),
+]
+
+
+@pytest.fixture(scope="module")
+def core() -> dict[_compile.Task, _compile.Compiled]:
+    return {done.task: done for done in _compile.compile_all(CORE, inspect=True)}
+
+
+@pytest.fixture(scope="module")
+def others() -> dict[_compile.Task, _compile.Compiled]:
+    return {done.task: done for done in _compile.compile_all(OTHERS, inspect=True)}
+
+
+def name(task: _compile.Task) -> str:
+    return task.problem.key
+
+
+@pytest.mark.parametrize("task", CORE, ids=name)
+def test_the_core_compiles_as_it_was_chosen(task, core) -> None:
+    holds(core[task])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", OTHERS, ids=name)
+def test_every_configuration_compiles_as_it_was_chosen(task, others) -> None:
+    holds(others[task])
+
+
+def holds(done: _compile.Compiled) -> None:
+    assert not done.error
+    p, tiles = done.task.problem, tiles_of(done.task)
+    bound = shared_bytes(tiles, p.head_dim, p.head_dim_v)
+    assert bound - 2048 <= done.shared_bytes <= bound <= SHARED_LIMIT
+    assert (done.options["BLOCK_M"], done.options["BLOCK_N"]) == (tiles.block_q, tiles.block_k)
+    # of a specialised kernel Triton counts whole warpgroups
+    assert tiles.num_warps <= done.options["num_warps"] < tiles.num_warps + 4
+    if done.unread:
+        pytest.skip(done.unread)
+    code = sass.count(done.sass)
+    assert "USETMAXREG" in done.sass, "the producer's registers go to the consumers"
+    assert code.counts["tma"] >= 4
+    dim = max(p.head_dim, p.head_dim_v)
+    allowed = SPILLS_ALLOWED[max(v for v in SPILLS_ALLOWED if v <= _triton._numbers(_triton._version()))]
+    assert code.spills <= allowed.get((dim, p.causal, tiles.warpgroups), 0)
+    between = exponentials_in_flight(done.sass)
+    assert len(between) == tiles.warpgroups
+    if dim <= 128:  # of 256, ptxas moves them behind the products, which take most of the time
+        whole = [count for count in between if count >= 0.9 * hopper_configs.ROWS * tiles.block_k / 128]
+        assert len(whole) >= 2, f"exponentials while P V is in flight, by warpgroup: {between}"
+
+
+EVENTS = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([012])|(MUFU\.EX2)")
+
+
+def exponentials_in_flight(code: str) -> list[int]:
+    """Per warpgroup: those between the wait for the scores, which leaves P V in flight, and that for P V.
+
+    Were products serialised (ptxas C7510 to C7520), no wait would leave any in flight.
+    """
+    found, counting = [], False
+    for line in code.splitlines():
+        event = EVENTS.search(line)
+        if event is None:
+            continue
+        if event[2]:
+            if counting:
+                found[-1] += 1
+        elif event[1] == "0":
+            counting = False
+        elif not counting:
+            counting = True
+            found.append(0)
+    return found
+
+
+def test_every_head_dim_fits() -> None:
+    for dim in range(1, 257):
+        for keys in (1, 1000, 100_000):
+            for causal in (False, True):
+                tiles = hopper_configs.choose(dim, 257 - dim, causal, keys)
+                assert shared_bytes(tiles, dim, 257 - dim) <= SHARED_LIMIT
+
+
+def test_a_refusal_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_triton, "interpreted", lambda _: False)  # as where Triton was imported for a GPU
+    hopper = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=SHARED_LIMIT)
+    ampere = Target(device="cuda", capability=(8, 0), smem_per_block_bytes=166912)
+    row = get("flash-v3")
+
+    def why(target: Target = hopper, **changes) -> str | None:
+        return row.why_unsupported(problem(**{"dtype": "bf16", "head_dim": 64, **changes}), "fwd", target)
+
+    assert why() is None
+    assert why(ampere) == "it needs an sm90 GPU (H100, H200), this is sm80"
+    assert why(Target()) == "it needs an sm90 GPU (H100, H200), this is a CPU"
+    assert why(dtype="fp32") == "it takes fp16 and bf16, not fp32"
+    assert why(softcap=30.0) == "it does not take softcap"
+    assert why(head_dim=264) == "head_dim 264 is larger than 256"
+    assert why(head_dim=100) == "head_dim 100 is not a multiple of 8, as TMA wants"
+    assert row.why_unavailable(Target()) == "it needs an sm90 GPU (H100, H200), this is a CPU"
+
+
+def test_the_configuration_of_a_row_is_one_that_can_be_asked_for() -> None:
+    for row in TABLE:
+        own = replace(row.tiles, stages=row.tiles.stages + 1, block_k=64, warpgroups=5 - row.tiles.warpgroups)
+        assert hopper_configs.given(hopper_configs.described(own), row.tiles) == own
+        assert hopper_configs.given({"fwd_block_q": 64, "fwd_block_k": 64}, row.tiles) is None
+
+
+def test_the_row_says_which_kernels_run() -> None:
+    hopper = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=SHARED_LIMIT)
+    p = problem(dtype="bf16", head_dim=128, head_dim_v=128, causal=True)
+    config = get("flash-v3").describe(p, "fwd+bwd", hopper)
+    assert config["bwd_kernels"] == "flash-v2"
+    assert config["fwd_block_q"] == 128
+    assert config["dkdv_block_k"] == 64
+
+
+NOT_V3 = """
+from attention import problem
+from flashbench.hopper_configs import SHARED_LIMIT
+from flashbench.kernels import Target, _compile, get
+
+row = get("flash")
+for capability, changes in (((9, 0), {}), ((9, 0), {"softcap": 30.0}), ((8, 0), {})):
+    target = Target(device="cuda", capability=capability, smem_per_block_bytes=SHARED_LIMIT)
+    p = problem(**{"dtype": "bf16", "head_dim": 64, "head_dim_v": 64, **changes})
+    for pass_ in ("fwd", "bwd"):
+        config = row.describe(p, pass_, target)
+        task = _compile.Task("", p, capability, SHARED_LIMIT, implementation="flash")
+        launched = " ".join(one.name for one in _compile.rehearse(task, pass_))
+        print(row.model(p, target), config.get("kernels"), config.get("bwd_kernels"), launched, sep=", ")
+"""
+
+
+def test_flash_runs_flash_v3_where_it_can_and_says_why_not() -> None:
+    """In a process of its own: where Triton was imported as an interpreter, nothing runs flash-v3."""
+    environment = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE), str(HERE.parent), environment.get("PYTHONPATH", "")]
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", NOT_V3], capture_output=True, text=True, check=False, env=environment
+    )
+    assert done.stdout.splitlines() == [
+        "flash-v3-gluon, flash-v3, None, v3_fwd",
+        "flash-v3-gluon, flash-v3, flash-v2, v3_fwd delta dq dkdv",
+        "flash, flash-v2: it does not take softcap, None, fwd",
+        "flash, flash-v2: it does not take softcap, None, fwd delta dq dkdv",
+        "flash, None, None, fwd",
+        "flash, None, None, fwd delta dq dkdv",
+    ], done.stderr

@@ -1,0 +1,203 @@
+"""flash-v3 on an sm_90 GPU against fp64: shapes, repeats, poison, gradients, a graph, what it costs the host.
+
+Every group runs in a process of its own with a time limit: a kernel whose mbarriers do not meet never ends.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+HANG_S = 120
+"""Long enough to compile all that one group runs."""
+
+SHAPES = [
+    # batch, num_heads, num_kv_heads, seqlen_q, seqlen_k: whole tiles, ragged ones, rows without keys, groups,
+    # many tiles for each program whose diagonal is none of theirs
+    (2, 4, 4, 512, 512), (2, 3, 3, 113, 257), (1, 4, 2, 1, 300), (2, 2, 2, 257, 113), (1, 2, 2, 1000, 1000),
+    (1, 8, 2, 640, 1537), (3, 5, 5, 64, 64), (1, 1, 1, 1, 1), (1, 2, 2, 333, 2048), (2, 16, 4, 1536, 1536),
+    (1, 2, 1, 2049, 2049), (40, 16, 16, 128, 96), (1, 2, 2, 700, 64), (8, 16, 4, 640, 769),
+]  # fmt: skip
+DIMS = [(64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256), (64, 256), (256, 64)]
+
+
+def tiles_for(dim: int, dim_v: int) -> Iterator[object]:
+    """Every configuration of the table that the head dims may get."""
+    from flashbench import hopper_configs
+
+    for keys in (512, 4096, 16384):
+        for causal in (False, True):
+            yield hopper_configs.choose(dim, dim_v, causal, keys)
+
+
+def exact(q, k, v, causal: bool):
+    """(o, lse) in fp64; o is 0 and lse -inf in rows without keys."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = q.double(), *(x.double().repeat_interleave(group, 1) for x in (k, v))
+    s = q @ k.mT * q.shape[-1] ** -0.5
+    if causal:
+        keys = torch.arange(k.shape[2], device=q.device)
+        last = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
+        s = s.masked_fill(keys > last, -math.inf)
+    lse = s.logsumexp(-1)
+    return (s - lse.where(~lse.isinf(), 0.0)[..., None]).exp() @ v, lse
+
+
+def inputs(shape, dims: tuple[int, int], dtype: torch.dtype, turned: bool):
+    batch, heads, kv_heads, rows, keys = shape
+
+    def one(heads: int, rows: int, dim: int):
+        if turned:
+            return torch.randn(batch, rows, heads, dim, device="cuda", dtype=dtype).transpose(1, 2)
+        return torch.randn(batch, heads, rows, dim, device="cuda", dtype=dtype)
+
+    return one(heads, rows, dims[0]), one(kv_heads, keys, dims[0]), one(kv_heads, keys, dims[1])
+
+
+def is_right(o, lse, expected, limit: float, what: object) -> None:
+    ref, ref_lse = expected
+    assert not o.isnan().any(), what
+    assert float((o.double() - ref).norm() / ref.norm().clamp(min=1e-30)) < limit, what
+    assert float((o.double() - ref).abs().max()) < 40 * limit, what
+    assert torch.equal(lse.isinf(), ref_lse.isinf()), what
+    assert float((lse.double() - ref_lse).nan_to_num().abs().max()) < 2e-3, what
+
+
+def shapes(dim: int, dim_v: int) -> None:
+    """Every shape, dtype, mask and configuration into outputs that are NaN before."""
+    from flashbench.kernels import _flash_v3 as flash
+
+    for tiles in dict.fromkeys(tiles_for(dim, dim_v)):
+        for n, shape in enumerate(SHAPES):
+            for dtype, limit in ((torch.float16, 6e-4), (torch.bfloat16, 5e-3)):
+                for causal in (False, True):
+                    q, k, v = inputs(shape, (dim, dim_v), dtype, turned=n % 2 == 1)
+                    options = {"causal": causal, "scale": dim**-0.5, "tiles": tiles}
+                    o, lse, launch = flash.forward_launch(q, k, v, **options)
+                    for x in (o, lse):
+                        x.fill_(math.nan)
+                    launch.run()
+                    is_right(o, lse, exact(q, k, v, causal), limit, (tiles, shape, dtype, causal))
+
+
+def repeats(dim: int, dim_v: int) -> None:
+    """The same bits a hundred times, on large scores that grow along the keys and have outliers."""
+    from flashbench.kernels import _flash_v3 as flash
+
+    for tiles in dict.fromkeys(tiles_for(dim, dim_v)):
+        for causal in (False, True):
+            q, k, v = inputs((2, 16, 4, 1200, 1200), (dim, dim_v), torch.bfloat16, turned=False)
+            k *= torch.linspace(0.1, 8, 1200, device="cuda", dtype=torch.bfloat16)[:, None]
+            q[:, :, ::7] *= 10
+            options = {"causal": causal, "scale": dim**-0.5, "tiles": tiles}
+            first = flash.forward(q, k, v, **options)
+            is_right(*first, exact(q, k, v, causal), 6e-3, (tiles, causal))
+            for _ in range(100):
+                again = flash.forward(q, k, v, **options)
+                assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), (tiles, causal)
+
+
+def strides() -> None:
+    """What TMA cannot take is copied: expanded, odd, unaligned, sliced; empty sequences are no launch."""
+    from flashbench.kernels import _flash_v3 as flash
+
+    base = torch.randn(2, 4, 300, 200, device="cuda", dtype=torch.float16)
+    for q, k, v in (
+        (base[..., :64], base[..., 64:128], base[..., 1:65]),
+        (base[..., :50], base[..., 50:100], base[..., 100:137]),
+        (base[..., :64], base[:1, :1, :, :64].expand(2, 4, 300, 64), base[:, :, ::2, :64].repeat(1, 1, 2, 1)),
+        (base[..., ::2][..., :64], base[..., 8:72], base[..., 16:80].flip(2)),
+    ):
+        o, lse = flash.flash_attention(q, k, v, causal=True, return_lse=True)
+        is_right(o, lse, exact(q, k, v, True), 6e-4, [x.stride() for x in (q, k, v)])
+    o, lse = flash.flash_attention(base, base[:, :, :0], base[:, :, :0], return_lse=True)
+    assert not o.any()
+    assert bool((lse == -math.inf).all())
+    assert flash.flash_attention(base[:0], base[:0], base[:0]).shape == (0, 4, 300, 200)
+
+
+def gradients() -> None:
+    """By flash-v2's kernels from this forward's o and lse, a gradient of lse with them."""
+    from flashbench.kernels import _flash_v3 as flash
+
+    for shape, dims in (((2, 4, 2, 200, 333), (64, 64)), ((1, 4, 4, 130, 257), (128, 96))):
+        for causal in (False, True):
+            leaves = [x.requires_grad_() for x in inputs(shape, dims, torch.float16, turned=True)]
+            outputs = flash.flash_attention(*leaves, causal=causal, return_lse=True)
+            doubles = [x.detach().double().requires_grad_() for x in leaves]
+            into = [torch.randn_like(x) for x in outputs]
+            got = torch.autograd.grad(outputs, leaves, into)
+            want = torch.autograd.grad(exact(*doubles, causal), doubles, [x.double() for x in into])
+            for x, y in zip(got, want, strict=True):
+                assert float((x.double() - y).norm() / y.norm()) < 2e-3, (shape, causal)
+
+
+def graph_and_host() -> None:
+    """A CUDA graph replays to the same bits; a call costs the host little, for new tensors as well."""
+    from flashbench.kernels import _flash_v3 as flash
+
+    q, k, v = inputs((1, 16, 16, 256, 256), (128, 128), torch.float16, turned=False)
+    want = flash.flash_attention(q, k, v, causal=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = flash.flash_attention(q, k, v, causal=True)
+    o.zero_()
+    graph.replay()
+    assert torch.equal(o, want)
+    others = [inputs((1, 16, 16, 256, 256), (128, 128), torch.float16, turned=False) for _ in range(200)]
+    seen = host_us(lambda n: flash.flash_attention(q, k, v, causal=True))
+    new = host_us(lambda n: flash.flash_attention(*others[n], causal=True))
+    print(f"host: {seen:.0f} us for tensors seen before, {new:.0f} us for new ones")
+    assert seen <= 60
+    assert new <= 130
+
+
+def host_us(call: Callable[[int], object]) -> float:
+    """Of a call, least of three averages over 200, nothing waiting for the device."""
+    best = math.inf
+    for _ in range(3):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for n in range(200):
+            call(n)
+        best = min(best, time.perf_counter() - start)
+    return best / 200 * 1e6
+
+
+GROUPS = [
+    *(f"{kind} {dim} {dim_v}" for kind in ("shapes", "repeats") for dim, dim_v in DIMS),
+    "strides", "gradients", "graph_and_host",
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
+)
+@pytest.mark.parametrize("group", GROUPS)
+def test_in_a_process_of_its_own(group: str) -> None:
+    root = Path(__file__).resolve().parent.parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    environment.pop("TRITON_INTERPRET", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, *group.split()],
+            capture_output=True, text=True, check=False, env=environment, timeout=HANG_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{group} did not end within {HANG_S} s: it hangs")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    globals()[sys.argv[1]](*map(int, sys.argv[2:]))
+    torch.cuda.synchronize()

@@ -1,0 +1,101 @@
+"""flash-v3's forward kernel, run on a CPU over a model of Hopper's threads, against fp64."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+CASES = {
+    # changes to the tiles; heads, K/V heads, seqlen_q, seqlen_k, head_dim, head_dim_v
+    "two": ("q_stages=1", (4, 2, 640, 769, 64, 64)),
+    "three": ("warpgroups=3", (2, 2, 700, 901, 64, 40)),
+    "three, ragged": ("warpgroups=3, q_stages=1", (2, 1, 500, 333, 56, 64)),
+    "wide": ("block_k=64, q_stages=1, o_shared=True", (2, 2, 400, 433, 192, 256)),
+    "96": ("", (2, 2, 513, 300, 96, 96)),
+}
+FAST = {("three", True), ("wide", True)}
+
+
+def every() -> list[object]:
+    marks = {fast: () if fast else (pytest.mark.slow,) for fast in (False, True)}
+    pairs = [(case, causal) for case in CASES for causal in (False, True)]
+    return [pytest.param(*pair, marks=marks[pair in FAST]) for pair in pairs]
+
+
+@pytest.mark.parametrize(("case", "causal"), every())
+def test_no_barrier_is_waited_for_in_vain_and_outputs_are_those_of_fp64(case: str, causal: bool) -> None:
+    """In a process of its own: it has a model in Triton's place."""
+    tiles, shape = CASES[case]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
+    command = f"import {Path(__file__).stem} as m; m.run({shape}, {causal}, dict({tiles}))"
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=False, env=environment
+    )
+    assert not done.returncode, done.stderr
+    assert [float(error) < 2e-3 for error in done.stdout.split()] == [True] * 2, done.stdout
+
+
+def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int]) -> None:
+    """Print the largest errors of o and lse."""
+    import hopper_threads as model
+    import torch
+
+    kernels = model.install("_hopper_kernels")
+    from flashbench import hopper_configs
+    from flashbench.hopper_configs import ROWS, Tiles
+    from flashbench.kernels import _hopper_schedule as schedule
+
+    tiles = Tiles(**changes)
+    heads, kv_heads, seqlen_q, seqlen_k, dim, dim_v = shape
+    group, scale, half = heads // kv_heads, dim**-0.5, torch.float16
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(2, *sizes).to(half)
+        for sizes in ((heads, seqlen_q, dim), (kv_heads, seqlen_k, dim), (kv_heads, seqlen_k, dim_v))
+    )
+    o, lse = (
+        torch.full((2, heads, seqlen_q, dim_v), math.nan, dtype=half),
+        torch.full((2, heads, seqlen_q), math.nan),
+    )
+    walk = schedule.Shape(
+        heads=2 * heads, group=group, seqlen_q=seqlen_q, seqlen_k=seqlen_k, block_m=tiles.block_q,
+        block_n=tiles.block_k, causal=causal, kv_bytes=2**22,
+    )  # fmt: skip
+    table = schedule.table(walk, 3)
+    (d0, d1), (e0, e1) = hopper_configs.pieces(dim), hopper_configs.pieces(dim_v, of_v=True)
+    cut = (q, ROWS, d0, d1), (k, tiles.block_k, d0, d1), (v, tiles.block_k, e0, e1), (o, ROWS, e0, e1)
+    boxes = [
+        model.Descriptor(x, [1, 1, rows, columns]) if columns else None
+        for x, rows, *both in cut
+        for columns in both
+    ]
+    model.launch(
+        kernels.forward, len(table[0]), *boxes, model.Pointer(lse.view(-1)),
+        model.Pointer([entry for row in table for entry in row]), walk.tiles, heads, group,
+        seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d0, d1, e0, e1,
+        tiles.stages, tiles.q_stages,
+        tiles.o_shared, causal, tiles.pingpong, *tiles.registers,
+    )  # fmt: skip
+    want, want_lse = exact(q, k, v, scale, causal)
+    assert torch.equal(lse.isinf(), want_lse.isinf())
+    print((o.double() - want).abs().max().item(), (lse.double() - want_lse).nan_to_num().abs().max().item())
+
+
+def exact(q, k, v, scale: float, causal: bool):
+    """(o, lse) in fp64."""
+    import torch
+
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    s = q.double() @ k.mT * scale
+    if causal:
+        last = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
+        s = s.masked_fill(torch.arange(k.shape[2]) > last, -math.inf)
+    lse = s.logsumexp(-1)
+    return (s - lse.where(~lse.isinf(), 0.0)[..., None]).exp() @ v, lse
