@@ -11,15 +11,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flashbench import kernels
+from flashbench import block_masks, kernels
 from flashbench.flash_configs import Config
 from flashbench.kernels import Target, _triton
+from flashbench.kernels._block_mask import DeviceMask
 from flashbench.kernels._philox import keep_mask
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -172,6 +174,22 @@ def test_a_row_that_a_bias_hides_is_a_row_without_keys(nq: int, nk: int, dtype: 
     mine = o[:, :, seen], lse[:, :, seen], gradients[0][:, :, seen], *gradients[1:]
     for one, other in zip(mine, (rest, rest_lse, *found), strict=True):
         assert_near(one, other, 1.0 if dtype == torch.float32 else 200.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_where_each_row_sees_one_key_its_score_has_no_gradient(
+    dtype: torch.dtype, dropout_p: float, blocks: bool
+) -> None:
+    q, k, v = (x.to(dtype) for x in qkv(130, 130, 16))
+    bias = rand(1, 2, 130, 130, seed=4).to(dtype).requires_grad_()
+    mask = DeviceMask(block_masks.from_blocks(numpy.tri(2, dtype=bool), 130, 130), DEVICE) if blocks else None
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o = flash(*leaves, bias=bias, window=(0, 0), dropout_p=dropout_p, seed=3, block_mask=mask)
+    dq, dk, dv, dbias = torch.autograd.grad(o, (*leaves, bias), rand(*o.shape, seed=9).to(dtype))
+    assert not any(x.any() for x in (dq, dk, dbias))
+    assert dv.any()
 
 
 @few

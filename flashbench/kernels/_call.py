@@ -68,6 +68,7 @@ class Call:
 
     window: (keys before the diagonal, keys after it), -1 is unlimited; causal: none after it. scale,
     softcap, dropout_p, seed: as of ``flash_attention``. biased: whether a bias has a number per pair.
+    alone: whether a window in a block mask leaves a row its own key or none.
     configs: takes the place of the table for the kernels that it names.
     """
 
@@ -80,6 +81,7 @@ class Call:
     dropout_p: float = 0.0
     seed: int = 0
     biased: bool = False
+    alone: bool = False
     configs: tuple[tuple[str, Config], ...] = ()
 
     @property

@@ -79,7 +79,8 @@ def _dkdv_tiles(
         if CAPPED:
             ds *= 1.0 - t * t
         if MASKED and ALONE:
-            ds = tl.where(scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER), 0.0, ds)
+            alone = scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER, SPANS)
+            ds = tl.where(alone, 0.0, ds)
         dk = tiles.add_dot(dk, ds, q, PRECISION)
     return dk, dv
 

@@ -292,7 +292,8 @@ def backward_dq(
                     SLOTS, BITS, position, start_m, start_n, rows[:, None], columns[None, :], BLOCK_N
                 )
             if ALONE:
-                seen &= ~scores.alone(start_m + rows, seqlen_k, low, high, LOWER, UPPER)[:, None]
+                alone = scores.alone(start_m + rows, seqlen_k, low, high, LOWER, UPPER, SPANS)
+                seen &= ~alone[:, None]
             p = tl.where(seen, p, 0.0)
         if not EARLY:
             v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)

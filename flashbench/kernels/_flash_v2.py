@@ -113,6 +113,7 @@ def _masked(q: Tensor, k: Tensor, call: Call, extra: Extra, block_mask: Any) -> 
             seqlen_k if after < 0 else min(seqlen_k, diagonal + after),
         )
         call = replace(call, causal=False, window=(-1, -1))
+    call = replace(call, alone=before == after == 0 or seqlen_k <= 1)
     return call, replace(extra, block_mask=mask)
 
 

@@ -79,7 +79,7 @@ def backward_dbias(
         if SLOTS is not None:
             seen &= sparse.visible_anywhere(SLOTS, BITS, seqlen_k, start_m, start_n, r, c, BLOCK_N)
         if ALONE:
-            seen &= ~scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER)
+            seen &= ~scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER, SLOTS)
         p = tl.where(seen, p, 0.0)
         if not EARLY:
             do = tiles.load(DOh, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)

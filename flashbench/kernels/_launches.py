@@ -87,7 +87,10 @@ def backward_launches(
     dq, dk, dv = empty_gradients(s)
     delta = torch.empty_like(s.lse)
     closed = extra.sinks is None and not lse_has_gradient
-    exactness = {"REFINE": closed and s.q.element_size() == 4, "ALONE": closed}
+    exactness = {
+        "REFINE": closed and s.q.element_size() == 4,
+        "ALONE": closed and (extra.block_mask is None or call.alone),
+    }
     norm = torch.empty_like(s.lse) if exactness["REFINE"] else s.lse
     shared = _Shared(saved, call, extra, delta, norm, exactness)
     launches = [delta_launch(s, call, extra, delta), _dq(shared, dq), _dkdv(shared, dk, dv)]
