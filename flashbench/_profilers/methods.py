@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from flashbench._profilers.flush import Flush
+from flashbench._profilers.flush import Before, Flush, Pause
 from flashbench._profilers.rounds import Entrant, Setting, Timing, take
 from flashbench._profilers.timers import Call, Timer, timer_of
 
 Outcomes = list[Timing | Exception]
 
-Make = Callable[[str, Call, Callable[[], Call], str, "Flush | None"], Timer]
+Make = Callable[[str, Call, Callable[[], Call], str, "Before | None"], Timer]
 """As ``timer_of``."""
 
 
@@ -41,11 +41,13 @@ def time_together(
     candidates: Sequence[Candidate], device: str, method: str, setting: Setting, make: Make = timer_of
 ) -> Outcomes:
     """A timing of each call, or what it raised. make stands in for ``timer_of``."""
-    flush = Flush(device) if device.startswith("cuda") and setting.cache == "cold" else None
+    before: Before | None = None
+    if device.startswith("cuda"):
+        before = Flush(device) if setting.cache == "cold" else Pause()
 
     def timed(name: str) -> Outcomes:
         entrants = [
-            Entrant(timer=_timer(one, name, device, flush, make), context=one.context) for one in candidates
+            Entrant(timer=_timer(one, name, device, before, make), context=one.context) for one in candidates
         ]
         return take(entrants, setting)
 
@@ -66,7 +68,7 @@ def time_together(
     return [_because(one, reason) for one in by_events or timed("events")]
 
 
-def _timer(candidate: Candidate, method: str, device: str, flush: Flush | None, make: Make) -> Timer:
+def _timer(candidate: Candidate, method: str, device: str, flush: Before | None, make: Make) -> Timer:
     again = candidate.again or (lambda: candidate.call)
     try:
         with candidate.context():

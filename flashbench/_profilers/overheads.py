@@ -10,7 +10,7 @@ import logging
 import statistics
 from typing import Any
 
-from flashbench._profilers.flush import Flush
+from flashbench._profilers.flush import Before, Flush, Pause
 from flashbench._profilers.timers import Call, CuptiTimer, EventTimer, GraphTimer, Timer
 
 log = logging.getLogger("flashbench")
@@ -36,7 +36,7 @@ def measure_overheads(device: str, *, cupti: bool) -> dict[str, float | None]:
     with torch.cuda.device(device):
         empty()
     found: dict[str, float | None] = {}
-    for suffix, one in (("", None), ("_cold", flush)):
+    for suffix, one in (("", Pause()), ("_cold", flush)):
         found[f"events{suffix}_s"] = _median("events", EventTimer, empty, device, one)
         found[f"graph{suffix}_s"] = _median("graph", lambda call, *rest: GraphTimer(lambda: call, *rest),
                                             empty, device, one)  # fmt: skip
@@ -47,7 +47,7 @@ def measure_overheads(device: str, *, cupti: bool) -> dict[str, float | None]:
     return found
 
 
-def _median(name: str, make: Any, call: Call, device: str, flush: Flush | None) -> float | None:
+def _median(name: str, make: Any, call: Call, device: str, flush: Before | None) -> float | None:
     try:
         timer: Timer = make(call, device, flush)
         timer.samples(COUNT // 10)

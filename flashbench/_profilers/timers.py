@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from flashbench._profilers.flush import Flush
+from flashbench._profilers.flush import Before
 from flashbench._profilers.timeline import arrange, device_records
 from flashbench.errors import UnavailableError
 
@@ -84,7 +84,7 @@ class EventTimer:
     method = "events"
     step_s = EVENT_STEP_S
 
-    def __init__(self, call: Call, device: str, flush: Flush | None) -> None:
+    def __init__(self, call: Call, device: str, flush: Before | None) -> None:
         self.call = call
         self.device = device
         self.flush = flush
@@ -121,7 +121,7 @@ class GraphTimer(EventTimer):
 
     method = "graph"
 
-    def __init__(self, make: Callable[[], Call], device: str, flush: Flush | None) -> None:
+    def __init__(self, make: Callable[[], Call], device: str, flush: Before | None) -> None:
         graph = capture(make, device)
         super().__init__(graph.replay, device, flush)
 
@@ -144,7 +144,7 @@ class CuptiTimer(EventTimer):
 
         with _current(self.device):
             records = device_records(enqueue, self.device)
-        return busy_times(records, count, skip=0 if self.flush is None else Flush.KERNELS)
+        return busy_times(records, count, skip=0 if self.flush is None else self.flush.KERNELS)
 
 
 def between_events(
@@ -171,7 +171,7 @@ def between_events(
     return [start.elapsed_time(end) / 1000 for start, end in zip(starts, ends, strict=True)]
 
 
-def flush_seconds(flush: Flush, device: str) -> float:
+def flush_seconds(flush: Before, device: str) -> float:
     """How long the device is busy with one flush, measured once for each buffer."""
     if flush.seconds is None:
         with _current(device):
@@ -228,7 +228,7 @@ def _current(device: str) -> Any:
     return torch.cuda.device(device)
 
 
-def timer_of(method: str, call: Call, again: Callable[[], Call], device: str, flush: Flush | None) -> Timer:
+def timer_of(method: str, call: Call, again: Callable[[], Call], device: str, flush: Before | None) -> Timer:
     """The timer of that name. again: makes the call anew, for a capture. Raises what a capture raises."""
     if not device.startswith("cuda"):
         return WallTimer(call)

@@ -155,7 +155,9 @@ class Entry:
             return {**self._fields, "status": "checked", "reason": NOT_TIMED}
 
         def again() -> Callable[[], object]:
-            return timed_call(cell.pass_, implementation.prepare(cell.problem, inputs), inputs)[0]
+            # leaves of its own: autograd binds a leaf to the stream of its first use, outside of the capture
+            fresh = inputs.detached(grad=cell.pass_ != "fwd")
+            return timed_call(cell.pass_, implementation.prepare(cell.problem, fresh), fresh)[0]
 
         self._call, self._again = timed, again
         return None
