@@ -139,7 +139,12 @@ def test_known_traffic_and_the_timeline_tell_the_clocks(
     )
     monkeypatch.setattr("flashbench._profilers.gpm.measure", lambda *_: {"reason": "no"})
     profile_timeline.show(cells(1), GPU, seed=0, json=True, csv=False, quiet=True)
-    assert json.loads(capsys.readouterr().out)[0]["clocks"] == clocks
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["clocks"], row["launch_bound"], row["disagreement"]) == (clocks, False, None)
+
+    line = Timeline(kernels=(KernelTime(name="k", start_s=0.0, duration_s=2e-3),))
+    profile_timeline.show(cells(1), GPU, seed=0, json=False, csv=False, quiet=True)
+    assert "events 50% shorter than the kernels" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_cell_that_cannot_run_says_why_and_the_others_are_counted(fake, tmp_path: Path) -> None:
