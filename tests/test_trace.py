@@ -263,6 +263,36 @@ def test_scaled_products_are_counted_where_triton_interprets_them(packed: bool) 
     assert launch.flops == 2 * 16 * 16 * 64
 
 
+@pytest.mark.parametrize(("kept", "blocks"), [(8, 5), (32, 2)])
+def test_an_autotuned_kernel_runs_once_with_the_first_config_that_its_pruning_keeps(
+    kept: int, blocks: int
+) -> None:
+    import triton
+    import triton.language as tl
+
+    def prune(configs, *_, **__):
+        return [one for one in configs if one.kwargs["BLOCK"] >= kept]
+
+    @triton.autotune(
+        configs=[triton.Config({"BLOCK": size}) for size in (8, 32, 64)],
+        key=["n"],
+        prune_configs_by={"early_config_prune": prune},
+    )
+    @triton.jit
+    def double(X, n, BLOCK: tl.constexpr):
+        lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(X + lanes, 2 * tl.load(X + lanes, mask=lanes < n), mask=lanes < n)
+
+    x = torch.ones(40)
+    before = dict(vars(triton.runtime.Autotuner))
+    launches = tracing.trace(lambda: double[lambda meta: (triton.cdiv(40, meta["BLOCK"]),)](x, 40))
+    assert [(one.kernel, one.programs, one.arguments["X"].loaded) for one in launches] == [
+        ("double", blocks, 40)
+    ]
+    assert torch.equal(x, torch.full((40,), 2.0)), "what runs to be timed would double it again"
+    assert dict(vars(triton.runtime.Autotuner)) == before
+
+
 EXAMPLE = re.search(r"```python\n(.*?)```", PROFILE.read_text(encoding="utf-8"), re.DOTALL)
 
 
