@@ -107,6 +107,11 @@ def test_an_imported_file_without_certain_values_is_refused_and_broken_lines_are
     path.write_text(text[: text.rindex('"(2, 64, 1)"')], encoding="utf-8")
     code, out, err = run(capsys, "--import", str(path), "--json")
     assert (code, len(json.loads(out)), "1 lines below the header" in err) == (0, 2, True)
+    again = '"dram__bytes_read.sum","dram__bytes_read.sum"'
+    path.write_text(f'"Kernel Name",{again}\n"","byte","byte"\n"k","1","2"\n', encoding="utf-8")
+    code, out, err = run(capsys, "--import", str(path), "--json")
+    assert (code, json.loads(out)[0]["dram_read_bytes"]) == (0, 2)
+    assert "more than once for a kernel: dram__bytes_read.sum; the last one counts" in err
 
 
 def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
