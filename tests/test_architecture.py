@@ -14,7 +14,7 @@ PACKAGE = ROOT / "flashbench"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"errors", "units"},
+    {"errors", "paths", "units"},
     {
         "problem",
         "block_masks",
@@ -50,8 +50,8 @@ LAYERS = [
     {"cli", "_cli", "__main__"},
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
-TORCH_FREE = {"errors", "units", "problem", "block_masks", "named_masks", "devices", "devicefile", "presets",
-              "ceilings", "sweep",
+TORCH_FREE = {"errors", "paths", "units", "problem", "block_masks", "named_masks", "devices", "devicefile",
+              "presets", "ceilings", "sweep",
               "iomodel", "_iomodel", "kvcache", "record", "record_json", "runfile", "metrics", "table",
               "whatif",
               "console", "report", "flash_configs", "decode_configs", "hopper_configs",

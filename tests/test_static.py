@@ -6,16 +6,18 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashbench import cli
-from flashbench._cli import profile_static
+from flashbench import cli, kernels
+from flashbench._cli import options, profile_static
 from flashbench._profilers import sass, static
 from flashbench._profilers.occupancy import LIMITS
-from flashbench.errors import EXIT_GATE, FlashbenchError, UnavailableError
-from flashbench.kernels import _compile
+from flashbench.errors import EXIT_GATE, FlashbenchError, UnavailableError, UsageError
+from flashbench.kernels import Target, _compile, _triton
 
 pytest.importorskip("triton")
 
@@ -168,6 +170,47 @@ def test_without_triton_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UnavailableError, match="pip install triton") as caught:
         profile_static.show(**NOTHING, json=False, csv=False, quiet=False)
     assert caught.value.exit_code == 3
+
+
+def test_a_cache_that_triton_cannot_use_is_bad_input_and_no_kernel_that_does_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(file))
+    code, out, err = run(capsys, "--arch", "sm_90", "--passes", "fwd", "--quiet")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        f"error: TRITON_CACHE_DIR='{file}': '{file}' is no folder; accepted: a folder that can be written,"
+        " or unset"
+    ]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "below"))
+    _triton.check_cache()
+    assert list(tmp_path.iterdir()) == [file], "nothing is made"
+    for folder, words in ((file / "below", "is no folder"), ("/proc/none", "takes no file"), ("", "no name")):
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+        with pytest.raises(UsageError, match=f"TRITON_CACHE_DIR='{folder}': .*{words}"):
+            _triton.check_cache()
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("TRITON_HOME", str(file))
+    with pytest.raises(UsageError, match=r"TRITON_CACHE_DIR is not set, .*of TRITON_HOME\).* is no folder"):
+        _triton.check_cache()
+
+
+def test_the_cache_is_looked_at_where_kernels_will_be_compiled_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    h100 = Target(device="cuda:0", capability=(9, 0))
+    monkeypatch.setattr(_triton, "interpreted", lambda target: target.type == "cpu")
+    monkeypatch.setattr(_triton, "why_unavailable", lambda target: None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/none")
+    flash, naive = (
+        replace(kernels.get(name), interpreted=_triton.interpreted, why_unavailable=lambda target: None)
+        for name in ("flash", "naive")
+    )
+    monkeypatch.setattr(kernels, "get", {"flash": flash, "naive": naive}.__getitem__)
+    options.settle(["naive"], h100)
+    options.settle(["flash"], Target())
+    with pytest.raises(UsageError, match="TRITON_CACHE_DIR"):
+        options.settle(["naive", "flash"], h100)
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -153,6 +153,7 @@ def _ready(target: Target, check: bool) -> None:
             f"no GPU to time decoding on: {status.message}",
             hint="'--check' decodes small caches in Triton's interpreter",
         )
+    options.settle(["flash-decode"], target)
     if reason := kernels.get("flash-decode").why_unavailable(target):
         raise UnavailableError(f"flash-decode: {reason}")
 

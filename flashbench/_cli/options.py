@@ -176,12 +176,17 @@ def settle(names: Iterable[str], target: Target) -> None:
     """Let each implementation look at the target before anything else runs.
 
     Triton compiles or interprets for the life of the process, as decided when it is first imported,
-    and torch imports it by itself: the kernel that cares must come first.
+    and torch imports it by itself: the kernel that cares must come first. Raises UsageError where kernels
+    would be compiled for the target and Triton has no folder for them.
     """
     from flashbench import kernels
+    from flashbench.kernels import _triton
 
     for name in names:
-        kernels.get(name).why_unavailable(target)
+        implementation = kernels.get(name)
+        unavailable = implementation.why_unavailable(target)
+        if implementation.prepare_tiles and not unavailable and not implementation.interpreted(target):
+            _triton.check_cache()
 
 
 def out_file(text: str) -> Path:

@@ -83,7 +83,8 @@ def _rows(one: dict[str, Any]) -> list[dict[str, Any]]:
         return [{"cell": one["cell"], "kernel": f"not recorded: {one['reason']}"}]
     whole = {
         "cell": one["cell"], "kernel": one["backend"] or "all kernels", "duration_s": one["kernel_s"],
-        "gap_s": one["gap_s"], "event_s": one["event_s"], "share": 1.0, "flag": one["disagreement"], **one["gpm"],
+        "gap_s": one["gap_s"], "event_s": one["event_s"], "share": 1.0,
+        "flag": one["disagreement"], **one["gpm"],
     }  # fmt: skip
     return [whole] + [
         {

@@ -274,9 +274,7 @@ def check_out(
 
     hint: what to do about one that holds results.
     """
-    import tempfile
-
-    from flashbench import units
+    from flashbench import paths, units
 
     if out is None:
         if resume:
@@ -285,26 +283,10 @@ def check_out(
             )
         return None
     label = f"--out {units.quoted(out, 400)}"
-    try:
-        if (out / RESULTS).exists() and not resume:
-            raise UsageError(
-                f"{label}: holds {RESULTS} already; accepted: a folder without results",
-                hint=hint,
-            )
-        real = out.resolve()  # 'a/../b' makes no folder 'a'
-        parent = next(path for path in (real, *real.parents) if path.exists())
-    except OSError as error:
-        raise UsageError(f"{label}: {error.strerror or error}; accepted: a folder") from None
-    if not parent.is_dir():
-        raise UsageError(f"{label}: {str(parent)!r} is no folder; accepted: a folder that can be written")
-    try:
-        with tempfile.TemporaryFile(dir=parent):  # permissions alone do not tell, of /proc for one
-            pass
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(
-            f"{label}: {str(parent)!r} takes no file ({reason}); accepted: a folder that can be written"
-        ) from None
+    if reason := paths.why_no_folder(out):
+        raise UsageError(f"{label}: {reason}; accepted: a folder that can be written")
+    if (out / RESULTS).exists() and not resume:
+        raise UsageError(f"{label}: holds {RESULTS} already; accepted: a folder without results", hint=hint)
     return out
 
 

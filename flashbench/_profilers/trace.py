@@ -38,8 +38,9 @@ _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "Autotuner": {"_bench": ("args", "config")},
 }
 """What of the interpreter is listened to, with the parameters that each begins with, and what of the
-autotuner stands still meanwhile; the same in every Triton from 3.6 on. Plain loads and stores, block pointers, tensor descriptors (also gathers and scatters)
-and atomic loads and stores end in masked loads and stores there, so they are seen too."""
+autotuner stands still meanwhile; the same in every Triton from 3.6 on. Plain loads and stores, block
+pointers, tensor descriptors (also gathers and scatters) and atomic loads and stores end in masked loads and
+stores there, so they are seen too."""
 
 
 @dataclass
@@ -88,7 +89,9 @@ def trace(call: Callable[[], object]) -> tuple[Launch, ...]:
     """Run the call and return its launches in order.
 
     A kernel under ``triton.autotune`` runs with the first of its configurations that its own pruning keeps,
-    as nothing can be timed here; it stays with it in this process. Raises UnavailableError where this process does not interpret Triton, or interprets with a Triton
+    as nothing can be timed here; it stays with it in this process.
+
+    Raises UnavailableError where this process does not interpret Triton, or interprets with a Triton
     whose inside is unknown here.
     """
     recorder = _Recorder()

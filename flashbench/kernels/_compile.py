@@ -131,7 +131,7 @@ def lacking(tasks: Iterable[Task]) -> list[Task]:
 def compile_all(tasks: Iterable[Task], workers: int | None = None, inspect: bool = False) -> list[Compiled]:
     """Compile every task, in spawned processes; with inspect the machine code is read too.
 
-    Raises UnavailableError where they cannot import Triton.
+    Raises UnavailableError where they cannot import Triton, UsageError where it has no usable cache.
     """
     return list(compile_each(tasks, workers, inspect))
 
@@ -143,6 +143,7 @@ def compile_each(
     tasks = list(tasks)
     if not tasks:
         return
+    _triton.check_cache()
     workers = min(len(tasks), workers or len(os.sched_getaffinity(0)))
     pool = ProcessPoolExecutor(
         workers,
