@@ -74,7 +74,7 @@ def run_cells(
     start = time.perf_counter()
     run = _Run(target, options)
     compiling = time.perf_counter()
-    run.precompile(cells)
+    precompile(cells, target, options.tuned)
     precompile_s = time.perf_counter() - compiling
     started = itertools.count()
 
@@ -86,6 +86,20 @@ def run_cells(
             for record in run.records(list(group), begin):
                 on_record(record)
     return {"wall_s": time.perf_counter() - start, "precompile_s": precompile_s}
+
+
+def precompile(cells: Sequence[Cell], target: Target, found: tuned.Tuned | None = None) -> None:
+    """Let each implementation compile in parallel what its cells need; on a GPU only. found: of --tuned."""
+    if target.type != "cuda":
+        return
+    for name in dict.fromkeys(cell.implementation for cell in cells):
+        implementation = tuned.get(found, name)
+        own = [cell for cell in cells if cell.implementation == name]
+        try:
+            own = [cell for cell in own if not plan.refuses(implementation, cell, target)]
+            implementation.precompile(own, target)
+        except Exception as error:  # each cell will fail, or compile, by itself
+            log.warning("%s did not precompile: %s", name, what(error))
 
 
 @contextmanager
@@ -112,19 +126,6 @@ class _Run:
             target=target, timed=options.time, call_limit_s=options.call_limit_s,
             tuned=lambda cell: options.tuned.source(cell) if options.tuned else {},
         )  # fmt: skip
-
-    def precompile(self, cells: Sequence[Cell]) -> None:
-        """Let each implementation compile in parallel what its cells need; on a GPU only."""
-        if self.target.type != "cuda":
-            return
-        for name in dict.fromkeys(cell.implementation for cell in cells):
-            implementation = tuned.get(self.options.tuned, name)
-            own = [cell for cell in cells if cell.implementation == name]
-            try:
-                own = [cell for cell in own if not plan.refuses(implementation, cell, self.target)]
-                implementation.precompile(own, self.target)
-            except Exception as error:  # each cell will fail, or compile, by itself
-                log.warning("%s did not precompile: %s", name, what(error))
 
     def records(self, cells: Sequence[Cell], begin: Callable[[Cell], None]) -> Iterator[Record]:
         """What became of cells of the same work, in order; raises nothing but KeyboardInterrupt and the like.

@@ -25,7 +25,7 @@ EXPECTED = {
     "--model --tuned",
     "check": GRID,
     "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
-    "--known --import --arch --gpu --trace-limit --detail --by-kernel --tuned --out",
+    "--known --import --arch --gpu --trace-limit --detail --by-kernel --tuned --config --out",
     "gate": "--config --out --quiet",
     "history": "--metric --cells --warn --noise --all --json --csv --quiet",
     "bisect": "--base --baseline --store --metric --fail --noise --allow --runs",

@@ -114,6 +114,27 @@ def test_an_imported_file_without_certain_values_is_refused_and_broken_lines_are
     assert "more than once for a kernel: dram__bytes_read.sum; the last one counts" in err
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds nothing; accepted: tables [[cells]]"), ("cells = 3", "holds cells; accepted: tables"),
+        ("seqlens = 5", "holds seqlens; accepted: tables [[cells]]"),
+        ("cells = [3]", "[[cells]] 1: is no table"),
+        ("[[cells]]\nseqlen = 5", "[[cells]] 1: key 'seqlen' is not known; did you mean 'seqlens'?"),
+        ("[[cells]]\n[[cells]]\nwindow = \"x\"", "[[cells]] 2: window 'x'"),
+        ("[[cells]]\n[[cells]]\n", "[[cells]] 2: the cell "),
+    ],
+)  # fmt: skip
+def test_a_file_of_grids_that_is_none_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, says: str
+) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text, encoding="utf-8")
+    code, out, err = run(capsys, "--trace", "--config", str(path))
+    assert (code, out) == (EXIT_USAGE, "")
+    assert err.startswith(f"error: --config {str(path)!r}: {says}")
+
+
 def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = run(capsys, "--import", WIDE, "--json")
     rows = json.loads(out)

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashbench._cli import check as check_
-from flashbench._cli import options, profile_static, profile_trace
+from flashbench._cli import grids, options, profile_static, profile_trace
 from flashbench.errors import GateError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.gating import Plan
-    from flashbench.problem import Cell
 
 MODEL: Mapping[str, str] = {
     "seqlens": "4k", "head_dims": "64,128", "dtypes": "bf16", "causal": "both", "passes": "fwd,bwd",
@@ -117,7 +116,7 @@ def _model(table: Mapping[str, Any], where: str) -> list[Any]:
     return [
         (cell, capability)
         for capability in profile_static.arches_of(arches)
-        for cell in _cells(rest, where, MODEL)
+        for cell in grids.cells_of(rest, where, MODEL)
     ]  # fmt: skip
 
 
@@ -130,22 +129,9 @@ def _without_arch(table: Mapping[str, Any], where: str) -> tuple[dict[str, Any],
     return rest, arch
 
 
-def _cells(table: Mapping[str, Any], where: str, defaults: Mapping[str, str]) -> tuple[Cell, ...]:
-    from flashbench import kernels, sweep
-
-    known = kernels.registry()
-    typed = sweep.parse(
-        sweep.options_of(table, where, sweep.ASKED), lambda name: f"{where}: {name}", known
-    )  # fmt: skip
-    usual = dict(defaults)
-    if "heads" in typed:
-        usual.pop("kv_heads", None)
-    return sweep.sweep_of(sweep.combine(typed, sweep.parse(usual, options.on_line, known))).cells()
-
-
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], Sequence[Any]]] = {
     "static": _static,
     "model": _model,
-    "trace": lambda table, where: _cells(table, where, profile_trace.DEFAULTS),
-    "check": lambda table, where: _cells(table, where, check_.GRIDS["cpu"]),
+    "trace": lambda table, where: grids.cells_of(table, where, profile_trace.DEFAULTS),
+    "check": lambda table, where: grids.cells_of(table, where, check_.GRIDS["cpu"]),
 }

@@ -85,7 +85,7 @@ def precompile(cells: Sequence[Cell], target: Target) -> None:
     start for the others only. A kernel that does not compile is left to the cell that needs it,
     which then says why.
     """
-    if target.capability is None:
+    if target.capability is None or not cells:
         return
     tasks: dict[tuple[object, ...], Task] = {}
     for cell in cells:
