@@ -39,8 +39,8 @@ EXPECTED = {
     "kv-cache": "--model --layers --heads --kv-heads --head-dim --head-dim-v --window --windowed-layers "
     "--latent-dim --rope-dim --seqlens --batch --dtypes --page-size --scale-bytes --gpu --tp --weights "
     "--memory-fraction --json --csv --quiet",
-    "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --device --seed "
-    "--tuned --out --json --csv --quiet",
+    "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --counters --device "
+    "--seed --tuned --out --json --csv --quiet",
     "tune": "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --causal --passes --batch "
     "--tokens --heads --hidden --kv-heads --model --kv-lens --page-size --queries --candidates --budget "
     "--device --gpu --seed --out --dry-run --json --csv --quiet",
