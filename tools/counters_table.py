@@ -53,13 +53,18 @@ def _order(record: Record) -> tuple[object, ...]:
     return record.cell.implementation, p.head_dim, p.causal, p.seqlen_k, record.cell.pass_ != "fwd"
 
 
+def _model(record: Record) -> str | None:
+    """The model, as it is today, of the kernels that ran: those that flash chose, or the cell's own."""
+    ran = str(record.config.get("kernels", "")).partition(":")[0]
+    return kernels.get(ran or record.cell.implementation).io_model
+
+
 @cache
 def load() -> tuple[Found, ...]:
     """Every level of every counted cell."""
     found: list[Found] = []
     for record in records():
-        model = kernels.get(record.cell.implementation).io_model  # as it is today
-        levels = compared.compare(record.cell, record.counters, model, record.config, DEVICE)
+        levels = compared.compare(record.cell, record.counters, _model(record), record.config, DEVICE)
         found += [Found(record, level) for level in levels]
     return tuple(found)
 
