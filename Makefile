@@ -5,6 +5,7 @@
 #   make test        the fast tier (what CI runs on every change)
 #   make test-full   the fast tier and the long suites, on the oldest Triton too
 #   make test-oldest the kernel tests on the oldest supported Triton
+#   make h100-peers  the bundled kernel beside the fastest others on an H100
 #   make lint        ruff and mypy
 #   make baseline    what the exact gate holds changes to, from the code as it is: commit the result on purpose
 #
@@ -24,10 +25,16 @@ TORCH_REQUIREMENT := $(if $(shell echo '$(TORCH)' | grep -E '^[0-9]'),torch==$(T
 # PYTHONPATH of a caller must not leak another package set into the tests
 export PYTHONPATH :=
 
-.PHONY: run test test-full test-oldest lint gate measured-exactly baseline clean
+PEERS := flashbench-out/h100-peers
+
+.PHONY: run h100-peers test test-full test-oldest lint gate measured-exactly baseline clean
 
 run: $(VENV)/.run-installed
 	$(BIN)/flashbench run $(ARGS)
+
+h100-peers: $(VENV)/.run-installed
+	$(BIN)/flashbench run --config configs/h100-peers.toml --out $(PEERS) $(ARGS)
+	$(BIN)/python tools/peers_table.py $(PEERS)/results.jsonl
 
 test: $(VENV)/.test-installed
 	$(PYTEST) -m "not slow" $(ARGS)
