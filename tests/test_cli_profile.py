@@ -198,12 +198,21 @@ def test_the_tiles_of_a_card_can_be_traced(capsys: pytest.CaptureFixture[str]) -
     grid = ["--seqlens", "200", "--head-dims", "64", "--dtypes", "bf16", "--passes", "fwd", "--causal", "no"]
     reads = []
     for more in ([], ["--gpu", "h100-sxm"]):
-        code, out, _ = run(capsys, "--trace", *grid, "--kv-heads", "2", "--json", *more)
+        asked = [*grid, "--impls", "flash-v2", "--kv-heads", "2", "--json", *more]
+        code, out, _ = run(capsys, "--trace", *asked)
         assert code == 0
         (cell,) = json.loads(out)
         assert cell["difference_bytes"] == 0
         reads.append(cell["total"]["read_bytes"])
     assert reads[1] < reads[0]  # larger tiles read K and V less often
+
+
+@interpreted
+def test_what_flash_runs_on_hopper_is_not_traced_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ["--seqlens", "200", "--head-dims", "64", "--dtypes", "bf16", "--passes", "fwd"]
+    code, _, err = run(capsys, "--trace", *grid, "--gpu", "h100-sxm")
+    assert code == EXIT_UNAVAILABLE
+    assert "flash-v3 is written in Gluon" in err
 
 
 @interpreted

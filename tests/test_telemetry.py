@@ -165,6 +165,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, **meanwhile: Any) -> 
     monkeypatch.setattr(timers, "between_events", events)
     monkeypatch.setattr(timers.EventTimer, "host_s", lambda *_: 0.0)
     monkeypatch.setattr("torch.cuda.device", lambda _: nullcontext())
+    monkeypatch.setattr(timers, "flush_seconds", lambda *_: 0.0)
     return profilers.measure_time(lambda: None, device="cuda:0", cache="hot", clocks=Clocks(nvml, "card"))
 
 

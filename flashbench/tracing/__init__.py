@@ -21,7 +21,7 @@ from flashbench import iomodel, kernels
 from flashbench._profilers.trace import Launch, Moved, trace, why_unavailable
 from flashbench.errors import SpecError
 from flashbench.iomodel import Estimate, Step
-from flashbench.kernels import Target
+from flashbench.kernels import Target, _hopper_row
 from flashbench.problem import Cell, Problem
 
 STEPS = {
@@ -71,6 +71,8 @@ def trace_cell(
     if reason := implementation.why_unsupported(cell.problem, cell.pass_, CPU):
         return {"reason": reason}
     config = config or implementation.describe(cell.problem, cell.pass_, CPU)
+    if reason := why_not_interpreted(cell, config):
+        return {"reason": reason}
     traced = replace(cell, problem=part_of(cell.problem)) if one_head else cell
     try:
         reason = why_too_large(traced, config, limit)
@@ -92,6 +94,14 @@ def trace_cell(
     }  # fmt: skip
     said = {"traced_as": changed, "scaled_by": count, "traced_share": 1 / count}
     return {**said, **compare([_times(launch, count, few) for launch in launches], _estimate(cell, config))}
+
+
+def why_not_interpreted(cell: Cell, config: Mapping[str, Any]) -> str | None:
+    """Why Triton's interpreter does not run the kernels that the configuration is of, or None."""
+    runs = config.get("kernels", cell.implementation)
+    if runs == _hopper_row.NAME and cell.pass_ != "bwd":  # whose kernels are flash-v2's
+        return f"{runs} is written in Gluon, which Triton's interpreter does not run; flash-v2 can be traced"
+    return None
 
 
 def _interpretable(problem: Problem) -> Problem:
