@@ -171,6 +171,15 @@ def test_appended_keys_are_those_that_decoding_sees(page_size: int, fp8: bool) -
         assert torch.allclose(written, fresh[1][1, 1].float(), rtol=2**-3, atol=2**-9)
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_nan_is_in_o_and_in_lse(splits: int) -> None:
+    q, cache = make(lengths(70, 70))
+    cache.k[0, 0, 40, 3] = math.nan
+    o, lse = both(q, cache, num_splits=splits)
+    for x in (o.isnan().all(-1), lse.isnan()):
+        assert x.squeeze(-1).tolist() == [[True, True, False, False], [False] * 4]
+
+
 def test_an_fp8_cache_saturates() -> None:
     cache = decode.Cache(
         k=torch.zeros(1, 1, 2, 16, device=DEVICE).to(decode.FP8),

@@ -203,7 +203,7 @@ def decode(
         top = new_top
         pages = following
 
-    some = total > 0.0  # false for a row without keys: o = 0, lse = -inf
+    some = total != 0.0  # false for a row without keys: o = 0, lse = -inf; a NaN stays
     total = tl.where(some, total, 1.0)
     norm = tl.where(some, 1.0 / total, 0.0)
     if V_DESCALE is not None:
@@ -256,7 +256,7 @@ def merge(
         acc = acc * shrink + tl.sum(weight[:, None] * o, 0)
         total = total * shrink + tl.sum(weight, 0)
         top = new_top
-    some = total > 0.0
+    some = total != 0.0
     total = tl.where(some, total, 1.0)
     acc = acc * tl.where(some, 1.0 / total, 0.0)
     lse = top + (tiles.log(total) if EXACT else tl.log(total))

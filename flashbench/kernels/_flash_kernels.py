@@ -144,7 +144,7 @@ def forward(
             v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
         acc = tiles.add_dot(acc, p, v, PRECISION)
         top = new_top
-    some = total > 0.0  # false for a row without keys: o = 0, lse = -inf
+    some = total != 0.0  # false for a row without keys: o = 0, lse = -inf; a NaN stays
     total = tl.where(some, total, 1.0)
     factor = keep_scale / total if DROPS else 1.0 / total
     acc = tiles.times(acc, tl.where(some, factor, 0.0)[:, None])

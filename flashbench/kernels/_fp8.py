@@ -176,5 +176,5 @@ def attention(
         product = p.to(v.values.dtype).float() @ values
         acc = acc * shrink + product * heads_of(v.scales[:, :, tile, None, None])
         top = new_top
-    o = torch.where(total > 0, acc / total, 0.0)
+    o = torch.where(total != 0, acc / total, 0.0)
     return o, ((top + total.log2() - SHIFT) * math.log(2)).squeeze(-1)
