@@ -141,5 +141,7 @@ def backward_dsinks(LSE, DELTA, SINKS, DSINKS, l_b, l_h, batches, rows, BLOCK_M:
         row = tiles.head_at(0, index // blocks, l_b, h, l_h) + start
         lse = flash.load_rows(LSE + row, rows - start, BLOCK_M, True, float("inf"))
         delta = flash.load_rows(DELTA + row, rows - start, BLOCK_M, True, 0.0)
-        total -= tiles.exp(sink - lse) * delta
+        # lse is -inf, as the sink, of a row without keys: -inf + inf
+        p = tl.where(sink == float("-inf"), 0.0, tiles.exp(sink - lse))
+        total -= p * delta
     tl.store(DSINKS + h, tl.sum(total, 0))
