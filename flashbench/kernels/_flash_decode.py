@@ -222,7 +222,7 @@ def append_launches(cache: Cache, k: Tensor, v: Tensor) -> tuple[Launch, ...]:
     )  # fmt: skip
     options = {
         "BLOCK_M": configs.APPEND_ROWS, "DIM": k.shape[-1], "DIM_V": v.shape[-1], "WIDEST": MAX_HEAD_DIM,
-        "PAGE_SIZE": cache.page_size, "FP8": is_fp8, "num_warps": 4, "num_stages": 1,
+        "PAGE_SIZE": cache.page_size, "FP8": is_fp8, "BY_HAND": INTERPRETED, "num_warps": 4, "num_stages": 1,
     }  # fmt: skip
     programs = num_tiles * cache.batch * cache.num_kv_heads
     return (Launch("append", kernels.append, programs, args, options),)
