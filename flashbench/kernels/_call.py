@@ -5,6 +5,7 @@ Import through ``_triton.load``, as all modules that hold Triton kernels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -204,6 +205,30 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"num_heads {q.shape[1]} is not divisible by num_kv_heads {k.shape[1]}")
     if not 1 <= min(q.shape[3], v.shape[3]) <= max(q.shape[3], v.shape[3]) <= MAX_HEAD_DIM:
         raise ValueError(f"head dims must be 1 to {MAX_HEAD_DIM}: {shapes}")
+
+
+def check_scale(scale: float) -> None:
+    """Raise ValueError for a softmax scale that is not positive and finite."""
+    if not 0 < scale < math.inf:
+        raise ValueError(f"softmax_scale {scale} is out of range; it must be greater than 0, and finite")
+
+
+def check_strides(**tensors: Tensor) -> None:
+    """Raise ValueError for a tensor whose head dim is not dense: kernels take any other stride as it is."""
+    for name, x in tensors.items():
+        if x.stride(-1) != 1 < x.shape[-1]:
+            raise ValueError(
+                f"the last stride of {name} must be 1, got {x.stride()}; accepted: {name}.contiguous()"
+            )
+
+
+def check_devices(**tensors: Tensor | None) -> None:
+    """Raise ValueError for a tensor that is not where the first one is."""
+    there = {name: x.device for name, x in tensors.items() if x is not None}
+    first = next(iter(there))
+    for name, device in there.items():
+        if device != there[first]:
+            raise ValueError(f"{name} is on {device}, {first} on {there[first]}")
 
 
 def computable(x: Tensor) -> Tensor:
