@@ -75,8 +75,8 @@ _FORMULAS["flash"] = {
     "dkdv": f"{_FORMULAS['']['dkdv']}; fp32 and tf32 without sinks read g·ΣQ·4 more (norm)",
     "dq": "read Nq(d·e + dv·e + 8) + ΣK(d+dv)e; write Nq·d·e, fp32 and tf32 without sinks 8Nq more (norm,"
           " delta), per query head",
-    "dbias": "read Tk·Nq(d·e + dv·e + 8) + Tq·Nk(d+dv)e and the bias, per query head, masked or not; write"
-             " the bias's size",
+    "dbias": "read Tk·Nq(d·e + dv·e + 8) + Tq·Nk(d+dv)e and the bias, fp32 and tf32 without sinks Tk·4Nq"
+             " more (norm), per query head, masked or not; write the bias's size",
     "dsinks": "read 8Nq, per query head, and 4 per head; write 4 per head",
 }  # fmt: skip
 _FORMULAS["flash-v3-gluon"] = {

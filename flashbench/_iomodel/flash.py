@@ -85,7 +85,7 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
             },
         ),
     ]
-    steps += [scores.dbias(p, tiles["dq"], d + dv)] if p.bias else []
+    steps += [scores.dbias(p, tiles["dq"], d + dv, refined=bool(norm))] if p.bias else []
     steps += [scores.dsinks(p, lse)] if p.sinks else []
     gradients = sum(step.write.get("dbias", 0) + step.write.get("dsinks", 0) for step in steps)
     return work._replace(steps=tuple(steps), extra_bytes=work.extra_bytes + norm + gradients)

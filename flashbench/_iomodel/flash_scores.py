@@ -44,11 +44,12 @@ def _bias(p: Problem, seen: Visits) -> dict[str, int]:
     return {"bias": p.batch * p.num_heads * entries * p.dtype_bytes}
 
 
-def dbias(problem: Problem, tile: Tiles, products: int) -> Step:
+def dbias(problem: Problem, tile: Tiles, products: int, *, refined: bool) -> Step:
     """The gradient of the bias: every tile of every query head, whether or not the mask shows any of it.
 
     A program has a tile of the bias, or all tiles along a side that it does not vary along, and goes over the
-    batches and heads that share it. products: columns of head dim that are multiplied for each pair.
+    batches and heads that share it. products: columns of head dim that are multiplied for each pair; refined:
+    whether it reads the dq kernel's norm.
     """
     p, e = problem, problem.dtype_bytes
     batches, bias_heads, rows, columns = p.bias_shape
@@ -62,6 +63,7 @@ def dbias(problem: Problem, tile: Tiles, products: int) -> Step:
         read={
             "q": queries * p.head_dim * e, "do": queries * p.head_dim_v * e, "lse": queries * FP32,
             "delta": queries * FP32, "k": keys * p.head_dim * e, "v": keys * p.head_dim_v * e,
+            **({"norm": queries * FP32} if refined else {}),
             **slopes(p, heads * every.tiles), **_bias(p, every), **looked_up(p, tile),
         },
         write={"dbias": bias_bytes(p)},

@@ -56,7 +56,7 @@ def _dkdv_tiles(
                 s, r, c, start_m, start_n, seqlen_q, seqlen_k, scale, cap, slope, diagonal, BIAS, b_m, b_n,
                 CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
             )  # fmt: skip
-        p = flash.probabilities(s, lse[None, :], unit, EXACT)
+        p = flash.probabilities(s, lse[None, :], unit, BIAS, EXACT)
         if MASKED and SPANS is not None:
             seen = sparse.visible(SLOTS, BITS, index * BLOCK_M, start_m, start_n, r, c, BLOCK_N)
             p = tl.where(seen, p, 0.0)

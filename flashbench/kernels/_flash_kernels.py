@@ -196,10 +196,12 @@ def load_lse(LSE, left, ROWS: tl.constexpr, MASKED: tl.constexpr, BIAS):
 
 
 @triton.jit
-def probabilities(s, lse, unit, EXACT: tl.constexpr):
-    """exp(unit * s - lse)."""
+def probabilities(s, lse, unit, BIAS, EXACT: tl.constexpr):
+    """exp(unit * s - lse); where a bias can bring both to the end of fp32, neither grows before they meet."""
     if EXACT:
         p = tiles.exp(s * unit - lse)
+    elif BIAS is not None:
+        p = tl.exp2((s * unit - lse) * LOG2E)
     else:
         p = tl.exp2(s * (unit * LOG2E) - lse * LOG2E)
     return p
@@ -277,7 +279,7 @@ def backward_dq(
                 s, rows[:, None], columns[None, :], start_m, start_n, seqlen_q, seqlen_k, scale, cap, slope,
                 diagonal, BIAS, b_m, b_n, CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
             )  # fmt: skip
-        p = probabilities(s, lse[:, None], unit, EXACT)
+        p = probabilities(s, lse[:, None], unit, BIAS, EXACT)
         edge = position >= full
         if LOWER:
             edge |= start_n < clear

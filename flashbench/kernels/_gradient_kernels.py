@@ -28,7 +28,7 @@ RUNTIME = [
 
 @triton.jit(do_not_specialize=[name for name in RUNTIME if name not in ("batches", "rows")])
 def backward_dbias(
-    Q, K, V, DO, LSE, DELTA, DBIAS, SLOPES, BIAS, SLOTS, BITS,
+    Q, K, V, DO, LSE, DELTA, NORM, DBIAS, SLOPES, BIAS, SLOTS, BITS,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n, b_b, b_h, b_m, b_n, l_b, l_h,
     num_heads, group, shared_batches, shared_heads, seqlen_q, seqlen_k, tiles_m, tiles_n, before, after,
     seed, threshold, keep_scale, scale, cap,
@@ -37,7 +37,7 @@ def backward_dbias(
     LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
-    ALONE: tl.constexpr,
+    REFINE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """One block of the bias's gradient, summed over batches, heads, rows or columns that share it.
 
@@ -74,7 +74,9 @@ def backward_dbias(
             CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
         )  # fmt: skip
         lse = flash.load_lse(LSE + row, left, BLOCK_M, True, BIAS)
-        p = flash.probabilities(s, lse[:, None], 1.0, EXACT)
+        p = flash.probabilities(s, lse[:, None], 1.0, BIAS, EXACT)
+        if REFINE:
+            p *= flash.load_rows(NORM + row, left, BLOCK_M, True, 0.0)[:, None]
         seen = scores.visible(start_m + r, start_n + c, seqlen_k, low, high, LOWER, UPPER)
         if SLOTS is not None:
             seen &= sparse.visible_anywhere(SLOTS, BITS, seqlen_k, start_m, start_n, r, c, BLOCK_N)

@@ -194,14 +194,13 @@ def _dbias(shared: _Shared, dbias: Tensor) -> Launch:
     mask = extra.block_mask
     table = (None, None) if mask is None else (mask.slots, mask.bits)
     args = (
-        *(s.q, s.k, s.v, s.do, s.lse, shared.delta, dbias, extra.slopes, extra.bias, *table),
+        *(s.q, s.k, s.v, s.do, s.lse, shared.delta, shared.norm, dbias, extra.slopes, extra.bias, *table),
         *shared.strides,
         *(heads, _group(s.q, s.k), s.q.shape[0] // max(1, batches), heads // max(1, bias_heads)),
         *(seqlen_q, seqlen_k, tiles_m, tiles_n), *call.numbers,
     )  # fmt: skip
     programs = batches * bias_heads
     programs *= (tiles_m if options["BIAS_ROWS"] else 1) * (tiles_n if options["BIAS_COLS"] else 1)
-    del options["REFINE"]
     options["num_stages"] = 1
     return Launch("dbias", gradients.backward_dbias, programs, args, options)
 
