@@ -35,7 +35,7 @@ PRODUCT = """        s = tiles.dot_t(q, k, PRECISION)
         if SCORED:
             s, _ = scores"""
 BEFORE = "    unit = 1.0 if SCORED else scale  # what"
-AFTER = "    some = total > 0.0  #"
+AFTER = "    some = total != 0.0  #"
 """Texts of the forward alone."""
 SPILL = {
     BEFORE: f"    low = tl.full([BLOCK_M, BLOCK_N], 1.0, tl.float32)\n{BEFORE}",
