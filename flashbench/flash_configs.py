@@ -144,8 +144,8 @@ def register_limit(
 ) -> int | None:
     """The most registers that the compiler may give a thread, None where it is to choose; dim: the larger.
 
-    Of dq at head dims up to 64 two programs share an H100's SM with 128 registers a thread, which it spills
-    none for; left alone the compiler takes 123 to 154 by mask.
+    Of dq at head dims up to 64 two programs share an H100's SM with 128 registers a thread; left alone the
+    compiler takes 123 to 154 by mask. Under a mask that costs a few spills (tests/test_flash_aot.py).
     """
     if (kernel, math, capability) != ("dq", "half", (9, 0)) or dim > 64:
         return None

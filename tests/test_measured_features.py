@@ -1,6 +1,7 @@
-"""What the committed runs of one H100 say of masks and packing: the targets that the kernels were built to.
+"""What the committed runs on an H100 say of masks and packing: the targets that the kernels were built to.
 
-reports/h100-sxm/features has one folder for each run.
+reports/h100-sxm/features has one folder for each run; its header names the card. Densities from 0.25 on were
+measured on another card than the rest, and by events where the rest was timed by graph.
 """
 
 from __future__ import annotations

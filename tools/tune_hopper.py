@@ -3,9 +3,9 @@
 python tools/tune_hopper.py --out tuning.json [--budget 130] [--head-dims 64,128,256] [--table]
 
 Every configuration is checked first, in a process of its own that is killed when it hangs; only right ones
-are timed, under sustained load, in turns with SDPA's cuDNN, fp16, batch · seqlen = 16k, heads · head_dim =
-2048. --table: only what the table has. The JSON is rewritten after every cell. The winners belong into
-flashbench/hopper_configs.py.
+are timed, each after a little load of its own, in turns with SDPA's cuDNN, fp16, batch · seqlen = 16k,
+heads · head_dim = 2048. --table: only what the table has. The JSON is rewritten after every cell.
+The winners belong into flashbench/hopper_configs.py.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ SHAPES = [
 
 
 def exact(q, k, v, causal: bool):
+    """(o, lse) in fp64; o is 0 and lse -inf in rows without keys."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.double(), *(x.double().repeat_interleave(group, 1) for x in (k, v))
     s = q @ k.mT * q.shape[-1] ** -0.5

@@ -120,11 +120,12 @@ def alone(rows, seqlen_k, low, high, LOWER: tl.constexpr, UPPER: tl.constexpr, B
 
     Asked of a block mask (BLOCKS) only where a window in it leaves each row its own key or none.
     """
-    first = tl.maximum(rows + low, 0) if LOWER else rows * 0
-    end = tl.minimum(rows + high + 1, seqlen_k) if UPPER else rows * 0 + seqlen_k
-    few = end - first <= 1
     if BLOCKS is not None:
         few = rows == rows
+    else:
+        first = tl.maximum(rows + low, 0) if LOWER else rows * 0
+        end = tl.minimum(rows + high + 1, seqlen_k) if UPPER else rows * 0 + seqlen_k
+        few = end - first <= 1
     return few
 
 
