@@ -192,7 +192,7 @@ class FlashAttention(torch.autograd.Function):  # type: ignore[misc]
             Saved(q=q, k=k, v=v, o=o, lse=lse, do=do),
             ctx.call,
             replace(ctx.extra, bias=bias, sinks=sinks),
-            lse_has_gradient=dlse is not None,
+            dlse=dlse,
             wanted=[
                 name for name, want in zip(("bias", "sinks"), ctx.needs_input_grad[3:5], strict=True) if want
             ],
