@@ -1,10 +1,13 @@
 # The only set-up that a fresh machine needs: each target makes .venv where there is none.
 #
 #   make run         measure the default grid on whatever this machine has; prints where the report is
+#   make gate        what repeats exactly (registers, spills, traced bytes, …) against the committed baseline
 #   make test        the fast tier (what CI runs on every change)
-#   make test-full   the fast tier and the long suites
+#   make test-full   the fast tier and the long suites, on the oldest Triton too
 #   make test-oldest the kernel tests on the oldest supported Triton
+#   make h100-peers  the bundled kernel beside the fastest others on an H100
 #   make lint        ruff and mypy
+#   make baseline    what the exact gate holds changes to, from the code as it is: commit the result on purpose
 #
 # TORCH=…  another torch: a version (TORCH=2.11.0), a wheel (TORCH=./torch-….whl) or a requirement.
 
@@ -15,28 +18,48 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 OLDEST := $(VENV)/triton-oldest
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# what the oldest Triton is held to
+KERNEL_TESTS := $(patsubst %,tests/test_%.py,flash_kernel flash_aot trace kv_outside kv_outside_aot flash_fp8 fp8_aot fp8_trace decode decode_model decode_aot interpreter flash_v3_aot)
 TORCH_REQUIREMENT := $(if $(shell echo '$(TORCH)' | grep -E '^[0-9]'),torch==$(TORCH),$(TORCH))
 # PYTHONPATH of a caller must not leak another package set into the tests
 export PYTHONPATH :=
 
-.PHONY: run test test-full test-oldest lint clean
+PEERS := flashbench-out/h100-peers
+
+.PHONY: run h100-peers test test-full test-oldest lint gate measured-exactly baseline clean
 
 run: $(VENV)/.run-installed
 	$(BIN)/flashbench run $(ARGS)
 
-test: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+h100-peers: $(VENV)/.run-installed
+	$(BIN)/flashbench run --config configs/h100-peers.toml --out $(PEERS) $(ARGS)
+	$(BIN)/python tools/peers_table.py $(PEERS)/results.jsonl
 
-test-full: $(VENV)/.test-installed test-oldest
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+test: $(VENV)/.test-installed
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-full: $(OLDEST)/.installed
+	$(PYTEST) $(ARGS)
+	PYTHONPATH=$(OLDEST) $(PYTEST) $(KERNEL_TESTS)
 
 test-oldest: $(OLDEST)/.installed
-	PYTHONPATH=$(OLDEST) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/test_flash_kernel.py tests/test_flash_aot.py tests/test_trace.py tests/test_kv_outside.py tests/test_kv_outside_aot.py tests/test_flash_fp8.py tests/test_fp8_aot.py tests/test_fp8_trace.py tests/test_decode.py tests/test_decode_model.py tests/test_decode_aot.py tests/test_flash_v3_aot.py
+	PYTHONPATH=$(OLDEST) $(PYTEST) -m "not slow" $(KERNEL_TESTS)
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+gate: measured-exactly
+	$(BIN)/flashbench compare $(VENV)/gate.json --baseline configs/baselines/ci-static --fail-on changed || \
+		{ echo "If this is meant: make baseline, and commit configs/baselines" >&2; exit 1; }
+
+measured-exactly: $(VENV)/.test-installed
+	$(BIN)/flashbench gate --config configs/ci-static.toml --out $(VENV)/gate.json
+
+baseline: measured-exactly
+	$(BIN)/flashbench baseline save $(VENV)/gate.json --name ci-static --store configs/baselines
 
 clean:
 	rm -rf $(VENV)

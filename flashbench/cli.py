@@ -16,11 +16,15 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from flashbench._cli import baseline
+from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
 from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
 from flashbench._cli.compare import compare
 from flashbench._cli.decode import decode
 from flashbench._cli.doctor import doctor
+from flashbench._cli.gate import gate
+from flashbench._cli.history import history
 from flashbench._cli.io_model import io_model
 from flashbench._cli.kv_cache import kv_cache
 from flashbench._cli.list import list_
@@ -48,6 +52,10 @@ app.command("tune")(tune)
 app.command("check")(check)
 app.command("compare")(compare)
 app.command("noise")(noise)
+app.command("gate")(gate)
+app.add_typer(baseline.app, name="baseline")
+app.command("history")(history)
+app.command("bisect")(bisect)
 app.command("profile")(profile)
 app.command("report")(report)
 app.command("list")(list_)
@@ -112,6 +120,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = UsageError.exit_code
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    if arguments[:1] == ["bisect"] and EXIT_BAD < code < EXIT_SKIP:
+        code = EXIT_ABORT  # git would take it for a bad commit
     sys.exit(code)
 
 

@@ -154,6 +154,15 @@ def tolerate(stream: TextIO) -> None:
         reconfigure(errors="replace")
 
 
+def shows(text: str) -> bool:
+    """Whether stdout can encode it."""
+    try:
+        text.encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 def error(problem: FlashbenchError) -> None:
     """Print ``error: …`` and, where there is one, ``hint: …`` to stderr."""
     _line("error", str(problem), "31")

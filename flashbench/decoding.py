@@ -10,12 +10,12 @@ and asks ``queries`` new tokens of it. What is timed is the attention alone, wit
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flashbench import devices, environment, iomodel
+from flashbench import devices, environment, iomodel, presets
 from flashbench.decode_configs import DecodeConfig, Shape, math_of
 from flashbench.flash_configs import FP8_CAPABILITY
 from flashbench.iomodel import Estimate, Variant
@@ -77,6 +77,17 @@ class Step:
     def variant(self) -> Variant:
         """What the model must know beside the problem."""
         return Variant(page_size=self.page_size, cache_bytes=1 if self.dtype == "fp8" else 0)
+
+
+def to_json(step: Step) -> dict[str, Any]:
+    """A JSON-able mapping from which ``from_json`` makes the step."""
+    return {**asdict(step), "preset": step.preset.name}
+
+
+def from_json(row: Mapping[str, Any]) -> Step:
+    """The step of such a mapping. Raises UnknownName."""
+    config = DecodeConfig(**row["config"]) if row["config"] else None
+    return Step(**{**row, "preset": presets.find(row["preset"]), "config": config})
 
 
 def modelled(step: Step, tiles: dict[str, int], card: Device | None = None) -> dict[str, Any]:
@@ -176,17 +187,31 @@ def too_large(step: Step, target: Target) -> str | None:
     return None
 
 
-def _run(
-    step: Step, target: Target, seed: int, then: Callable[[Callable[[], object]], dict[str, Any]]
-) -> dict[str, Any]:
-    import torch
-
+def _operands(step: Step, target: Target, seed: int) -> tuple[Any, Any, Any, Any]:
+    """The module of the kernels, and q, the cache and the options that its functions take."""
     decode = _triton.load(target.type, "_flash_decode")
     from flashbench.kernels import _decode_reference as reference
 
     p = step.problem
     q, cache = reference.make(p, step.page_size, step.dtype == "fp8", target.device, seed)
     how = decode.Call(causal=True, scale=p.softmax_scale, num_splits=step.splits, config=step.config)
+    return decode, q, cache, how
+
+
+def call_of(step: Step, target: Target, seed: int) -> Callable[[], object]:
+    """What ``measure`` times, made ready and not checked."""
+    decode, q, cache, how = _operands(step, target, seed)
+    return lambda: decode.run(q, cache, how)
+
+
+def _run(
+    step: Step, target: Target, seed: int, then: Callable[[Callable[[], object]], dict[str, Any]]
+) -> dict[str, Any]:
+    import torch
+
+    decode, q, cache, how = _operands(step, target, seed)
+    from flashbench.kernels import _decode_reference as reference
+
     config, split_keys, splits = decode.plan(q, cache, how)
     launched = decode.launches(q, cache, how)[2][0]
     tiles = {
@@ -205,7 +230,7 @@ def _run(
         return decode.run(q, cache, how)
 
     with torch.no_grad():
-        error, budget = reference.compare(p, (q, cache), call())
+        error, budget = reference.compare(step.problem, (q, cache), call())
         row |= {"max_abs_error": error, "budget": budget, "status": "ok" if error <= budget else "wrong"}
         return row | (then(call) if row["status"] == "ok" else {})
 

@@ -7,6 +7,7 @@ row's value, parsed, goes into the field of Problem that it names; ``varlen`` ma
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,12 +51,23 @@ def parse_window(text: str, label: str = "--window") -> tuple[int, int]:
     return values[0], values[-1]
 
 
+_LENGTHS = re.compile(r"(?:[^*x]+\*)?[^*x]+(?:x[^*x]+)?")
+"""What a number of each kind stands for is read from these parts."""
+
+
 def parse_lengths(
     text: str, label: str = "--varlen", *, decode: bool = False, minimum: int = 0
 ) -> tuple[tuple[int, int], ...]:
     """Sequences of a packed batch: "512,1k,3k", queries x keys "1x512,1x3k", repeated "4*512"; k = 1024."""
     lengths: list[tuple[int, int]] = []
     for item in text.split(","):
+        if not _LENGTHS.fullmatch(item):
+            accepted = (
+                "a length such as 512 or 64k, queries x keys such as 1x512, either repeated such as 4*512"
+            )
+            raise SpecError(
+                f"{label} {units.quoted(text)}: {units.quoted(item)} is no length; accepted: {accepted}"
+            )
         where = f"{label} {units.quoted(text)}:"
         count, star, shape = item.rpartition("*")
         queries, cross, keys = shape.partition("x")

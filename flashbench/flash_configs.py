@@ -21,6 +21,9 @@ FP8_CAPABILITY = (8, 9)
 STATISTICS_BYTES = 1024
 BARRIER_BYTES = 320
 
+SUMMED_ROWS = 1024
+"""Rows of delta that the kernels of dsinks, and of a bias that all keys share, sum at a time."""
+
 SECTION_BYTES = 16 * 2**20
 """Of the L2 cache (50 MB on an H100), what the heads in flight may stream; twice that is in use."""
 
@@ -137,6 +140,19 @@ SPACES: Mapping[str, Mapping[str, Sequence[int]]] = {
 def math_of(dtype: str) -> str:
     """The table's word for a dtype name."""
     return {"fp32": "ieee", "tf32": "tf32", "fp8": "fp8", "fp8-e5m2": "fp8"}.get(dtype, "half")
+
+
+def register_limit(
+    kernel: str, config: Config, math: str, dim: int, capability: tuple[int, int] | None
+) -> int | None:
+    """The most registers that the compiler may give a thread, None where it is to choose; dim: the larger.
+
+    Of dq at head dims up to 64 two programs share an H100's SM with 128 registers a thread; left alone the
+    compiler takes 123 to 154 by mask. Under a mask that costs a few spills (tests/test_flash_aot.py).
+    """
+    if (kernel, math, capability) != ("dq", "half", (9, 0)) or dim > 64:
+        return None
+    return 128 if config.num_warps == 8 and config.block_q * config.block_k <= 128 * 64 else None
 
 
 def widest(math: str) -> int:

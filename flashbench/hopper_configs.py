@@ -80,15 +80,17 @@ _256 = Tiles(block_k=64, q_stages=1, o_shared=True)
 TABLE = (
     # TFLOP/s in fp16 on an H100 SXM with Triton 3.6 (reports/h100-sxm/tuning/flash-v3.json), of the next best
     # in brackets; 96 and 192 are cut as their neighbours
-    Row(64, False, 512, Tiles()),  # 331 (333)
-    Row(64, False, _ANY, _THREE),  # at 2048 419 (420 with q_stages=1, 387 with two warpgroups)
-    Row(64, True, 4096, Tiles()),  # at 512 221
-    Row(64, True, _ANY, _THREE),
-    Row(128, False, 512, replace(_LONG, pingpong=True)),  # 459 (450)
-    Row(128, False, _ANY, _LONG),
-    Row(128, True, _ANY, Tiles()),  # at 512 291 (282)
+    Row(64, False, 2048, _THREE),  # at 512 345 (338), at 2048 422 (423)
+    Row(64, False, _ANY, replace(_THREE, q_stages=1)),  # at 4096 439 (434), at 16384 473 (460)
+    Row(64, True, 4096, Tiles()),  # at 512 228 (200), at 4096 394 (392)
+    Row(64, True, _ANY, replace(_THREE, q_stages=1)),  # at 8192 428 (409), at 16384 442 (424)
+    Row(128, False, _ANY, replace(_LONG, pingpong=True)),  # at 1024 525 (518), at 16384 616 (606)
+    Row(128, True, 8192, Tiles()),  # at 512 297 (281), at 8192 571 (567)
+    Row(128, True, _ANY, _LONG),  # at 16384 589 (572)
     *(Row(192, causal, _ANY, _192) for causal in (False, True)),
-    *(Row(256, causal, _ANY, _256) for causal in (False, True)),  # at 512 472 without a mask
+    *(
+        Row(256, causal, _ANY, _256) for causal in (False, True)
+    ),  # at 16384 725, causal 681; the only one that fits
 )
 
 

@@ -8,6 +8,7 @@ To add one, add a row to ``METRICS``: table, JSON, CSV, console and report follo
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,6 +196,16 @@ def _compared() -> Iterator[Metric]:
         )  # fmt: skip
 
 
+def _cycles(row: Row) -> float | None:
+    """Median over the samples of time times clock; None unless every round has a clock."""
+    rounds, samples = row.record.timing.get("rounds") or (), row.record.samples
+    clocks = [one.get("sm_clock_mhz") for one in rounds for _ in range(one.get("samples", 0))]
+    if samples is None or len(clocks) != len(samples.samples_s) or not all(clocks):
+        return None
+    pairs = zip(samples.samples_s, clocks, strict=True)
+    return float(statistics.median(seconds * clock * 1e6 for seconds, clock in pairs))
+
+
 METRICS = (
     Metric(name="time_s", unit="s", better="lower", help="median of the samples", compute=lambda r: r.time_s),
     Metric(
@@ -208,6 +219,11 @@ METRICS = (
     Metric(
         name="num_samples", unit="samples", better="", help="how many samples were taken", whole=True,
         compute=lambda r: len(r.record.samples.samples_s) if r.record.samples else None,
+    ),
+    Metric(
+        name="cycles", unit="cycles", better="lower",
+        help="median of each sample times the SM clock of its round, as NVML reads it",
+        compute=_cycles,
     ),
     Metric(
         name="flops", unit="FLOP", better="", whole=True,

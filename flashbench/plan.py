@@ -11,7 +11,8 @@ from flashbench import devices, iomodel, kernels
 from flashbench.errors import FlashbenchError
 from flashbench.kernels import Implementation, Target
 from flashbench.problem import Cell, Problem
-from flashbench.profilers import Policy, policy_for
+from flashbench.profilers import LEAD_S, LEAST_ROUNDS, SUSTAINED, Policy, policy_for
+from flashbench.record import LOADS
 
 CHECK_BYTES = {"cpu": 3 * 2**26, "cuda": 3 * 2**29}
 """Scratch of the fp64 check at most: three tensors of kernels/_reference.py's workspace."""
@@ -45,7 +46,7 @@ class PlannedCell:
 
 
 def plan(
-    cells: Sequence[Cell], target: Target, *, timed: bool = True, energy: bool = False
+    cells: Sequence[Cell], target: Target, *, timed: bool = True, energy: bool = False, load: str = LOADS[0]
 ) -> list[PlannedCell]:
     """What each cell needs, in order. Cells that refuse cost nothing; the note says why."""
     planned: list[PlannedCell] = []
@@ -63,6 +64,8 @@ def plan(
         checked.add(check)
         if energy and not implementation.interpreted(target):
             expected_s += ENERGY_S
+        if load == SUSTAINED and timed and not implementation.interpreted(target):
+            expected_s += LEAST_ROUNDS * LEAD_S
         note = "" if implementation.io_model else "scratch memory is not modelled"
         planned.append(
             PlannedCell(cell=cell, needs_bytes=needs_bytes(cell, target), expected_s=expected_s, note=note)
@@ -91,6 +94,22 @@ def input_bytes(problem: Problem, pass_: str) -> int:
 
 def needs_bytes(cell: Cell, target: Target) -> int:
     """Most device memory alive while the cell is checked and measured, as far as it is modelled."""
+    return together_bytes([cell], target)
+
+
+def together_bytes(cells: Sequence[Cell], target: Target) -> int:
+    """The same of cells of one problem that are all kept ready while they are timed in turns."""
+    problem = cells[0].problem
+    parts = [_call_bytes(cell, target) for cell in cells]
+    held, extra = [one for one, _ in parts], [other for _, other in parts]
+    pairs = problem.batch * problem.num_heads * problem.seqlen_q * problem.seqlen_k
+    check = min(CHECK_BYTES[target.type], 3 * 8 * pairs)
+    # the check of the last one runs beside what the others hold
+    return resident_bytes(problem) + max(sum(held) + max(extra), sum(held[:-1]) + check)
+
+
+def _call_bytes(cell: Cell, target: Target) -> tuple[int, int]:
+    """What prepare and the forward keep for a call, and what one call needs beside."""
     problem, pass_ = cell.problem, cell.pass_
     implementation = kernels.get(cell.implementation)
     inputs, output = _input_bytes(problem), _output_bytes(problem)
@@ -102,10 +121,7 @@ def needs_bytes(cell: Cell, target: Target) -> int:
         backward = _estimate(implementation, problem, "bwd", target)
         held = output + (forward.saved_bytes if forward else 0)
         extra = backward.extra_bytes if backward else inputs
-    call = held + extra + implementation.prepared_bytes(problem, pass_, target)
-    pairs = problem.batch * problem.num_heads * problem.seqlen_q * problem.seqlen_k
-    check = min(CHECK_BYTES[target.type], 3 * 8 * pairs)
-    return resident_bytes(problem) + max(call, check)
+    return held + implementation.prepared_bytes(problem, pass_, target), extra
 
 
 def _estimate(

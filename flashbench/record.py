@@ -24,14 +24,19 @@ STATUSES = {
 """Every status of a row. All but ``ok`` come with a reason; only ``ok`` has samples."""
 
 FLAGS = {
-    "suspect": "faster than the hardware allows, or otherwise not to be believed",
+    "suspect": "faster than the hardware allows, or at odds with other times of the same implementation",
     "throttled": "the GPU reported a thermal or power cap, or its SM clock fell by over 10 %, meanwhile",
     "launch-bound": "the host could not feed the device; the time is the launch overhead",
     "drift": "the last quarter of the samples differs from the first by over 5 %",
+    "multimodal": "the samples have two levels, apart by over 1 %",
 }
 """Marks on a row that was timed; they stand apart from the status."""
 
 
+TIMINGS = ("auto", "events", "graph", "cupti")
+"""How a call may be asked to be timed; ``auto`` is events, and graph where launching is the limit."""
+LOADS = ("burst", "sustained")
+"""What a sample follows: a chip that no cap holds back, or the same call until its clock has settled."""
 FLUSH = "read"
 """How the L2 is made cold now: a buffer is read, so that no dirty line is left."""
 FLUSH_BEFORE = "write"
@@ -43,14 +48,17 @@ class Samples:
     """Raw times of one call, in order, nothing dropped.
 
     samples_s: seconds. cache: ``cold`` (L2 flushed before each sample, outside the timed window)
-    or ``hot``. method: ``events`` (CUDA events) or ``wall`` (host clock, on a CPU). flush: how the L2
-    was flushed, ``FLUSH`` or ``FLUSH_BEFORE``; None where it was not.
+    or ``hot``. method: ``events`` (CUDA events around the call), ``graph`` (around the replay of a CUDA
+    graph of it), ``cupti`` (the time its kernels ran) or ``wall`` (host clock, on a CPU). flush: how the L2
+    was flushed, ``FLUSH`` or ``FLUSH_BEFORE``; None where it was not. load: ``burst`` or ``sustained``; None
+    where nothing was done about what came before.
     """
 
     samples_s: tuple[float, ...]
     cache: str
     method: str
     flush: str | None = None
+    load: str | None = None
 
     @property
     def median_s(self) -> float:
@@ -110,6 +118,12 @@ class Record:
     that serve, as in tuned.py; empty where the table's alone ran.
     clocks: SM and memory clock (MHz), power (W), temperature (C) and cap reasons before and after the
     samples, a summary of readings ``during`` them, and ``throttled_by``, why a row is flagged so.
+    timing: how it was timed: ``rounds`` in order, each with the number of its ``samples``, its ``place`` in
+    the round, SM clock, power and ``caps``; ``schedule``: ``interleaved`` with the other implementations of
+    the same work, or ``alone`` (``alone_because``); ``order_seed``; why it ``stopped`` and the median's
+    ``half_width``; ``warmup``; rounds ``set_aside`` under a cap; ``method_refused``: why another method than
+    the one wanted was used; ``doubts``: why the row is suspect.
+    spent: seconds of the cell by what they went to.
     energy: joules per call, as in profilers.measure_energy; empty where it was not asked for.
     counters: what the hardware counted, as in counting/__init__.py; empty where it was not asked for.
     trace: what its Triton kernels moved in the interpreter, as in tracing/apart.py; None where it was not
@@ -129,6 +143,8 @@ class Record:
     config: Mapping[str, Any] = field(default_factory=dict)
     tuned: Mapping[str, Any] = field(default_factory=dict)
     clocks: Mapping[str, Any] = field(default_factory=dict)
+    timing: Mapping[str, Any] = field(default_factory=dict)
+    spent: Mapping[str, float] = field(default_factory=dict)
     energy: Mapping[str, Any] = field(default_factory=dict)
     counters: Mapping[str, Any] = field(default_factory=dict)
     trace: Mapping[str, Any] | None = None

@@ -2,11 +2,12 @@
 
 Line 1 is the header::
 
-    {"type": "header", "schema": 3, "created_at", "argv", "options", "environment", "cells": [keys]}
+    {"type": "header", "schema": 4, "created_at", "argv", "options", "environment", "cells": [keys]}
 
 then one ``{"type": "record", …}`` per cell, flushed to disk before the next cell starts, and, for cells
 that were counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type":
-"trace", "key", "trace"}`` lines, which belong to the record of that key. ``check --numerics`` writes lines
+"trace", "key", "trace"}`` lines, which belong to the record of that key, and ``{"type": "timings", …}``
+when a run ends. ``check --numerics`` writes lines
 of type numerics alone. JSON is strict (no NaN); a value that is not finite is null. A last line that was
 torn by a kill is dropped with a note. A header with a newer schema is refused.
 
@@ -20,28 +21,28 @@ and to leave out what the file's rows are given after they ran (``AFTERWARDS``).
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flashbench.errors import FlashbenchError, RunFileError, UsageError
+from flashbench.errors import RunFileError, UsageError
 from flashbench.problem import Cell
-from flashbench.record import FLUSH, FLUSH_BEFORE, STATUSES, Accuracy, Memory, Record, Samples
+from flashbench.record import FLUSH, Record
+from flashbench.record_json import json_able, record_from_json, record_to_json
 
-SCHEMA = 3
+SCHEMA = 4
 """Raised by one when a reader of the old schema would misread the new. 2: lines of type counters; 3: of
-type trace."""
+type trace; 4: of type timings."""
 
 NOT_STARTED = ("time budget of", "the device was lost")
 """How the reason of a skipped row begins that ``resume`` measures after all."""
 
-CONDITIONS = ("cache", "seed")
+CONDITIONS = ("cache", "seed", "timing", "load")
 """Options that all rows of one file share."""
 
 AFTERWARDS = ("counters", "trace")
@@ -50,13 +51,15 @@ AFTERWARDS = ("counters", "trace")
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """A results file as read. header: line 1; notes: what had to be repaired; numerics: of numerics.rows."""
+    """A results file as read. header: line 1; notes: what had to be repaired; numerics: of numerics.rows;
+    timings: of each run that wrote rows, as runner.run_cells returns it."""
 
     path: Path
     header: Mapping[str, Any]
     records: tuple[Record, ...]
     notes: tuple[str, ...] = ()
     numerics: tuple[Mapping[str, Any], ...] = ()
+    timings: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +103,7 @@ class Writer:
     def put(self, value: Mapping[str, Any]) -> None:
         """Write any line, such as a row of numerics, as safely; the caller gives its type."""
         try:
-            self._file.write(_line(_json_able(value)))
+            self._file.write(_line(json_able(value)))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -120,16 +123,21 @@ class Writer:
 
 
 def header(
-    *, argv: Sequence[str], options: Mapping[str, Any], environment: Mapping[str, Any], cells: Iterable[Cell]
-) -> dict[str, Any]:
-    """The header of a new file, stamped with the present time (UTC)."""
+    *, argv: Sequence[str], options: Mapping[str, Any], environment: Mapping[str, Any], cells: Iterable[Cell],
+    overheads: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The header of a new file, stamped with the present time (UTC).
+
+    overheads: what timing itself costs here, as of profilers.measure_overheads.
+    """
     return {
         "type": "header",
         "schema": SCHEMA,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "argv": list(argv),
-        "options": _json_able(options),
-        "environment": _json_able(environment),
+        "options": json_able(options),
+        "environment": json_able(environment),
+        "overheads": json_able(overheads or {}),
         "cells": [cell.key for cell in cells],
     }
 
@@ -164,7 +172,7 @@ def load(path: Path | str) -> RunFile:
         raise RunFileError(f"{path} {what}; a results file begins with a header")
     head = _parse_header(path, lines[0])
     records: dict[str, Record] = {}
-    notes, numerics = list[str](), list[Mapping[str, Any]]()
+    notes, numerics, timings = list[str](), list[Mapping[str, Any]](), list[Mapping[str, Any]]()
     if "schema" not in head:
         notes.append(f"{path}, line 1: no schema; read as the first")
     for number, line in enumerate(lines[1:], start=2):
@@ -174,6 +182,8 @@ def load(path: Path | str) -> RunFile:
             _attach(records, value, where)
         elif value.get("type") == "numerics":
             numerics.append(value)
+        elif value.get("type") == "timings":
+            timings.append(value)
         else:
             record = record_from_json(value, where)
             if record.cell.key in records:
@@ -182,7 +192,12 @@ def load(path: Path | str) -> RunFile:
     if torn_tail:
         notes.append(f"{path}: the last line was torn off in the middle of a write and is ignored")
     return RunFile(
-        path=path, header=head, records=tuple(records.values()), notes=tuple(notes), numerics=tuple(numerics)
+        path=path,
+        header=head,
+        records=tuple(records.values()),
+        notes=tuple(notes),
+        numerics=tuple(numerics),
+        timings=tuple(timings),
     )
 
 
@@ -219,84 +234,8 @@ def resume(
         notes.append(f"{found.path}: {outside} rows of cells that are not asked for now are kept")
     more = {name: True for name in AFTERWARDS if options.get(name) is True}
     head = {**found.header, "schema": SCHEMA, "options": {**found.header["options"], **more}}
-    _replace(found.path, [{**head, "cells": planned}, *map(record_to_json, kept)])
+    _replace(found.path, [{**head, "cells": planned}, *map(record_to_json, kept), *found.timings])
     return Resumed(writer=Writer(found.path, known), missing=missing, kept=kept, notes=tuple(notes))
-
-
-def record_to_json(record: Record) -> dict[str, Any]:
-    """A record as the JSON object of its line; non-finite numbers become null."""
-    values: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(record)}
-    cell = values.pop("cell")
-    for name in ("samples", "memory", "accuracy"):
-        values[name] = asdict(values[name]) if values[name] is not None else None
-    return {"type": "record", "key": cell.key, "cell": cell.to_json(), **_json_able(values)}
-
-
-def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
-    """The record of a line. Raises RunFileError naming ``where`` and the field that is wrong."""
-    if value.get("type") != "record":
-        raise RunFileError(f"{where}: type is {value.get('type')!r}; 'record' is wanted")
-    try:
-        optional = {
-            name: value[name]
-            for name in (
-                "reason", "io_model", "backend", "config", "tuned", "clocks", "counters", "trace", "energy",
-                "environment", "device_type", "started_at", "wall_s",
-            )
-            if name in value
-        }  # fmt: skip
-        return Record(
-            cell=Cell.from_json(value["cell"]),
-            status=_known(value["status"], STATUSES, "status"),
-            flags=tuple(value.get("flags", ())),
-            samples=_samples(value.get("samples")),
-            memory=Memory(**value["memory"]) if value.get("memory") else None,
-            accuracy=_accuracy(value.get("accuracy")),
-            **optional,
-        )
-    except KeyError as error:
-        raise RunFileError(f"{where}: the field {error} is missing") from None
-    except (TypeError, ValueError, AttributeError, AssertionError, FlashbenchError) as error:
-        raise RunFileError(f"{where}: {error}") from None
-
-
-def _known(value: Any, names: Collection[str], field: str) -> str:
-    if value not in names:
-        raise ValueError(f"{field} is {value!r}; known: {', '.join(names)}")
-    return str(value)
-
-
-def _samples(value: Mapping[str, Any] | None) -> Samples | None:
-    if value is None:
-        return None
-    for time in value["samples_s"]:
-        if type(time) not in (int, float):
-            raise ValueError(f"samples_s holds {time!r}; seconds are wanted")
-    times = tuple(float(time) for time in value["samples_s"])
-    cache, method = (value.get(name) or "unknown" for name in ("cache", "method"))
-    flush = value.get("flush", FLUSH_BEFORE if cache == "cold" else None)
-    return Samples(samples_s=times, cache=cache, method=method, flush=flush)
-
-
-def _accuracy(value: Mapping[str, Any] | None) -> Accuracy | None:
-    if value is None:
-        return None
-    maxima = {
-        name: {key: math.nan if number is None else float(number) for key, number in value[name].items()}
-        for name in ("max_abs_error", "budget")
-    }
-    return Accuracy(**maxima, query_rows=value["query_rows"], key_rows=value["key_rows"])
-
-
-def _json_able(value: Any) -> Any:
-    """A copy of plain data that strict JSON takes: tuples to lists, NaN and infinities to null."""
-    if isinstance(value, Mapping):
-        return {str(key): _json_able(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_json_able(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def _line(value: Mapping[str, Any]) -> str:
@@ -339,10 +278,15 @@ def _refuse_unlike(found: RunFile, environment: Mapping[str, Any], options: Mapp
             hint="choose another --out",
         )
     for name in CONDITIONS:
-        old, new = found.header["options"].get(name), _json_able(options.get(name))
+        old, new = found.header["options"].get(name), json_able(options.get(name))
         if old is None and name == "cache":
             raise UsageError(
                 f"{found.path} holds a check: nothing in it was timed", hint="choose another --out"
+            )
+        if old is None and new is not None:
+            raise UsageError(
+                f"{found.path} does not say with which --{name} it was measured; now it is {new!r}",
+                hint="choose another --out",
             )
         if old != new:
             raise UsageError(

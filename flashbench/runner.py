@@ -1,35 +1,33 @@
-"""Cells to records: refuse, fit, prepare, check, measure memory, time. The only place that catches what
-an implementation raises; nothing but a KeyboardInterrupt comes out of a sweep."""
+"""Cells to records: refuse, fit, prepare, check, measure memory, time. Nothing but a KeyboardInterrupt comes
+out of a sweep.
+
+Implementations of the same work (one problem and pass) are made ready one by one and timed together, in
+turns, where they fit in memory at once; their records come when they are done. Else each is timed alone.
+"""
 
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flashbench import devices, environment, iomodel, plan, profilers, tuned, units
-from flashbench.kernels import Implementation, Target
+from flashbench import environment, plan, profilers, tuned
+from flashbench._runner import gates
+from flashbench._runner.entry import Entry, How, Shared, does_not_fit
+from flashbench._runner.outcomes import duration, what, why_wrong
+from flashbench.kernels import Target
 from flashbench.problem import Cell, Problem
-from flashbench.record import Accuracy, Memory, Record
+from flashbench.record import LOADS, Record, Samples
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from flashbench.kernels._inputs import Inputs
-    from flashbench.kernels._reference import Reference
+__all__ = ["OnProgress", "OnRecord", "RunOptions", "run_cells", "unworried", "what", "why_wrong"]
 
 log = logging.getLogger("flashbench")
-
-INTERPRETED = "Triton's interpreter: correct, not timed"
-NOT_TIMED = "checked only; timing was not asked for"
 
 OnRecord = Callable[[Record], None]
 OnProgress = Callable[[int, int, Cell], None]
@@ -43,6 +41,7 @@ class RunOptions:
     cache: ``cold`` or ``hot``. seed: of the random inputs. time: False checks and does not time.
     time_budget_s: cells that have not started by then are skipped. call_limit_s: a single call that
     takes longer is a ``timeout``. energy: also measure joules per call, a second or more per cell.
+    timing: one of record.TIMINGS. load: ``burst`` or ``sustained``. seed is that of the rounds' order too.
     environment: as from ``environment.collect``, collected if None. tuned: configurations in place of the
     tables'.
     """
@@ -53,6 +52,8 @@ class RunOptions:
     time_budget_s: float | None = None
     call_limit_s: float = 60.0
     energy: bool = False
+    timing: str = "auto"
+    load: str = LOADS[0]
     policy: profilers.Policy | None = None
     environment: Mapping[str, Any] | None = None
     tuned: tuned.Tuned | None = None
@@ -64,14 +65,41 @@ def run_cells(
     options: RunOptions,
     on_record: OnRecord,
     on_progress: OnProgress = lambda *_: None,
-) -> None:
-    """Measure the cells in the order given; on_record gets each one's record before the next starts."""
+) -> dict[str, float]:
+    """Measure the cells in the order given, neighbours of the same work together.
+
+    on_record gets the records of a group, in order, before the next group starts. Returns wall_s of it
+    all and of it precompile_s; what each cell took is in its record.
+    """
+    start = time.perf_counter()
     run = _Run(target, options)
-    run.precompile(cells)
+    compiling = time.perf_counter()
+    precompile(cells, target, options.tuned)
+    precompile_s = time.perf_counter() - compiling
+    started = itertools.count()
+
+    def begin(cell: Cell) -> None:
+        on_progress(next(started), len(cells), cell)
+
     with unworried():
-        for index, cell in enumerate(cells):
-            on_progress(index, len(cells), cell)
-            on_record(run.record(cell))
+        for _, group in itertools.groupby(cells, key=lambda cell: (cell.problem, cell.pass_)):
+            for record in run.records(list(group), begin):
+                on_record(record)
+    return {"wall_s": time.perf_counter() - start, "precompile_s": precompile_s}
+
+
+def precompile(cells: Sequence[Cell], target: Target, found: tuned.Tuned | None = None) -> None:
+    """Let each implementation compile in parallel what its cells need; on a GPU only. found: of --tuned."""
+    if target.type != "cuda":
+        return
+    for name in dict.fromkeys(cell.implementation for cell in cells):
+        implementation = tuned.get(found, name)
+        own = [cell for cell in cells if cell.implementation == name]
+        try:
+            own = [cell for cell in own if not plan.refuses(implementation, cell, target)]
+            implementation.precompile(own, target)
+        except Exception as error:  # each cell will fail, or compile, by itself
+            log.warning("%s did not precompile: %s", name, what(error))
 
 
 @contextmanager
@@ -83,54 +111,151 @@ def unworried() -> Iterator[None]:
         yield
 
 
-class _Problem:
-    """The inputs of one problem and its reference, shared by the cells that ask for it in a row."""
-
-    def __init__(self, problem: Problem, device: str, seed: int) -> None:
-        from flashbench.kernels._inputs import make_inputs
-        from flashbench.kernels._reference import Reference
-
-        self.problem = problem
-        self.inputs: Inputs = make_inputs(problem, device, seed)
-        self.reference: Reference = Reference(problem, self.inputs, seed=seed)
-
-
 class _Run:
     def __init__(self, target: Target, options: RunOptions) -> None:
         self.target = target
         self.options = options
         self._started = time.monotonic()
-        self._problem: _Problem | None = None
+        self._shared: Shared | None = None
         self._lost: str | None = None
+        self._times: dict[Cell, Samples] = {}
         facts = environment.collect(target) if options.environment is None else options.environment
         self._facts = environment.row_fields(facts)
         self._clocks = profilers.open_clocks(target.device) if options.time else None
+        self._how = How(
+            target=target, timed=options.time, call_limit_s=options.call_limit_s,
+            tuned=lambda cell: options.tuned.source(cell) if options.tuned else {},
+        )  # fmt: skip
 
-    def precompile(self, cells: Sequence[Cell]) -> None:
-        """Let each implementation compile in parallel what its cells need; on a GPU only."""
-        if self.target.type != "cuda":
+    def records(self, cells: Sequence[Cell], begin: Callable[[Cell], None]) -> Iterator[Record]:
+        """What became of cells of the same work, in order; raises nothing but KeyboardInterrupt and the like.
+
+        begin: called with each cell as it starts.
+        """
+        alone = self._not_together(cells)
+        for group in [cells] if alone is None else [[cell] for cell in cells]:
+            yield from self._group(group, begin, alone)
+
+    def _not_together(self, cells: Sequence[Cell]) -> str | None:
+        """Why the cells have to be timed one after the other, or None."""
+        if len(cells) < 2 or not self.options.time:
+            return None
+        able = []
+        for cell in cells:
+            entry = self._entry(cell)
+            if not entry.attempt(lambda entry=entry: entry.refuse(self._shared)) and not entry.outcome:  # type: ignore[misc]
+                able.append(cell)
+        return does_not_fit(able, self.target, self._shared) if able else None
+
+    def _group(
+        self, cells: Sequence[Cell], begin: Callable[[Cell], None], alone: str | None
+    ) -> Iterator[Record]:
+        """Make ready, then time in turns; where that runs out of memory, once more one by one."""
+        entries = list[Entry]()
+        crowded = False
+        for cell in cells:
+            begin(cell)
+            others_wait = any(not entry.outcome for entry in entries)
+            entries.append(self._ready(cell))
+            if crowded := others_wait and entries[-1].ran_out:
+                break
+        else:
+            ready = [entry for entry in entries if not entry.outcome]
+            self._time(ready, alone)
+            crowded = len(ready) > 1 and any(entry.ran_out for entry in ready)
+        if not crowded:
+            yield from map(self._record, entries)
             return
-        for name in dict.fromkeys(cell.implementation for cell in cells):
-            implementation = tuned.get(self.options.tuned, name)
-            own = [cell for cell in cells if cell.implementation == name]
-            try:
-                own = [cell for cell in own if not plan.refuses(implementation, cell, self.target)]
-                implementation.precompile(own, self.target)
-            except Exception as error:  # each cell will fail, or compile, by itself
-                log.warning("%s did not precompile: %s", name, what(error))
+        for entry in entries:
+            entry.drop()
+        self._recover(cells[0])
+        for number, cell in enumerate(cells):
+            told = begin if number >= len(entries) else lambda _: None
+            yield from self._group([cell], told, "together they ran out of memory")
 
-    def record(self, cell: Cell) -> Record:
-        """What became of the cell; raises nothing but KeyboardInterrupt and the like."""
-        started_at, start = datetime.now(UTC).isoformat(timespec="milliseconds"), time.monotonic()
-        outcome = self._not_started() or self._attempt(cell)
+    def _entry(self, cell: Cell) -> Entry:
+        implementation = tuned.get(self.options.tuned, cell.implementation)
+        return Entry(cell=cell, implementation=implementation, how=self._how)
+
+    def _ready(self, cell: Cell) -> Entry:
+        """The cell's entry, settled or ready to be timed."""
+        entry = self._entry(cell)
+        entry.outcome = self._not_started()
+        if not entry.outcome and entry.attempt(lambda: self._prepare(entry)):
+            self._recover(cell)
+        return entry
+
+    def _prepare(self, entry: Entry) -> dict[str, Any] | None:
+        if outcome := entry.refuse(self._shared):
+            return outcome
+        with entry.spending("inputs_s"):
+            shared = self._of(entry.cell.problem)
+        return entry.check(shared)
+
+    def _time(self, entries: Sequence[Entry], alone: str | None) -> None:
+        """Time what is ready, in turns; settles every entry."""
+        if not entries:
+            return
+        options, device = self.options, self.target.device
+        if self._lost is not None:
+            for entry in entries:
+                entry.outcome = self._not_started()
+            return
+        setting = profilers.Setting(
+            policy=options.policy or profilers.policy_for(device), cache=options.cache, clocks=self._clocks,
+            load=options.load,
+            seed=f"{options.seed} {entries[0].cell.problem.key} {entries[0].cell.pass_}",
+        )  # fmt: skip
+        try:
+            found = profilers.time_together(
+                [one.candidate for one in entries], device, options.timing, setting
+            )
+        except Exception as error:  # before any of them was timed
+            found = [error] * len(entries)
+        told = {"schedule": "interleaved" if len(entries) > 1 else "alone"}
+        if alone is not None:
+            told["alone_because"] = alone
+        failed = [
+            entry.cell
+            for entry, timing in zip(entries, found, strict=True)
+            if entry.attempt(lambda entry=entry, timing=timing: self._settle(entry, timing, told))  # type: ignore[misc]
+        ]
+        del found  # its errors keep frames, and those the cells' tensors
+        if failed:
+            self._recover(failed[0])
+
+    def _settle(
+        self, entry: Entry, timing: profilers.Timing | Exception, told: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The outcome of one that was timed; raises what its call raised."""
+        if isinstance(timing, Exception):
+            raise timing
+        cell, how = entry.cell, {**timing.how, **told}
+        entry.spent |= how.pop("spent")
+        fields = entry.timed(timing)
+        model = entry.implementation.model(cell.problem, self.target)
+        if doubts := gates.doubts(cell, timing.samples, self.target, model, self._times):
+            fields["flags"] = ("suspect", *timing.flags)
+            how["doubts"] = doubts
+        self._times[cell] = timing.samples
+        if self.options.energy:
+            with entry.spending("energy_s"), entry.switches():
+                fields["energy"] = self._energy(cell, entry.candidate.call)
+        return fields | {"timing": how}
+
+    def _record(self, entry: Entry) -> Record:
+        spent = dict(entry.spent)
+        entry.drop()
+        wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_THE_ROUNDS)
         return Record(
-            cell=cell,
-            io_model=tuned.get(self.options.tuned, cell.implementation).model(cell.problem, self.target),
+            cell=entry.cell,
+            io_model=entry.implementation.model(entry.cell.problem, self.target),
             environment=self._facts,
             device_type=self.target.type,
-            started_at=started_at,
-            wall_s=time.monotonic() - start,
-            **outcome,
+            started_at=entry.started_at,
+            wall_s=wall_s,
+            spent=spent,
+            **(entry.outcome or {}),
         )
 
     def _not_started(self) -> dict[str, Any] | None:
@@ -139,17 +264,8 @@ class _Run:
             return {"status": "skipped", "reason": self._lost}
         budget = self.options.time_budget_s
         if budget is not None and time.monotonic() - self._started > budget:
-            return {"status": "skipped", "reason": f"time budget of {_duration(budget)} spent"}
+            return {"status": "skipped", "reason": f"time budget of {duration(budget)} spent"}
         return None
-
-    def _attempt(self, cell: Cell) -> dict[str, Any]:
-        try:
-            return self._measure(cell)
-        except Exception as error:
-            outcome = _failure(error)
-        # out here the exception is gone, and with it the frames that kept the cell's tensors alive
-        self._recover(cell)
-        return outcome
 
     def _recover(self, cell: Cell) -> None:
         gc.collect()
@@ -162,195 +278,23 @@ class _Run:
             torch.cuda.empty_cache()
         except Exception as error:  # an illegal access poisons the context for good
             self._lost = f"the device was lost in {cell.key}: {what(error)}"
-            self._problem = None
+            self._shared = None
 
-    def _measure(self, cell: Cell) -> dict[str, Any]:
-        implementation = tuned.get(self.options.tuned, cell.implementation)
-        refusal = plan.refuses(implementation, cell, self.target)
-        if refusal:
-            return {"status": refusal[0], "reason": refusal[1]}
-        if reason := self._does_not_fit(cell):
-            return {"status": "skipped", "reason": reason}
-        state = self._state(cell.problem)
-        from torch import set_grad_enabled
+    def _of(self, problem: Problem) -> Shared:
+        if self._shared is None or self._shared.problem != problem:
+            self._shared = None  # before the next one's tensors are made
+            self._shared = Shared(problem, self.target.device, self.options.seed)
+        return self._shared
 
-        try:
-            state.reference.prepare(gradients=cell.pass_ != "fwd")
-        except Exception as error:
-            raise _ReferenceFailed(error) from error
-        self._make_room(cell)
-        with implementation.context(cell.problem), set_grad_enabled(cell.pass_ != "fwd"):
-            return _Measurement(self, implementation, cell, state).run()
-
-    def _does_not_fit(self, cell: Cell) -> str | None:
-        free = environment.free_bytes(self.target)
-        if free is None:
-            return None
-        needs = plan.needs_bytes(cell, self.target)
-        if self._problem is not None:  # its inputs are either the cell's own or freed for it
-            free += plan.resident_bytes(self._problem.problem)
-        if needs <= free:
-            return None
-        memory = "device memory" if self.target.type == "cuda" else "memory"
-        return f"needs {units.format_bytes(needs)} of {memory}, {units.format_bytes(free)} free"
-
-    def _make_room(self, cell: Cell) -> None:
-        """Give cached scratch back to the driver where its fragments could make a large cell fail."""
-        total = self.target.total_bytes
-        if self.target.type == "cuda" and total and plan.needs_bytes(cell, self.target) > total // 4:
-            import torch
-
-            torch.cuda.empty_cache()
-
-    def _state(self, problem: Problem) -> _Problem:
-        if self._problem is None or self._problem.problem != problem:
-            self._problem = None  # before the next one's tensors are made
-            self._problem = _Problem(problem, self.target.device, self.options.seed)
-        return self._problem
-
-
-class _Measurement:
-    """One cell that is allowed to run: check, then memory, then time."""
-
-    def __init__(self, run: _Run, implementation: Implementation, cell: Cell, state: _Problem) -> None:
-        self.run_ = run
-        self.implementation = implementation
-        self.cell = cell
-        self.state = state
-
-    def run(self) -> dict[str, Any]:
-        """The fields of the record that the measurement decides."""
-        from flashbench.kernels._backward import timed_call
-
-        target, options, cell = self.run_.target, self.run_.options, self.cell
-        inputs = self.state.inputs.detached(grad=cell.pass_ != "fwd")
-        call = self.implementation.prepare(cell.problem, inputs)
-        fields: dict[str, Any] = {
-            "config": self.implementation.describe(cell.problem, cell.pass_, target),
-            "backend": self.implementation.backend(call),
-            "tuned": options.tuned.source(cell) if options.tuned else {},
-        }
-        timed, o, gradients = timed_call(cell.pass_, call, inputs)
-        try:
-            accuracy = self.state.reference.compare(o, gradients, self._lse(inputs))
-        except ValueError as error:
-            return {**fields, "status": "wrong", "reason": str(error)}
-        del o, gradients, call
-        fields["accuracy"] = accuracy
-        if not accuracy.ok:
-            return {**fields, "status": "wrong", "reason": why_wrong(accuracy)}
-        if self.implementation.interpreted(target):
-            return {**fields, "status": "checked", "reason": INTERPRETED}
-        if not options.time:
-            return {**fields, "status": "checked", "reason": NOT_TIMED}
-        return fields | self._timing(timed)
-
-    def _lse(self, inputs: Inputs) -> Tensor | None:
-        """What a check compares beside o, where the implementation gives it."""
-        prepare = self.implementation.prepare_lse
-        if self.run_.options.time or prepare is None:
-            return None
-        return prepare(self.cell.problem, inputs, {})()[1]
-
-    def _timing(self, timed: Callable[[], object]) -> dict[str, Any]:
-        target, options, cell = self.run_.target, self.run_.options, self.cell
-        start = time.perf_counter()
-        usage = profilers.measure_memory(timed, target.device)
-        if (took := time.perf_counter() - start) > options.call_limit_s:
-            limit = units.format_seconds(options.call_limit_s)
-            return {
-                "status": "timeout",
-                "reason": f"one call took {units.format_seconds(took)}; limit {limit}",
-            }
-        timing = profilers.measure_time(
-            timed,
-            device=target.device,
-            cache=options.cache,
-            policy=options.policy,
-            clocks=self.run_._clocks,
-        )
-        flags = timing.flags
-        if impossible(cell, target, timing.samples.median_s):
-            flags = ("suspect", *flags)
-        memory = Memory(
-            inputs_bytes=plan.input_bytes(cell.problem, cell.pass_),
-            outputs_bytes=usage.outputs_bytes,
-            peak_extra_bytes=usage.peak_extra_bytes,
-            reserved_bytes=usage.reserved_bytes,
-        )
-        return {
-            "status": "ok",
-            "flags": flags,
-            "samples": timing.samples,
-            "memory": memory,
-            "clocks": timing.clocks,
-            "energy": self._energy(timed) if options.energy else {},
-        }
-
-    def _energy(self, timed: Callable[[], object]) -> Mapping[str, Any]:
+    def _energy(self, cell: Cell, call: Callable[[], object]) -> Mapping[str, Any]:
         """Joules of the call, or why there are none: whatever happens here, the cell was timed."""
-        device, clocks = self.run_.target.device, self.run_._clocks
         try:
-            return profilers.measure_energy(timed, device=device, clocks=clocks)
+            return profilers.measure_energy(call, device=self.target.device, clocks=self._clocks)
         except Exception as error:
             reason = what(error)
-        self.run_._recover(self.cell)
+        self._recover(cell)
         return {"reason": reason}
 
 
-class _ReferenceFailed(Exception):
-    """The fp64 check itself could not be computed; the cause is chained."""
-
-
-def impossible(cell: Cell, target: Target, seconds: float) -> bool:
-    """True if the nominal FLOPs in that time would pass the device's dense peak, or the time is 0."""
-    if seconds <= 0:
-        return True
-    device = devices.match(target.name) if target.type == "cuda" else None
-    peak = device.peak_flops_per_s.get(cell.problem.dtype) if device else None
-    return peak is not None and iomodel.flops(cell.problem, cell.pass_) / peak > seconds
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    where = ""
-    cause: BaseException = error
-    if isinstance(error, _ReferenceFailed) and error.__cause__ is not None:
-        where, cause = "the fp64 reference: ", error.__cause__
-    status = "oom" if _is_out_of_memory(cause) else "failed"
-    frames = traceback.extract_tb(cause.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})" if frames else ""
-    return {"status": status, "reason": f"{where}{what(cause)}{place if status == 'failed' else ''}"}
-
-
-def _is_out_of_memory(error: BaseException) -> bool:
-    names = {kind.__name__ for kind in type(error).__mro__}  # torch's class without importing torch
-    if names & {"OutOfMemoryError", "MemoryError"}:
-        return True
-    said = str(error)
-    return isinstance(error, RuntimeError) and (
-        "out of memory" in said or "can't allocate memory" in said or "not enough memory" in said
-    )
-
-
-def what(error: BaseException) -> str:
-    """Type and first line of the message, at most 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
-
-
-def why_wrong(accuracy: Accuracy) -> str:
-    """Each tensor that is off, by how much, and what it may be."""
-    parts = [
-        f"{name} is off by {error:.3g}, allowed {accuracy.budget[name]:.3g}"
-        for name, error in accuracy.max_abs_error.items()
-        if not error <= accuracy.budget[name]
-    ]
-    return "; ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    """A time as it is typed: 300 -> "5m"."""
-    hours, rest = divmod(round(seconds), 3600)
-    minutes, left = divmod(rest, 60)
-    parts = [f"{hours}h" * bool(hours), f"{minutes}m" * bool(minutes), f"{left}s" * bool(left)]
-    return "".join(parts) or f"{seconds:g}s"
+OF_THE_ROUNDS = ("samples_s", "flushes_s")
+"""Of what a row spent, the parts that ``rounds_s`` holds."""

@@ -20,6 +20,7 @@ from typing import Any
 from flashbench import features, units
 from flashbench.errors import SpecError, UsageError
 from flashbench.problem import ALIGNMENTS, DTYPES, MAX_SEQLEN, PASSES, Cell, Problem
+from flashbench.record import LOADS, TIMINGS
 
 MAX_CELLS = 100_000
 MAX_HEAD_DIM = 65536
@@ -105,6 +106,16 @@ OPTIONS = {
             accepted="'cold' or 'hot'",
             parse=lambda t, label, _: units.parse_choice(t, label, CACHES),
         ),
+        Opt(
+            name="timing",
+            accepted="'auto', 'events', 'graph' or 'cupti'",
+            parse=lambda t, label, _: units.parse_choice(t, label, TIMINGS),
+        ),
+        Opt(
+            name="load",
+            accepted="'burst' or 'sustained'",
+            parse=lambda t, label, _: units.parse_choice(t, label, LOADS),
+        ),
         Opt(name="seed", accepted=_NUMBER, parse=_int(2**63 - 1, minimum=0)),
         Opt(
             name="time_budget",
@@ -115,6 +126,8 @@ OPTIONS = {
         Opt(name="out", accepted="a path such as 'results/today'", parse=_path),
         Opt(name="resume", accepted="true or false"),
         Opt(name="energy", accepted="true or false"),
+        Opt(name="cycles", accepted="true or false"),
+        Opt(name="timings", accepted="true or false"),
         Opt(name="counters", accepted="true or false"),
         Opt(name="trace", accepted="true or false"),
         Opt(name="dry_run", accepted="true or false"),
@@ -236,6 +249,8 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
         "hidden": "2048",
         "impls": "naive,sdpa,sdpa-flash,sdpa-cudnn,flash",
         "cache": "cold",
+        "timing": "auto",
+        "load": "burst",
         "seed": "0",
     },
     "cpu": {
@@ -248,6 +263,8 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
         "heads": "1",
         "impls": "naive,sdpa,flash",
         "cache": "hot",
+        "timing": "auto",
+        "load": "burst",
         "seed": "0",
     },
 }
@@ -313,12 +330,18 @@ def load_config(path: str | Path) -> dict[str, str | bool]:
     (naming the nearest known one), a key given in both spellings and a value of a wrong type.
     """
     where = f"--config {units.quoted(path, 400)}"
+    return options_of(read_toml(path), where, OPTIONS)
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The table of a file of --config. Raises UsageError where it cannot be read or is not TOML in UTF-8."""
+    where = f"--config {units.quoted(path, 400)}"
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
         if len(data) > MAX_CONFIG_BYTES:
             raise UsageError(f"{where}: too large; accepted: at most {MAX_CONFIG_BYTES} bytes of TOML")
-        table = tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: not UTF-8 (byte {error.start}); accepted: a TOML file") from None
     except tomllib.TOMLDecodeError as error:
@@ -326,14 +349,18 @@ def load_config(path: str | Path) -> dict[str, str | bool]:
     except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{where}: {reason}; accepted: a TOML file that can be read") from None
+
+
+def options_of(table: Mapping[str, Any], where: str, known: Collection[str]) -> dict[str, str | bool]:
+    """The options of a TOML table by name, unparsed. known: those that it may hold. Raises UsageError."""
     raw: dict[str, str | bool] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
-        if name not in OPTIONS:
-            close = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.5)
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             nearest = f"; did you mean {close[0]!r}?" if close else ""
             raise UsageError(
-                f"{where}: key {units.quoted(key)} is not known{nearest} (accepted: {', '.join(OPTIONS)})"
+                f"{where}: key {units.quoted(key)} is not known{nearest} (accepted: {', '.join(known)})"
             )
         if name in raw:
             raise UsageError(f"{where}: key {key!r} stands twice (dash, underscore); accepted: one of them")

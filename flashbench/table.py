@@ -29,7 +29,8 @@ PROBLEM_COLUMNS = (
 
 IDENTITY_COLUMNS = (
     "run", "implementation", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags", "backend",
-    "config", "tuned", "cache", "method", "flush", "device", "not_counted", "not_traced", "band_missed",
+    "config", "tuned", "cache", "method", "load", "flush", "device", "not_counted", "not_traced",
+    "band_missed",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""
@@ -171,6 +172,7 @@ class _Join:
             "backend": record.backend,
             "config": _pairs(config) or None, "tuned": record.tuned.get("file"),
             "cache": samples.cache if samples else None, "method": samples.method if samples else None,
+            "load": samples.load if samples else None,
             "flush": samples.flush if samples else None,
             "device": environment.get("device_name"),
             "not_counted": record.counters.get("reason"),
@@ -204,7 +206,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _same_work(record: Record) -> tuple[Any, ...]:
     samples = record.samples
-    return record.cell.problem, record.cell.pass_, samples.cache if samples else None
+    how = (samples.cache, samples.method, samples.load) if samples else None
+    return record.cell.problem, record.cell.pass_, how
 
 
 def _device(environment: Mapping[str, Any]) -> devices.Device | None:

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "flashbench"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"errors", "units"},
+    {"errors", "paths", "units"},
     {
         "problem",
         "block_masks",
@@ -27,7 +27,7 @@ LAYERS = [
         "decode_configs",
         "hopper_configs",
     },
-    {"sweep", "features", "covering", "iomodel", "_iomodel", "crossover", "kvcache", "record"},
+    {"sweep", "features", "covering", "iomodel", "_iomodel", "crossover", "kvcache", "record", "record_json"},
     {"kernels"},
     {"profilers", "_profilers", "environment"},
     {
@@ -43,15 +43,17 @@ LAYERS = [
         "decoding",
         "tuned",
         "tuning",
+        "gating",
     },
-    {"metrics", "table", "whatif", "compared", "judge"},
+    {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending"},
     {"console", "report"},
     {"cli", "_cli", "__main__"},
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
-TORCH_FREE = {"errors", "units", "problem", "block_masks", "named_masks", "devices", "devicefile", "presets",
-              "ceilings", "sweep",
-              "iomodel", "_iomodel", "kvcache", "record", "runfile", "metrics", "table", "whatif",
+TORCH_FREE = {"errors", "paths", "units", "problem", "block_masks", "named_masks", "devices", "devicefile",
+              "presets", "ceilings", "sweep",
+              "iomodel", "_iomodel", "kvcache", "record", "record_json", "runfile", "metrics", "table",
+              "whatif",
               "console", "report", "flash_configs", "decode_configs", "hopper_configs",
               "features", "covering"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}

@@ -10,9 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from fake_ncu import COUNT, install
 
-from flashbench import calibrate, decoding, devices, environment, iomodel, presets
+from flashbench import (
+    calibrate,
+    counting,
+    decode_configs,
+    decoding,
+    devices,
+    environment,
+    iomodel,
+    presets,
+)
+from flashbench._cli import decode_counters
 from flashbench.cli import main
+from flashbench.counting import child
 from flashbench.kernels import Target
 from flashbench.profilers import Timing
 from flashbench.record import Samples
@@ -55,6 +67,69 @@ def test_check_decodes_every_kind_of_cache_in_the_interpreter(capsys: pytest.Cap
     }
     half, eighth = (next(r for r in rows if r["dtype"] == d and r["kv_len"] == 40) for d in ("fp16", "fp8"))
     assert half["cache_bytes"] == 2 * eighth["cache_bytes"] == 40 * 8 * 256 * 2
+
+
+def test_steps_are_counted_in_one_process_whatever_their_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a profiler that plays two kernels a step, and reads each step back from what it was told."""
+    told = tmp_path / "told"
+    note = f"    open({str(told)!r}, 'a').write(json.dumps(job) + '\\n')\n"
+    install(tmp_path, monkeypatch, note + COUNT)
+    monkeypatch.setattr(counting, "why_unavailable", lambda target: None)
+    raw, out = tmp_path / "raw", tmp_path / "decode.json"
+    argv = ["decode", "--check", "--kv-lens", "40", "--batch", "1", "--page-size", "0,16", "--dtype",
+            "fp16,fp8", "--counters", str(raw), "--out", str(out), "--json"]  # fmt: skip
+    code, shown, _ = run(argv, capsys)
+    assert code == 0
+    assert [path.name for path in raw.iterdir()] == ["counters-001.csv"]
+    assert {row["not_counted"] for row in json.loads(shown)} == {"this GPU lacks the counters"}, "of writes"
+    kept = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert [row["counters"]["total"]["dram_read_bytes"] for row in kept] == [2000, 2002, 2004, 2006]
+    jobs = [json.loads(line) for line in told.read_text(encoding="utf-8").splitlines()]
+    found = [decoding.from_json(job["what"]) for job in jobs if job["kind"] == "step"]
+    assert [(step.dtype, step.page_size, step.kv_len) for step in found] == [
+        ("fp16", 0, 40), ("fp16", 16, 40), ("fp8", 0, 40), ("fp8", 16, 40),
+    ]  # fmt: skip
+
+
+def test_what_the_profiled_process_runs_is_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = decoding.Step(
+        preset=presets.find("llama-3-8b"), kv_len=40, batch=1, page_size=16, dtype="fp8", queries=2,
+        config=decode_configs.DecodeConfig(block_k=32, num_warps=4, num_stages=2),
+    )  # fmt: skip
+    job = json.loads(json.dumps({"kind": "step", "what": decoding.to_json(step)}))
+    assert decoding.from_json(job["what"]) == step
+    found: list[Any] = []
+    monkeypatch.setattr(child, "_count", lambda index, call, target: found.append((index, call())))
+    assert child._run(3, job, Target(), 0, None) == ""
+    ((index, o),) = found
+    assert (index, o.shape, bool(o.isfinite().all())) == (3, (1, 32, 2, 128), True)
+
+
+def test_counted_bytes_are_held_to_the_requested_ones_without_spills() -> None:
+    total = {"l2_read_bytes": 900, "l2_write_bytes": 150, "l2_atomic_bytes": 0, "spill_write_bytes": 40}
+    found = decode_counters._fields({"total": total}, 1000)
+    assert (found["counted_bytes"], found["counted_ratio"]) == (1010, 1.01)
+    assert decode_counters._fields({"reason": "no"}, 1000) == {"not_counted": "no"}
+
+
+@pytest.mark.parametrize(
+    ("folder", "code", "says"),
+    [
+        ("", 2, "--counters '': no name"), ("/proc/none", 2, "--counters '/proc/none': "),
+        ("raw", 3, "no counters: counters need an NVIDIA GPU"),
+    ],
+)  # fmt: skip
+def test_counters_that_cannot_be_had_are_refused_before_anything_runs(
+    folder: str, code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    found, out, err = run([*SMALL, "--counters", folder], capsys)
+    assert (found, out) == (code, "")
+    assert err.startswith(f"error: {says}")
+    assert not (tmp_path / "raw").exists()
 
 
 def test_csv_and_table_have_a_row_per_step(capsys: pytest.CaptureFixture[str]) -> None:

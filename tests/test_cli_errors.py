@@ -145,8 +145,8 @@ OTHER = [
     ("run --quiet=yes", ["--quiet"]),
     ("rum", ["'rum' is not a command", "did you mean run?"]),
     (
-        "baseline",
-        ["'baseline' is not a command; accepted: run, io-model, kv-cache, decode, calibrate, tune, check,"],
+        "benchmark",
+        ["'benchmark' is not a command; accepted: run, io-model, kv-cache, decode, calibrate, tune, check,"],
     ),
     ("--nope", ["--nope is not an option of 'flashbench'"]),
     ("report", ["files"]),

@@ -25,9 +25,12 @@ EXPECTED = {
     "--model --tuned",
     "check": GRID,
     "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
-    "--known --import --arch --gpu --trace-limit --detail --by-kernel --tuned --out",
-    "compare": "--metric --warn --fail --noise --floor --allow --fail-on --by --all --output --markdown "
-    "--json --csv --quiet",
+    "--known --import --arch --gpu --trace-limit --detail --by-kernel --tuned --config --out",
+    "gate": "--config --out --quiet",
+    "history": "--metric --cells --warn --noise --all --json --csv --quiet",
+    "bisect": "--base --baseline --store --metric --fail --noise --allow --runs",
+    "compare": "--baseline --store --metric --warn --fail --noise --floor --allow --fail-on --by --all "
+    "--output --markdown --json --csv --quiet",
     "noise": "--metric --out --json --csv --quiet",
     "report": "--output --quiet",
     "list": "--json --csv",
@@ -36,8 +39,8 @@ EXPECTED = {
     "kv-cache": "--model --layers --heads --kv-heads --head-dim --head-dim-v --window --windowed-layers "
     "--latent-dim --rope-dim --seqlens --batch --dtypes --page-size --scale-bytes --gpu --tp --weights "
     "--memory-fraction --json --csv --quiet",
-    "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --device --seed "
-    "--tuned --out --json --csv --quiet",
+    "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --counters --device "
+    "--seed --tuned --out --json --csv --quiet",
     "tune": "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --causal --passes --batch "
     "--tokens --heads --hidden --kv-heads --model --kv-lens --page-size --queries --candidates --budget "
     "--device --gpu --seed --out --dry-run --json --csv --quiet",

@@ -107,6 +107,32 @@ def test_an_imported_file_without_certain_values_is_refused_and_broken_lines_are
     path.write_text(text[: text.rindex('"(2, 64, 1)"')], encoding="utf-8")
     code, out, err = run(capsys, "--import", str(path), "--json")
     assert (code, len(json.loads(out)), "1 lines below the header" in err) == (0, 2, True)
+    again = '"dram__bytes_read.sum","dram__bytes_read.sum"'
+    path.write_text(f'"Kernel Name",{again}\n"","byte","byte"\n"k","1","2"\n', encoding="utf-8")
+    code, out, err = run(capsys, "--import", str(path), "--json")
+    assert (code, json.loads(out)[0]["dram_read_bytes"]) == (0, 2)
+    assert "more than once for a kernel: dram__bytes_read.sum; the last one counts" in err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds nothing; accepted: tables [[cells]]"), ("cells = 3", "holds cells; accepted: tables"),
+        ("seqlens = 5", "holds seqlens; accepted: tables [[cells]]"),
+        ("cells = [3]", "[[cells]] 1: is no table"),
+        ("[[cells]]\nseqlen = 5", "[[cells]] 1: key 'seqlen' is not known; did you mean 'seqlens'?"),
+        ("[[cells]]\n[[cells]]\nwindow = \"x\"", "[[cells]] 2: window 'x'"),
+        ("[[cells]]\n[[cells]]\n", "[[cells]] 2: the cell "),
+    ],
+)  # fmt: skip
+def test_a_file_of_grids_that_is_none_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, says: str
+) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text, encoding="utf-8")
+    code, out, err = run(capsys, "--trace", "--config", str(path))
+    assert (code, out) == (EXIT_USAGE, "")
+    assert err.startswith(f"error: --config {str(path)!r}: {says}")
 
 
 def test_an_imported_profile_is_shown_in_bytes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -172,12 +198,21 @@ def test_the_tiles_of_a_card_can_be_traced(capsys: pytest.CaptureFixture[str]) -
     grid = ["--seqlens", "200", "--head-dims", "64", "--dtypes", "bf16", "--passes", "fwd", "--causal", "no"]
     reads = []
     for more in ([], ["--gpu", "h100-sxm"]):
-        code, out, _ = run(capsys, "--trace", *grid, "--kv-heads", "2", "--json", *more)
+        asked = [*grid, "--impls", "flash-v2", "--kv-heads", "2", "--json", *more]
+        code, out, _ = run(capsys, "--trace", *asked)
         assert code == 0
         (cell,) = json.loads(out)
         assert cell["difference_bytes"] == 0
         reads.append(cell["total"]["read_bytes"])
     assert reads[1] < reads[0]  # larger tiles read K and V less often
+
+
+@interpreted
+def test_what_flash_runs_on_hopper_is_not_traced_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    grid = ["--seqlens", "200", "--head-dims", "64", "--dtypes", "bf16", "--passes", "fwd"]
+    code, _, err = run(capsys, "--trace", *grid, "--gpu", "h100-sxm")
+    assert code == EXIT_UNAVAILABLE
+    assert "flash-v3 is written in Gluon" in err
 
 
 @interpreted

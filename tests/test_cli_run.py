@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,9 @@ import pytest
 from flashbench import runfile, runner
 from flashbench._cli import options
 from flashbench._cli.run import resolve
+from flashbench._profilers import rounds
 from flashbench.cli import main
-from flashbench.errors import UsageError
+from flashbench.errors import FlashbenchError, UsageError
 from flashbench.record import Record, Samples
 
 TINY = [
@@ -49,13 +47,14 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, *wanted: dict[str, Any] | BaseExce
 
     def fake(
         cells: Any, target: Any, options: Any, on_record: Callable[[Record], None], _: Any = None
-    ) -> None:
+    ) -> dict[str, float]:
         seen.append((cells, options))
         for index, cell in enumerate(cells):
             outcome = wanted[index % len(wanted)]
             if isinstance(outcome, BaseException):
                 raise outcome
             on_record(Record(cell=cell, device_type="cpu", **outcome))
+        return {"wall_s": 1.0, "precompile_s": 0.0}
 
     monkeypatch.setattr(runner, "run_cells", fake)
     return seen
@@ -211,6 +210,37 @@ def test_energy_is_kept_for_the_resumed_run(
     assert not resolve({"resume": True, "out": "out", "device": "cpu", "energy": False}, None).flag("energy")
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timing": "clock"}, "--timing 'clock'"),
+        ({"timing": "graph"}, "--timing 'graph': a CPU has neither; accepted on a CPU: auto, events"),
+        ({"timing": "cupti"}, "--timing 'cupti': a CPU has neither; accepted on a CPU: auto, events"),
+        ({"load": "heavy"}, "--load 'heavy'"),
+        ({"cycles": True}, "--cycles: a CPU's clock is not read; accepted with a GPU"),
+    ],
+)
+def test_ways_to_time_that_are_not_here_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(FlashbenchError) as refused:
+        resolve({"device": "cpu", **options}, None)
+    assert str(refused.value).startswith(said)
+
+
+def test_a_run_says_how_it_timed_and_on_request_where_its_time_went(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "LEAD_S", 0.0)
+    one = [*TINY, "--passes", "fwd", "--seqlens", "8"]  # the later of two counts
+    code, out, err = run([*one, "--out", "out", "--timings", "--load", "sustained"], capsys)
+    assert code == 0, err
+    assert "wall time went to" in out
+    found = runfile.load(RESULTS)
+    assert (found.header["options"]["timing"], found.header["options"]["load"]) == ("auto", "sustained")
+    assert found.header["overheads"] == {}
+    assert [record.samples and record.samples.load for record in found.records] == ["sustained"] * 2
+    assert found.timings[0]["wall_s"] > 0
+
+
 @pytest.mark.parametrize("name", runfile.AFTERWARDS)
 def test_what_rows_are_given_afterwards_is_kept_for_the_resumed_run_and_not_left_out(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -309,29 +339,6 @@ def test_some_options_on_a_cpu_leave_the_others_at_the_cpu_defaults(monkeypatch:
     request = resolve({"seqlens": "16", "device": "cpu"}, None)
     assert {cell.implementation for cell in request.cells} == {"naive", "sdpa", "flash"}
     assert {cell.problem.batch for cell in request.cells} == {1}
-
-
-def test_kill_9_loses_at_most_the_cell_that_ran() -> None:
-    argv = [
-        sys.executable, "-m", "flashbench", "run", "--device", "cpu", "--seqlens", "16-1k",
-        "--impls", "naive,sdpa", "--dtypes", "fp32", "--passes", "fwd", "--out", "out",
-    ]  # fmt: skip
-    process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not RESULTS.exists() or RESULTS.read_bytes().count(b"\n") < 4:
-        assert time.monotonic() < deadline, "the sweep did not start"
-        assert process.poll() is None, "the sweep was over before it could be killed"
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    before = {record.cell.key: record for record in runfile.load(RESULTS).records}
-    assert 3 <= len(before) < 28
-    done = subprocess.run([*argv, "--resume"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = runfile.load(RESULTS)
-    assert sorted(r.cell.key for r in found.records) == sorted(found.header["cells"])
-    assert len(found.records) == 28
-    assert all(before[r.cell.key] == r for r in found.records if r.cell.key in before)
 
 
 def test_a_reader_that_goes_away_is_no_crash() -> None:

@@ -15,6 +15,7 @@ from fake_ncu import COUNT, install
 
 from flashbench import cli, compared, counting, iomodel, runfile
 from flashbench._cli import profile_counters, profile_known, profile_timeline
+from flashbench._profilers import ncu
 from flashbench._profilers.timeline import KernelTime, Timeline
 from flashbench.counting import known
 from flashbench.devices import find
@@ -139,7 +140,12 @@ def test_known_traffic_and_the_timeline_tell_the_clocks(
     )
     monkeypatch.setattr("flashbench._profilers.gpm.measure", lambda *_: {"reason": "no"})
     profile_timeline.show(cells(1), GPU, seed=0, json=True, csv=False, quiet=True)
-    assert json.loads(capsys.readouterr().out)[0]["clocks"] == clocks
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["clocks"], row["launch_bound"], row["disagreement"]) == (clocks, False, None)
+
+    line = Timeline(kernels=(KernelTime(name="k", start_s=0.0, duration_s=2e-3),))
+    profile_timeline.show(cells(1), GPU, seed=0, json=False, csv=False, quiet=True)
+    assert "events 50% shorter than the kernels" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_cell_that_cannot_run_says_why_and_the_others_are_counted(fake, tmp_path: Path) -> None:
@@ -326,6 +332,33 @@ def test_the_command_keeps_every_cell_in_a_results_file(
     assert "clocks" not in found[0].counters
     with pytest.raises(UnavailableError, match="no counters"):
         profile_counters.show(asked, Target(), tmp_path / "out2", options)
+
+
+def test_grids_of_one_file_are_compiled_together_and_counted_in_one_process(
+    fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake()
+    profile, file = ncu.profile, tmp_path / "grids.toml"
+    grid = 'seqlens = 64\nhead-dims = 64\ncausal = false\nimpls = ["flash"]\n'
+    file.write_text(f"[[cells]]\n{grid}alibi = true\n[[cells]]\n{grid}softcap = 30\n", encoding="utf-8")
+    done: list[Any] = []
+    monkeypatch.setattr("flashbench.runner.precompile", lambda cells, *_: done.append(len(cells)))
+    monkeypatch.setattr(ncu, "profile", lambda *a: (done.append("ncu"), profile(*a))[1])
+    monkeypatch.setattr("flashbench.environment.target", lambda device: GPU)
+    monkeypatch.setattr("flashbench.environment.collect", lambda target: {"device_name": GPU.name})
+    monkeypatch.setattr("flashbench._cli.options.settle", lambda *_: None)
+    out = tmp_path / "out"
+    line = f"profile --counters --config {file} --dtypes fp16 --out {out} --json"
+    with pytest.raises(SystemExit) as stop:
+        cli.main(line.split())
+    assert not stop.value.code
+    found = runfile.load(out / "results.jsonl").records
+    assert [(one.cell.problem.alibi, one.cell.problem.softcap, one.cell.pass_) for one in found] == [
+        (True, 0, "fwd"), (True, 0, "bwd"), (False, 30, "fwd"), (False, 30, "bwd"),
+    ]  # fmt: skip
+    assert {one.cell.problem.dtype for one in found} == {"fp16"}, "the line wins over every table"
+    assert {one.counters["total"]["l2_read_bytes"] for one in found} == {64}
+    assert done == [4, "ncu"]
 
 
 def test_a_sweep_is_counted_afterwards_and_what_was_refused_leaves_its_times(

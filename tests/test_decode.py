@@ -168,7 +168,31 @@ def test_appended_keys_are_those_that_decoding_sees(page_size: int, fp8: bool) -
         assert torch.equal(before.v.nan_to_num(9.0), full.v.nan_to_num(9.0))
     else:
         written = before.v[1, 1, 7 : 7 + new].float()  # scale 1: one rounding to e4m3
-        assert torch.allclose(written, fresh[1][1, 1].float(), rtol=2**-3, atol=2**-9)
+        assert torch.equal(written, fresh[1][1, 1].to(decode.FP8).float())
+
+
+def test_what_is_appended_to_an_fp8_cache_is_rounded_as_torch_rounds() -> None:
+    """Also to the next power of two, and a NaN to a NaN: a number in its place would hide it."""
+    rows = normal(1, 2, 60, 64, dtype=torch.float32)
+    rows[0, 0, 3, 5] = math.nan
+    empty = torch.zeros(1, 2, 60, 64, device=DEVICE).to(decode.FP8)
+    scale = torch.tensor([0.25, 2.0], device=DEVICE)
+    cache = decode.Cache(
+        k=empty, v=empty.clone(), seqused_k=lengths(0), k_descale=scale, v_descale=scale
+    )  # fmt: skip
+    decode.append(cache, rows, rows)
+    wanted = (rows / scale[:, None, None]).to(decode.FP8).float()
+    for x in (cache.k, cache.v):
+        torch.testing.assert_close(x.float(), wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_a_nan_is_in_o_and_in_lse(splits: int) -> None:
+    q, cache = make(lengths(70, 70))
+    cache.k[0, 0, 40, 3] = math.nan
+    o, lse = both(q, cache, num_splits=splits)
+    for x in (o.isnan().all(-1), lse.isnan()):
+        assert x.squeeze(-1).tolist() == [[True, True, False, False], [False] * 4]
 
 
 def test_an_fp8_cache_saturates() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention import FEATURES, featured, problem, run
+from tiers import chosen, tiers
 
 from flashbench import flash_configs, kernels
 from flashbench._profilers import sass
@@ -30,11 +31,12 @@ pytest.importorskip("triton")
 LIMITS = {(8, 0): 166912, (8, 6): 101376, (9, 0): 232448, (10, 0): 232448}
 """Shared memory that a block may have, bytes, by compute capability (CUDA C++ Programming Guide)."""
 
-SPILLS_ALLOWED = {("dkdv", 64): 8, ("dkdv", 128): 40}
+SPILLS_ALLOWED = {("dq", 64): 10, ("dkdv", 64): 8, ("dkdv", 128): 40}
 """Instructions that spill in a tuned configuration: these were the fastest on an H100 in spite of them."""
 
 SPARSE_SPILLS_ALLOWED = {
     ("fwd", 128, (9, 0)): 40, ("dq", 128, (9, 0)): 10, ("dkdv", 128, (9, 0)): 12, ("dkdv", 64, (9, 0)): 24,
+    ("dq", 64, (9, 0)): 24,
 }  # fmt: skip
 """The same with a block mask: stores before the loop, loads where a partial block's bits are looked at."""
 
@@ -49,25 +51,39 @@ def ask(kernel: str, capability: tuple[int, int], dtype: str, head_dim: int, cau
 
 TASKS = [
     *(
-        ask(kernel, (9, 0), "bf16", head_dim, causal)
-        for kernel, head_dim, causal in itertools.product(("fwd", "dq", "dkdv"), (64, 128), (False, True))
+        ask(kernel, (9, 0), "bf16", head_dim)
+        for kernel, head_dim in itertools.product(("fwd", "dq", "dkdv"), (64, 128))
     ),
-    *(ask(kernel, (9, 0), "fp16", 256) for kernel in ("fwd", "dq", "dkdv", "delta")),
-    *(ask(kernel, (9, 0), "fp32", 256) for kernel in ("fwd", "dq", "dkdv", "delta")),
-    *(ask(kernel, (9, 0), "tf32", 96, head_dim_v=80) for kernel in ("fwd", "dq", "dkdv")),
+    *(ask(kernel, (9, 0), "fp16", 256) for kernel in ("fwd", "delta")),
     *(ask(kernel, (8, 0), "bf16", 128, num_kv_heads=4) for kernel in ("fwd", "dq", "dkdv")),
-    *(ask(kernel, (8, 6), "fp32", 80, head_dim_v=48) for kernel in ("fwd", "dkdv")),
-    *(ask(kernel, (8, 6), "bf16", 256) for kernel in ("fwd", "dkdv")),
+    ask("fwd", (8, 6), "fp32", 80, head_dim_v=48),
+    ask("fwd", (9, 0), "tf32", 96, head_dim_v=80),
     *(ask(kernel, (10, 0), "bf16", 128) for kernel in ("fwd", "dq", "dkdv")),
+]
+MORE = [
+    *(
+        ask(kernel, (9, 0), "bf16", head_dim, False)
+        for kernel, head_dim in itertools.product(("fwd", "dq", "dkdv"), (64, 128))
+    ),
+    *(ask(kernel, (9, 0), "fp16", 256) for kernel in ("dq", "dkdv")),
+    *(ask(kernel, (9, 0), "fp32", 256) for kernel in ("fwd", "dq", "dkdv", "delta")),
+    *(ask(kernel, (9, 0), "tf32", 96, head_dim_v=80) for kernel in ("dq", "dkdv")),
+    ask("dkdv", (8, 6), "fp32", 80, head_dim_v=48),
+    *(ask(kernel, (8, 6), "bf16", 256) for kernel in ("fwd", "dkdv")),
     *(ask(kernel, (10, 0), "fp16", 64, False) for kernel in ("dq", "dkdv")),
 ]
+"""Of the full suite: a compile takes seconds."""
 
 
-SPARSE = [
-    ask(kernel, capability, "bf16", head_dim, False, block_mask="causal")
-    for capability, head_dim in (((8, 0), 128), ((9, 0), 64), ((9, 0), 128), ((10, 0), 64))
-    for kernel in ("fwd", "dq", "dkdv")
-]
+def sparse(capability: tuple[int, int], head_dim: int) -> list[_compile.Task]:
+    return [
+        ask(kernel, capability, "bf16", head_dim, False, block_mask="causal")
+        for kernel in ("fwd", "dq", "dkdv")
+    ]
+
+
+SPARSE = sparse((9, 0), 128)
+MORE_SPARSE = [*sparse((8, 0), 128), *sparse((9, 0), 64), *sparse((10, 0), 64)]
 
 
 def name(task: _compile.Task) -> str:
@@ -75,11 +91,11 @@ def name(task: _compile.Task) -> str:
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[_compile.Task, _compile.Compiled]:
-    return {done.task: done for done in _compile.compile_all(TASKS + SPARSE, inspect=True)}
+def compiled(request: pytest.FixtureRequest) -> dict[_compile.Task, _compile.Compiled]:
+    return {done.task: done for done in _compile.compile_all(chosen(request, "task"), inspect=True)}
 
 
-@pytest.mark.parametrize("task", TASKS, ids=name)
+@pytest.mark.parametrize("task", tiers(TASKS, MORE), ids=name)
 def test_compiles_within_the_shared_memory_it_was_chosen_for(task, compiled) -> None:
     done = compiled[task]
     assert not done.error
@@ -92,7 +108,7 @@ def test_compiles_within_the_shared_memory_it_was_chosen_for(task, compiled) -> 
         assert sass.count(done.sass).spills <= SPILLS_ALLOWED.get((task.kernel, p.head_dim), 0)
 
 
-@pytest.mark.parametrize("task", SPARSE, ids=name)
+@pytest.mark.parametrize("task", tiers(SPARSE, MORE_SPARSE), ids=name)
 def test_a_block_mask_compiles_as_tightly(task, compiled) -> None:
     done, p = compiled[task], task.problem
     assert not done.error
@@ -184,6 +200,36 @@ def test_only_what_tritons_cache_lacks_is_compiled_and_looking_compiles_nothing(
         capture_output=True, text=True, check=False, env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.stdout.splitlines() == ["2 0", "[0] 1"], done.stderr
+
+
+LAUNCHERS = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from flashbench.kernels import _compile
+from test_flash_aot import ask
+built, both = [], threading.Barrier(2, timeout=60)
+def build(source, metadata):
+    both.wait()  # as neither goes on alone, they are built at once
+    built.append(source.name)
+    if source.name == "delta_rows":
+        raise RuntimeError("no C compiler")
+device = _compile._NoDevice(GPUTarget("cuda", 90, 32))
+device.launcher_cls = build
+driver.set_active(device)
+_compile.build_launchers([ask(kernel, (9, 0), "bf16", 64) for kernel in ("delta", "fwd")])
+print(sorted(built))
+"""
+
+
+def test_launchers_are_built_at_once_and_one_that_fails_is_left(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHERS, str(Path(__file__).parent)],
+        capture_output=True, text=True, check=False, env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["['delta_rows', 'forward']"], done.stderr
 
 
 @pytest.mark.gpu

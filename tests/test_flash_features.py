@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiers import tiers
 from torch import Tensor
 
 from flashbench import kernels
@@ -143,10 +144,7 @@ def cases() -> list[Any]:
     chosen = [(mask, (one,), n) for n, (mask, one) in enumerate(itertools.product(MASKS, SCORES))]
     for mask, first in (("full", 0), ("left window", 1)):
         chosen += [(mask, pair, n + first) for n, pair in enumerate(itertools.combinations(SCORES, 2))]
-    return [
-        *((mask, (), n) for mask in MASKS for n in range(2)),
-        *(pytest.param(*one, marks=pytest.mark.slow) for one in chosen),
-    ]
+    return tiers(((mask, (), n) for mask in MASKS for n in range(2)), chosen)
 
 
 @pytest.mark.parametrize(("mask", "features", "number"), cases(), ids=str)
@@ -196,3 +194,32 @@ def test_any_head_dims_on_a_gpu(d: int, dv: int, number: int) -> None:
         number % 5 == 4,
         False,
     )
+
+
+@pytest.mark.parametrize("lowest", [-1e6, torch.finfo(torch.float32).min])
+def test_what_is_added_to_all_keys_of_a_row_moves_no_gradient(lowest: float) -> None:
+    """As masks of the lowest number do to rows of padding: lse then has no bits left for the sum."""
+    tensors = [rand(1, 2, 40, 16, seed=n) for n in range(4)]
+    bias, hidden = torch.zeros(1, 1, 40, 40, device=DEVICE), torch.zeros(1, 1, 40, 40, device=DEVICE)
+    hidden[0, 0, 10] = lowest
+    tensors[0][:, :, 10] = 0.0  # a score is rounded to what is added to it; of 0 nothing is lost
+
+    def grads(bias: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.clone().requires_grad_() for x in (*tensors[:3], bias)]
+        o = flash.flash_attention(*leaves[:3], bias=leaves[3])
+        return torch.autograd.grad(o, leaves, tensors[3])
+
+    for low, plain in zip(grads(hidden), grads(bias), strict=True):
+        assert (low - plain).abs().max() < 2e-6
+
+
+def test_scores_near_the_end_of_fp32_have_gradients() -> None:
+    """In fp16, where scores are turned into powers of two: times log2(e) they and lse would be infinite."""
+    q, k, v, dout = (rand(1, 1, n, 16, seed=n, dtype=torch.float16) for n in (12, 4, 4, 12))
+    slopes = torch.tensor([4e37], device=DEVICE)  # rows 9 to 11 are 6 to 8 from the last key
+    leaves = [x.requires_grad_() for x in (q, k, v, torch.zeros(1, 1, 12, 4, device=DEVICE).half())]
+    o = flash.flash_attention(*leaves[:3], bias=leaves[3], alibi_slopes=slopes, top_left=True)
+    assert torch.allclose(o[0, 0, 4:], v[0, 0, 3].expand(8, 16))  # the nearest key alone
+    dq, dk, dv, dbias = torch.autograd.grad(o, leaves, dout)
+    assert all(x.abs().max() < 2e-2 for x in (dq, dk, dbias))  # p is 1: nothing but the rounding of o
+    assert torch.allclose(dv[0, 0, 3], dout[0, 0, 3:].float().sum(0).half(), atol=1e-2)

@@ -263,3 +263,16 @@ def test_on_a_gpu_every_shape_is_right_and_repeats(shape: str, causal: bool) -> 
         assert rmse(o, expected.double()) <= 2e-2 * float(expected.double().square().mean().sqrt()) + 1e-6
         for _ in range(20):
             assert torch.equal(o, flash.flash_attention(x, causal=causal, out_dtype=torch.float32)[0])
+
+
+@interpreted
+@pytest.mark.parametrize("share", ["tensor", "head", "block"])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(0, 33), (33, 0), (0, 0)])
+def test_no_queries_and_no_keys_are_no_rows_and_zeros(share: str, seqlen_q: int, seqlen_k: int) -> None:
+    q, k, v = tensors(seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+    x = flash.operands(q, k, v, dtype=E4M3, share=share, hadamard=True)
+    o, lse = flash.flash_attention(x, causal=True)
+    assert o.shape == (*q.shape[:3], v.shape[3])
+    assert lse.shape == q.shape[:3]
+    assert not o.any()
+    assert bool(lse.isneginf().all())

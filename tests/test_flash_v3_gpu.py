@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
+from tune_hopper import exact
+
 HANG_S = 120
 """Long enough to compile all that one group runs."""
 
@@ -37,20 +40,6 @@ def tiles_for(dim: int, dim_v: int) -> Iterator[object]:
     for keys in (512, 4096, 16384):
         for causal in (False, True):
             yield hopper_configs.choose(dim, dim_v, causal, keys)
-
-
-def exact(q, k, v, causal: bool):
-    """(o, lse) in fp64; o is 0 and lse -inf in rows without keys."""
-    group = q.shape[1] // k.shape[1]
-    q, k, v = q.double(), *(x.double().repeat_interleave(group, 1) for x in (k, v))
-    keys = torch.arange(k.shape[2], device=q.device)
-    last = torch.arange(q.shape[2], device=q.device)[:, None] + k.shape[2] - q.shape[2]
-    hidden = (keys > last) & causal
-    blind = hidden.all(-1)
-    s = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(hidden & ~blind[:, None], -math.inf)
-    lse = s.logsumexp(-1)
-    p = (s - lse[..., None]).exp().masked_fill(blind[:, None], 0.0)
-    return p @ v, lse.masked_fill(blind, -math.inf)
 
 
 def inputs(shape, dims: tuple[int, int], dtype: torch.dtype, turned: bool):

@@ -107,7 +107,7 @@ def test_the_walk_and_the_model_agree_to_the_byte(p: Problem, tiles: Tiles) -> N
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_tile_of_queries_without_keys_loads_one_of_keys(causal: bool) -> None:
     p = problem(seqlen_q=1024, seqlen_k=64, head_dim=64, head_dim_v=64, dtype="bf16", causal=causal)
-    row = iomodel.estimate("flash-v3-gluon", p, "fwd")
+    row = iomodel.estimate("flash-v3-gluon", p, "fwd", tiles={"fwd_block_q": 128, "fwd_block_k": 64})
     assert row.requested.read["k"] == p.batch * p.num_heads * 1024 // 128 * 64 * 64 * 2
 
 

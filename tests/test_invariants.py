@@ -11,15 +11,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from flashbench import kernels
+from flashbench import block_masks, kernels
 from flashbench.flash_configs import Config
 from flashbench.kernels import Target, _triton
+from flashbench.kernels._block_mask import DeviceMask
 from flashbench.kernels._philox import keep_mask
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -57,14 +59,14 @@ def both(call: Callable[..., Any], *tensors: Tensor, **options: Any) -> tuple[Te
     """(o, lse, gradients of the tensors), with do a fixed random tensor."""
     leaves = [x.detach().requires_grad_() for x in tensors]
     o, lse = call(*leaves, return_lse=True, **options)
-    return o.detach(), lse.detach(), *torch.autograd.grad(o, leaves, rand(*o.shape, seed=9))
+    return o.detach(), lse.detach(), *torch.autograd.grad(o, leaves, rand(*o.shape, seed=9).to(o.dtype))
 
 
 def assert_near(mine: Tensor, theirs: Tensor, scale: float = 1.0) -> None:
     """Equal but for the rounding of fp32, in sums of numbers of that size."""
     finite = theirs.isfinite()
     assert torch.equal(mine.isfinite(), finite)
-    top = float(theirs[finite].abs().max()) if finite.any() else 0.0
+    top = float(theirs.detach()[finite].abs().max()) if finite.any() else 0.0
     assert torch.allclose(mine[finite], theirs[finite], rtol=0, atol=1e-5 * scale * max(1.0, top))
 
 
@@ -153,6 +155,51 @@ def test_a_window_is_a_bias_that_hides_a_band(
     if window == (-1, 0):
         causal = both(flash, q, k, v, causal=True, top_left=top_left)
         assert all(torch.equal(a, b) for a, b in zip(mine, causal, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 2, 37, 1), (1, 1, 37, 1), (1, 2, 1, 1), (1, 1, 1, 1)])
+def test_a_bias_that_all_keys_share_has_no_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    leaves = [x.detach().to(dtype).requires_grad_() for x in (*qkv(37, 53, 24), rand(*shape, seed=4))]
+    o = flash(*leaves[:3], bias=leaves[3], causal=True, dropout_p=0.1, seed=3)
+    [dbias] = torch.autograd.grad(o, leaves[3:], torch.randn_like(o))
+    assert dbias.shape == shape
+    assert not dbias.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("nq", "nk"), [(2, 1), (2, 2), (37, 53)])
+def test_a_row_that_a_bias_hides_is_a_row_without_keys(nq: int, nk: int, dtype: torch.dtype) -> None:
+    q, k, v = (x.to(dtype) for x in qkv(nq, nk, 24))
+    bias = rand(1, 2, nq, nk, seed=4).to(dtype)
+    bias[:, :, ::2] = -math.inf
+    o, lse, *gradients = both(flash, q, k, v, bias=bias)
+    seen = slice(1, None, 2)
+    leaves = [x.detach().requires_grad_() for x in (q[:, :, seen], k, v)]
+    rest, rest_lse = flash(*leaves, bias=bias[:, :, seen], return_lse=True)
+    found = torch.autograd.grad(rest, leaves, rand(*o.shape, seed=9).to(dtype)[:, :, seen])
+    assert not o[:, :, ::2].any()
+    assert (lse[:, :, ::2] == -math.inf).all()
+    assert not gradients[0][:, :, ::2].any()
+    mine = o[:, :, seen], lse[:, :, seen], gradients[0][:, :, seen], *gradients[1:]
+    for one, other in zip(mine, (rest, rest_lse, *found), strict=True):
+        assert_near(one, other, 1.0 if dtype == torch.float32 else 200.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.1])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_where_each_row_sees_one_key_its_score_has_no_gradient(
+    dtype: torch.dtype, dropout_p: float, blocks: bool
+) -> None:
+    q, k, v = (x.to(dtype) for x in qkv(130, 130, 16))
+    bias = rand(1, 2, 130, 130, seed=4).to(dtype).requires_grad_()
+    mask = DeviceMask(block_masks.from_blocks(numpy.tri(2, dtype=bool), 130, 130), DEVICE) if blocks else None
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o = flash(*leaves, bias=bias, window=(0, 0), dropout_p=dropout_p, seed=3, block_mask=mask)
+    dq, dk, dv, dbias = torch.autograd.grad(o, (*leaves, bias), rand(*o.shape, seed=9).to(dtype))
+    assert not any(x.any() for x in (dq, dk, dbias))
+    assert dv.any()
 
 
 @few

@@ -153,7 +153,7 @@ def test_a_cell_is_traced_with_the_tiles_of_its_row_and_only_where_it_ran(
 ) -> None:
     card = Target(device="cuda:0", capability=(9, 0), smem_per_block_bytes=232448)
     ran = [cell(seqlen=n) for n in (64, 65, 66)]
-    config = kernels.get("flash").on_card(ran[0].problem, "fwd", card)
+    config = kernels.get("flash-v2").on_card(ran[0].problem, "fwd", card)
     done = {"total": {}, "difference_bytes": 0}
     records = [
         runfile.Record(cell=ran[0], status="profiled", reason="counted", config=config),

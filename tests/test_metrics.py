@@ -95,6 +95,21 @@ def test_error_ratio_is_the_worst_tensor_and_none_where_it_is_not_finite() -> No
     assert value("max_error_ratio", row(replace(synthetic.record(), accuracy=None))) is None
 
 
+@pytest.mark.parametrize(
+    ("rounds", "cycles"),
+    [
+        # 2 ms at 1.5 GHz is 3 M cycles, as is 1.5 ms at 2 GHz: the clock changed and the work did not
+        ([{"samples": 2, "sm_clock_mhz": 1500.0}, {"samples": 1, "sm_clock_mhz": 2000.0}], 3_000_000),
+        ([{"samples": 2, "sm_clock_mhz": 1500.0}, {"samples": 1, "sm_clock_mhz": None}], None),
+        ([{"samples": 2, "sm_clock_mhz": 1500.0}], None),
+        ([], None),
+    ],
+)
+def test_cycles_are_of_each_samples_own_clock(rounds: list[dict[str, Any]], cycles: int | None) -> None:
+    record = replace(timed(0.002, 0.002, 0.0015), timing={"rounds": rounds})
+    assert value("cycles", row(record)) == (cycles if cycles is None else pytest.approx(cycles))
+
+
 def test_memory_that_was_not_measured_is_none() -> None:
     memory = Memory(inputs_bytes=3, outputs_bytes=1, peak_extra_bytes=None, reserved_bytes=None)
     cell = row(replace(synthetic.record(), memory=memory))
@@ -120,8 +135,8 @@ def test_without_device_model_or_naive_their_metrics_are_none() -> None:
     assert missing == {
         "done_flops", "peak_flops_per_s", "hbm_bytes_per_s", "peak_fraction", "requested_bytes",
         "intensity_requested", "roof_fraction", "bandwidth_fraction", "predicted_extra_bytes",
-        "speedup_over_naive", "energy_j", "j_per_tflop", "counted_spill_write_bytes", "least_dram_read_bytes",
-        "most_dram_read_bytes", "least_dram_write_bytes", "most_dram_write_bytes",
+        "speedup_over_naive", "energy_j", "cycles", "j_per_tflop", "counted_spill_write_bytes",
+        "least_dram_read_bytes", "most_dram_read_bytes", "least_dram_write_bytes", "most_dram_write_bytes",
         *(f"predicted_{counter}" for counter in LEVELS.values()),
         *(f"{counter.removesuffix('_bytes')}_ratio" for counter in LEVELS.values()),
     }  # fmt: skip

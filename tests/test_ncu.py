@@ -163,6 +163,38 @@ def test_a_broken_line_costs_itself_only_and_is_told(line: str, dropped: int) ->
     assert ([kernel.name for kernel in found.kernels], found.dropped) == (["a", "b"], dropped)
 
 
+def test_a_metric_that_stands_twice_is_told_and_the_last_counts() -> None:
+    """Wide: two columns of one name; long: two rows of one kernel."""
+    head, units, row = wide('"a","1","2"').strip().splitlines()
+    again = f'{head},"dram__bytes_read.sum"\n{units},"Kbyte"\n{row},"3"\n'
+    line = next(line for line in LONG.splitlines() if "bytes_write" in line)
+    longer = LONG + line.replace("1.5", "2") + "\n"
+    for text, metric, value in (
+        (again, "dram__bytes_read.sum", 3000), (longer, "dram__bytes_write.sum", 2e9),
+    ):  # fmt: skip
+        found = ncu_csv.read(text)
+        assert (found.twice, found.kernels[0].metrics[metric]) == ((metric,), value)
+        assert ncu_csv.read(text, only={"gpu__time_duration.sum"}).twice == ()
+    assert ncu_csv.read(LONG + LONG).twice == ncu_csv.read(LONG).twice == (), "two outputs, each once"
+
+
+def test_only_the_row_of_units_is_taken_for_it() -> None:
+    """A kernel may have no name; a second row of units, or a blank one, is no kernel."""
+    found = ncu_csv.read(wide('"a","1","1"', '"","2","1"', '"","Kbyte","us"', '"","",""'))
+    assert [(one.name, one.metrics["dram__bytes_read.sum"]) for one in found.kernels] == [
+        ("a", 1), (ncu_csv.UNNAMED, 2),
+    ]  # fmt: skip
+    assert found.dropped == 2
+    head, units, row = wide('"","5","1"').strip().splitlines()
+    named = f'"ID",{head}\n"",{units}\n"7",{row}\n'
+    assert [one.name for one in ncu_csv.parse(named)] == [ncu_csv.UNNAMED]
+    with pytest.raises(RunFileError, match="no row of units"):
+        ncu_csv.parse(f'"ID",{head}\n"7",{row}\n')
+    nameless = LONG.replace('"softmax"', '""')
+    assert [one.name for one in ncu_csv.parse(nameless)] == [ncu_csv.UNNAMED] * 2
+    assert ncu_csv.parse(nameless)[0].metrics == ncu_csv.parse(LONG)[0].metrics
+
+
 def test_a_kernels_name_is_shown_without_control_characters_and_however_long() -> None:
     found = ncu_csv.parse(wide('"ev\x1b[31mil\x07\x85\u202e\x0bname","1","1"', f'"{"k" * 200_000}","1","1"'))
     assert found[0].name == "ev[31milname"

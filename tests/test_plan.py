@@ -83,6 +83,20 @@ def test_expected_time_grows_with_the_work_and_is_less_without_timing() -> None:
     assert all(less < more for less, more in zip(untimed, times, strict=True))
     metered = [row.expected_s for row in plan.plan(cells, H100, energy=True)]
     assert metered == pytest.approx([time + plan.ENERGY_S for time in times])
+    heated = [row.expected_s for row in plan.plan(cells, H100, load="sustained")]
+    assert heated == pytest.approx([time + 0.9 for time in times])  # 0.3 s before each of three rounds
+
+
+def test_cells_that_are_kept_ready_together_need_what_each_keeps_and_the_largest_call() -> None:
+    p = long(seqlen_q=4096, seqlen_k=4096)
+    cells = [cell("naive", p, "bwd"), cell("flash-v2", p, "bwd")]
+    naive, flash = (plan.needs_bytes(one, H100) for one in cells)
+    both = plan.together_bytes(cells, H100)
+    # what flash keeps: o, and what its forward saves, which is o and the log-sum-exp
+    rows = p.batch * p.num_heads * p.seqlen_q
+    assert both - naive == 2 * rows * p.head_dim_v * p.dtype_bytes + rows * 4
+    assert both == plan.together_bytes(cells[::-1], H100) > naive > flash
+    assert plan.together_bytes(cells[:1], H100) == naive
 
 
 def test_an_interpreted_implementation_is_expected_to_be_slow(monkeypatch: pytest.MonkeyPatch) -> None:

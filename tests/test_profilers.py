@@ -13,14 +13,10 @@ import torch
 from flashbench import profilers
 from flashbench._profilers import clocks
 from flashbench._profilers.telemetry import throttled_by
+from flashbench._profilers.timers import between_events
 from flashbench.profilers import Policy, drifted, measure_memory, measure_time
 
 FEW = Policy(limit_s=0.01, min_samples=3, max_samples=7, warmup=2)
-
-
-@pytest.mark.parametrize(("call_s", "samples"), [(1.0, 5), (0.01, 30), (1e-6, 100), (0.0, 100)])
-def test_slow_calls_get_few_samples_and_fast_ones_many(call_s: float, samples: int) -> None:
-    assert profilers.GPU_POLICY.samples(call_s) == samples
 
 
 def test_a_cpu_call_is_timed_by_the_wall_after_its_warm_up() -> None:
@@ -32,7 +28,7 @@ def test_a_cpu_call_is_timed_by_the_wall_after_its_warm_up() -> None:
 
     timing = measure_time(call, device="cpu", cache="cold", policy=FEW)
     samples = timing.samples
-    assert len(calls) == FEW.warmup + len(samples.samples_s)
+    assert len(calls) == timing.how["warmup"]["calls"] + len(samples.samples_s)
     assert 3 <= len(samples.samples_s) <= 7
     assert all(0.004 <= sample < 0.09 for sample in samples.samples_s)
     assert (samples.method, samples.cache) == ("wall", "hot")
@@ -214,7 +210,7 @@ def test_the_flush_leaves_nothing_that_the_timed_call_has_to_write_back() -> Non
     flush, again = profilers.Flush(GPU), profilers.Flush(GPU)
 
     def after(*flushes: Callable[[], object]) -> float:
-        return statistics.median(profilers._events(read, lambda: [one() for one in flushes], 40))
+        return statistics.median(between_events(read, lambda: [one() for one in flushes], 40))
 
     after(flush, again)  # nothing compiles or loads below
     once, twice = after(flush), after(flush, again)

@@ -213,6 +213,7 @@ def test_the_tools_own_sweep_is_predicted_within_15_percent() -> None:
             assert statistics.median(map(abs, errors[name, pass_])) <= 0.15, (name, pass_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", time_model.SWEPT)
 def test_what_was_fitted_to_the_sweep_still_fits_it(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a new sweep: if no constants do much better than those in use, these need no new fit."""

@@ -13,7 +13,7 @@ from attention import problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flashbench import runfile, runner
+from flashbench import record_json, runfile, runner
 from flashbench.errors import RunFileError, UsageError
 from flashbench.problem import PASSES, Cell
 from flashbench.record import FLAGS, STATUSES, Accuracy, Memory, Record, Samples
@@ -71,6 +71,8 @@ def records(draw: st.DrawFn) -> Record:
         config=draw(plain),
         trace=draw(st.none() | plain),
         clocks=draw(plain),
+        timing=draw(plain),
+        spent=draw(plain),
         environment=draw(plain),
         started_at="2026-01-01T00:00:00+00:00",
         wall_s=draw(finite),
@@ -80,15 +82,15 @@ def records(draw: st.DrawFn) -> Record:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records())
 def test_a_record_reads_back_as_it_was_written(record: Record) -> None:
-    line = json.dumps(runfile.record_to_json(record), allow_nan=False)
-    assert runfile.record_from_json(json.loads(line)) == record
+    line = json.dumps(record_json.record_to_json(record), allow_nan=False)
+    assert record_json.record_from_json(json.loads(line)) == record
 
 
 def test_a_row_from_before_energy_counters_and_trace_has_none() -> None:
-    value = runfile.record_to_json(done(cells(1)[0]))
-    for name in ("energy", "counters", "trace"):
+    value = record_json.record_to_json(done(cells(1)[0]))
+    for name in ("energy", "counters", "trace", "timing", "spent"):
         del value[name]
-    assert runfile.record_from_json(value) == done(cells(1)[0])
+    assert record_json.record_from_json(value) == done(cells(1)[0])
     assert done(cells(1)[0]).trace is None
 
 
@@ -109,6 +111,22 @@ def test_what_is_found_after_the_sweep_joins_its_row_and_survives_a_resume(tmp_p
     path.write_text(path.read_text() + '{"type":"trace","key":"another","trace":{}}\n')
     with pytest.raises(RunFileError, match="line 4: trace of 'another', which has no row above it"):
         runfile.load(path)
+
+
+def test_each_run_leaves_its_wall_time_and_a_resumed_file_keeps_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", cells(1), [done(cells(1)[0])])
+    for wall_s in (1.5, 2.5):
+        resumed = runfile.resume(path, cells(1), ENVIRONMENT, OPTIONS)
+        with resumed.writer:
+            resumed.writer.put({"type": "timings", "wall_s": wall_s, "precompile_s": 0.5})
+    assert [one["wall_s"] for one in runfile.load(path).timings] == [1.5, 2.5]
+
+
+def test_a_file_that_does_not_say_how_it_was_timed_is_not_resumed(tmp_path: Path) -> None:
+    path = write(tmp_path / "r.jsonl", cells(1), [])
+    now = {**OPTIONS, "load": "burst"}
+    with pytest.raises(UsageError, match="does not say with which --load it was measured; now it is 'burst'"):
+        runfile.resume(path, cells(1), ENVIRONMENT, now)
 
 
 def test_a_resumed_file_may_get_lines_that_older_versions_cannot_read(tmp_path: Path) -> None:

@@ -18,12 +18,13 @@ import pytest
 import torch
 from attention import problem
 
-from flashbench import environment, kernels, plan, runfile, runner
+from flashbench import environment, kernels, plan, profilers, runfile, runner
+from flashbench._runner import outcomes
 from flashbench.kernels import Implementation, Target
 from flashbench.problem import PASSES, Cell
 from flashbench.profilers import Policy
 from flashbench.record import Record
-from flashbench.runner import RunOptions, impossible
+from flashbench.runner import RunOptions
 
 CPU = Target()
 QUICK = Policy(limit_s=0.001, min_samples=3, max_samples=3, warmup=1)
@@ -206,7 +207,7 @@ def test_the_time_budget_leaves_rows_that_say_so(install: Callable[..., None]) -
 
 @pytest.mark.parametrize(("seconds", "said"), [(300, "5m"), (90, "1m30s"), (5400, "1h30m"), (0.5, "0.5s")])
 def test_a_budget_is_named_as_it_is_typed(seconds: float, said: str) -> None:
-    assert runner._duration(seconds) == said
+    assert outcomes.duration(seconds) == said
 
 
 def test_a_call_over_its_limit_is_a_timeout(install: Callable[..., None]) -> None:
@@ -258,7 +259,10 @@ def test_a_keyboard_interrupt_comes_out_with_the_finished_rows_kept(install: Cal
     records: list[Record] = []
     with pytest.raises(KeyboardInterrupt):
         runner.run_cells(
-            [cell("naive"), cell("x")], CPU, RunOptions(policy=QUICK, environment={}), records.append
+            [cell("naive"), cell("x", seqlen_q=5)],
+            CPU,
+            RunOptions(policy=QUICK, environment={}),
+            records.append,
         )
     assert [record.status for record in records] == ["ok"]
 
@@ -327,18 +331,162 @@ def test_the_forward_is_timed_without_grad_and_inside_its_context(install: Calla
     assert not inside
 
 
-H100 = Target(device="cuda:0", name="NVIDIA H100 80GB HBM3")
+# --- implementations of one work, timed together ---------------------------------------------------------
 
 
-def test_faster_than_the_dense_peak_is_impossible() -> None:
-    # cases: 4.295 GFLOP at 989 TFLOP/s cannot take less than 4.3 us
-    one = cell("naive", batch=1, num_heads=16, num_kv_heads=16, seqlen_q=1024, seqlen_k=1024,
-               head_dim=64, head_dim_v=64, dtype="fp16", causal=False)  # fmt: skip
-    assert impossible(one, H100, 4.2e-6)
-    assert not impossible(one, H100, 4.5e-6)
-    assert impossible(one, CPU, 0.0)
-    assert not impossible(one, CPU, 1e-9)
-    assert not impossible(one, Target(device="cuda:0", name="Some Card"), 1e-9)
+TURNS = Policy(limit_s=0.02, min_samples=6, max_samples=30, warmup=1, precision=1e-9, round_s=1e-9)
+"""Rounds of one sample each."""
+
+
+def together(cells: list[Cell], **options: Any) -> list[Record]:
+    records: list[Record] = []
+    runner.run_cells(
+        cells, CPU, RunOptions(policy=TURNS, environment={}, seed=3, **options), records.append
+    )  # fmt: skip
+    return records
+
+
+def noting(name: str, log: list[str], then: Callable[[], None] = lambda: None) -> Implementation:
+    def prepare(p, inputs):
+        right = NAIVE.prepare(p, inputs)
+
+        def call():
+            log.append(name)
+            then()
+            return right()
+
+        return call
+
+    return fake(name, prepare)
+
+
+def test_implementations_of_one_work_are_timed_in_turns_and_told_in_order(
+    install: Callable[..., None],
+) -> None:
+    install(*(noting(name, []) for name in "xyz"))
+    records = together([cell(name) for name in "xyz"] + [cell("x", seqlen_q=5)])
+    assert [record.cell.implementation for record in records] == ["x", "y", "z", "x"]
+    assert all(record.status == "ok" for record in records)
+    first, *_, last = records
+    rounds = len(first.timing["rounds"])
+    assert first.timing["schedule"] == "interleaved"
+    assert last.timing["schedule"] == "alone"
+    assert "alone_because" not in last.timing
+    assert rounds > 3
+    places = [[one["place"] for one in record.timing["rounds"]] for record in records[:3]]
+    shared = min(map(len, places))
+    assert all(sorted(one) == [0, 1, 2] for one in list(zip(*places, strict=False))[: shared // 2])
+    assert len({tuple(one) for one in zip(*places, strict=False)}) > 1
+
+
+def test_the_order_of_the_rounds_is_that_of_its_seed(install: Callable[..., None]) -> None:
+    install(*(noting(name, []) for name in "xy"))
+    one, again = (together([cell(name) for name in "xy"])[0] for _ in range(2))
+    assert one.timing["order_seed"] == again.timing["order_seed"]
+    assert one.timing["order_seed"].startswith("3 ")
+    assert one.timing["rounds"][0]["place"] == again.timing["rounds"][0]["place"]
+    assert one.samples is not None
+    assert one.samples.load == "burst"
+
+
+def test_what_does_not_fit_together_is_timed_one_after_the_other(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(noting("x", []), noting("y", []))
+    cells = [cell("x", "bwd"), cell("y", "bwd")]
+    alone = max(plan.needs_bytes(one, CPU) for one in cells)
+    assert plan.together_bytes(cells, CPU) > alone
+    monkeypatch.setattr(environment, "free_bytes", lambda _: alone)
+    records = together(cells)
+    assert [record.status for record in records] == ["ok", "ok"]
+    for record in records:
+        assert record.timing["schedule"] == "alone"
+        assert record.timing["alone_because"].startswith("needs ")
+    monkeypatch.setattr(environment, "free_bytes", lambda _: 2 * alone)
+    assert {record.timing["schedule"] for record in together(cells)} == {"interleaved"}
+
+
+@pytest.mark.parametrize("when", [0, 4])
+def test_out_of_memory_beside_others_is_tried_once_more_alone(
+    install: Callable[..., None], when: int
+) -> None:
+    """While x is ready, y finds no room: at its first call, or while it is timed."""
+    held: list[object] = []
+    calls: list[int] = []
+
+    def holding(p, inputs):
+        right = NAIVE.prepare(p, inputs)
+
+        class Call:
+            def __init__(self):
+                held.append(weakref.ref(self))
+
+            def __call__(self):
+                return right()
+
+        return Call()
+
+    def crowd() -> None:
+        calls.append(1)
+        if len(calls) > when and any(ref() is not None for ref in held):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    install(fake("x", holding), noting("y", [], crowd), noting("z", []))
+    started: list[str] = []
+    records: list[Record] = []
+    runner.run_cells(
+        [cell(name) for name in "xyz"], CPU, RunOptions(policy=TURNS, environment={}), records.append,
+        lambda index, total, one: started.append(f"{index} {one.implementation}"),
+    )  # fmt: skip
+    assert [(record.cell.implementation, record.status) for record in records] == [
+        ("x", "ok"), ("y", "ok"), ("z", "ok")
+    ]  # fmt: skip
+    assert {record.timing["alone_because"] for record in records} == {"together they ran out of memory"}
+    assert started == ["0 x", "1 y", "2 z"]
+
+
+def test_out_of_memory_alone_is_final_and_the_others_are_timed_together(install: Callable[..., None]) -> None:
+    calls: list[int] = []
+
+    def full() -> None:
+        calls.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    install(noting("x", [], full), noting("y", []), noting("z", []))
+    first, *others = together([cell(name) for name in "xyz"])
+    assert first.status == "oom"
+    assert len(calls) == 1
+    assert [record.timing["schedule"] for record in others] == ["interleaved"] * 2
+
+
+def test_one_that_fails_in_the_middle_of_the_rounds_ends_alone(install: Callable[..., None]) -> None:
+    calls: list[int] = []
+
+    def late() -> None:
+        calls.append(1)
+        if len(calls) == 9:
+            raise ValueError("late")
+
+    install(noting("x", []), noting("y", [], late))
+    good, bad = together([cell("x"), cell("y")])
+    assert good.status == "ok"
+    assert (bad.status, bad.samples) == ("failed", None)
+    assert (bad.reason or "").startswith("ValueError: late (test_runner.py:")
+
+
+def test_each_row_says_where_its_time_went(install: Callable[..., None]) -> None:
+    def slow(p, inputs):
+        time.sleep(0.05)
+        return NAIVE.prepare(p, inputs)
+
+    install(fake("x", slow))
+    start = time.perf_counter()
+    record, other = together([cell("x", "bwd"), cell("naive", "bwd")])
+    took = time.perf_counter() - start
+    assert record.spent["prepare_s"] > 0.05 > other.spent["prepare_s"]
+    assert {"inputs_s", "reference_s", "check_s", "memory_s", "warmup_s", "rounds_s"} <= set(record.spent)
+    assert record.spent["samples_s"] <= record.spent["rounds_s"]
+    assert record.wall_s + other.wall_s <= took
 
 
 def resumable(out: Path, *more: str) -> list[str]:
@@ -363,13 +511,13 @@ def test_killed_in_the_middle_then_resumed_equals_an_uninterrupted_run(tmp_path:
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     before = {record.cell.key: record for record in runfile.load(path).records}
-    assert 0 < len(before) < len(wanted)
+    assert 3 <= len(before) < len(wanted)  # what was written when it was killed, and later ones
 
     done = subprocess.run(resumable(killed, "--resume"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     after = runfile.load(path)
     assert {record.cell.key for record in after.records} == wanted == set(after.header["cells"])
-    assert path.read_bytes().count(b"\n") == 1 + len(wanted)
+    assert path.read_bytes().count(b"\n") == 1 + len(wanted) + 1  # header, rows, where the time went
     assert all(record == before.get(record.cell.key, record) for record in after.records)
 
 
@@ -378,7 +526,7 @@ def test_energy_that_fails_leaves_the_time_and_says_why(monkeypatch: pytest.Monk
         call()
         raise MemoryError("no room")
 
-    monkeypatch.setattr(runner.profilers, "measure_energy", measure_energy)
+    monkeypatch.setattr(profilers, "measure_energy", measure_energy)
     [record] = sweep(cell("naive"), energy=True)
     assert record.status == "ok"
     assert record.samples is not None

@@ -6,16 +6,18 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flashbench import cli
-from flashbench._cli import profile_static
+from flashbench import cli, kernels
+from flashbench._cli import options, profile_static
 from flashbench._profilers import sass, static
 from flashbench._profilers.occupancy import LIMITS
-from flashbench.errors import EXIT_GATE, FlashbenchError, UnavailableError
-from flashbench.kernels import _compile
+from flashbench.errors import EXIT_GATE, FlashbenchError, UnavailableError, UsageError
+from flashbench.kernels import Target, _compile, _triton
 
 pytest.importorskip("triton")
 
@@ -89,23 +91,17 @@ def test_what_the_implementation_refuses_is_a_row_with_the_reason() -> None:
     assert row["registers_per_thread"] is row["ex2_instructions"] is row["occupancy_percent"] is None
 
 
-def test_what_does_not_compile_is_a_row_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = _compile.Bundled({"fwd": ("fwd", "none of them")}, _compile.BUNDLED["flash-v2"].launch)
-    monkeypatch.setitem(_compile.BUNDLED, "flash-v2", odd)
-    good, bad = static.profile(grid(passes=("fwd",), limits={(9, 0): LIMITS[9, 0]}))
-    assert (good["status"], bad["status"]) == ("ok", "failed")
-    assert bad["reason"].startswith("StopIteration")
-    assert bad["instructions"] is None
-    assert good.keys() == bad.keys()
-
-
-def test_a_kernel_that_does_not_compile_fails_the_command(
+def test_a_kernel_that_does_not_compile_is_a_row_with_the_reason_and_fails_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = _compile.BUNDLED["flash-v2"].launch
     monkeypatch.setitem(_compile.BUNDLED, "flash-v2", _compile.Bundled({"fwd": ("fwd", "no such")}, launch))
     code, out, err = run(capsys, "--arch", "sm_90", "--passes", "fwd", "--json", "--quiet")
-    assert [row["status"] for row in json.loads(out)] == ["ok", "failed"]
+    good, bad = json.loads(out)
+    assert (good["status"], bad["status"]) == ("ok", "failed")
+    assert bad["reason"].startswith("StopIteration")
+    assert bad["instructions"] is None
+    assert good.keys() == bad.keys()
     assert code == EXIT_GATE
     first = "flash-v2 no such sm_90 bf16 d64 causal: StopIteration"
     assert err.startswith(f"error: 1 of 2 kernels did not compile, first: {first}")
@@ -176,6 +172,47 @@ def test_without_triton_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     assert caught.value.exit_code == 3
 
 
+def test_a_cache_that_triton_cannot_use_is_bad_input_and_no_kernel_that_does_not_compile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(file))
+    code, out, err = run(capsys, "--arch", "sm_90", "--passes", "fwd", "--quiet")
+    assert (code, out) == (2, "")
+    assert err.splitlines() == [
+        f"error: TRITON_CACHE_DIR='{file}': '{file}' is no folder; accepted: a folder that can be written,"
+        " or unset"
+    ]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "new" / "below"))
+    _triton.check_cache()
+    assert list(tmp_path.iterdir()) == [file], "nothing is made"
+    for folder, words in ((file / "below", "is no folder"), ("/proc/none", "takes no file"), ("", "no name")):
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(folder))
+        with pytest.raises(UsageError, match=f"TRITON_CACHE_DIR='{folder}': .*{words}"):
+            _triton.check_cache()
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setenv("TRITON_HOME", str(file))
+    with pytest.raises(UsageError, match=r"TRITON_CACHE_DIR is not set, .*of TRITON_HOME\).* is no folder"):
+        _triton.check_cache()
+
+
+def test_the_cache_is_looked_at_where_kernels_will_be_compiled_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    h100 = Target(device="cuda:0", capability=(9, 0))
+    monkeypatch.setattr(_triton, "interpreted", lambda target: target.type == "cpu")
+    monkeypatch.setattr(_triton, "why_unavailable", lambda target: None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/proc/none")
+    flash, naive = (
+        replace(kernels.get(name), interpreted=_triton.interpreted, why_unavailable=lambda target: None)
+        for name in ("flash", "naive")
+    )
+    monkeypatch.setattr(kernels, "get", {"flash": flash, "naive": naive}.__getitem__)
+    options.settle(["naive"], h100)
+    options.settle(["flash"], Target())
+    with pytest.raises(UsageError, match="TRITON_CACHE_DIR"):
+        options.settle(["naive", "flash"], h100)
+
+
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as stop:
         cli.main(
@@ -186,11 +223,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 def test_json_is_the_rows_and_the_same_every_time(capsys, rows) -> None:
-    asked = ("--arch", "sm100,sm_80,sm_90a", "--json", "--quiet")
-    code, out, err = run(capsys, *asked)
+    code, out, err = run(capsys, "--arch", "sm100,sm_80,sm_90a", "--json", "--quiet")
     assert (code, err) == (0, "")
     assert json.loads(out) == rows
-    assert run(capsys, *asked) == (code, out, err)
 
 
 def test_a_named_card_decides_the_occupancy_of_its_architecture(capsys) -> None:

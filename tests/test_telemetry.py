@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from flashbench import profilers
-from flashbench._profilers import energy, gpm, load, telemetry
+from flashbench._profilers import energy, gpm, load, telemetry, timers
 from flashbench._profilers.clocks import Clocks
 from flashbench._profilers.telemetry import sampling, summary, throttled_by
 
@@ -154,17 +154,18 @@ def timed(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, **meanwhile: Any) -> 
 
     def events(call: object, flush: object, count: int, last: Callable[[], None] = lambda: None) -> Any:
         if count > 3:
-            time.sleep(0.05)
+            time.sleep(0.03)
             usual = {name: getattr(nvml, name) for name in meanwhile}
             vars(nvml).update(meanwhile)
-            time.sleep(0.1)
+            time.sleep(0.05)
             vars(nvml).update({name: value for name, value in usual.items() if name == "reasons"})
             last()
         return [1e-3] * count
 
-    monkeypatch.setattr(profilers, "_events", events)
-    monkeypatch.setattr(profilers, "_warm_up", lambda *_: 0.0)
+    monkeypatch.setattr(timers, "between_events", events)
+    monkeypatch.setattr(timers.EventTimer, "host_s", lambda *_: 0.0)
     monkeypatch.setattr("torch.cuda.device", lambda _: nullcontext())
+    monkeypatch.setattr(timers, "flush_seconds", lambda *_: 0.0)
     return profilers.measure_time(lambda: None, device="cuda:0", cache="hot", clocks=Clocks(nvml, "card"))
 
 

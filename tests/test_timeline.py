@@ -69,6 +69,23 @@ def test_events_that_exceed_the_kernels_by_a_fifth_are_launch_bound(event_us: fl
 
 
 @pytest.mark.parametrize(
+    ("event_us", "said"),
+    [
+        (50, "events 50% shorter than the kernels: the recorded call was slower"),
+        (90, "events 10% shorter than the kernels"), (92, None), (100, None), (109, None),
+        (115, "events 15% longer than the kernels: gaps, or other clocks"),
+        (150, "events 50% longer than the kernels: launch-bound"),
+    ],
+)  # fmt: skip
+def test_events_and_kernels_that_do_not_agree_are_told_in_either_direction(
+    event_us: float, said: str | None
+) -> None:
+    found = lines.arrange(RECORDS).disagreement(event_us / 1e6)
+    assert found is None if said is None else str(found).startswith(said)
+    assert lines.arrange([]).disagreement(event_us / 1e6) is None
+
+
+@pytest.mark.parametrize(
     ("names", "backend"),
     [
         (["void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64>>"], "flash"),

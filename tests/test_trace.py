@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from attention import SHAPES, problem
+from tiers import every_second
 from traced import TILES, assert_exact, run
 
 from flashbench import iomodel, kernels
@@ -47,10 +49,10 @@ SHAPED = {**SHAPES, **MORE_SHAPES}
 
 
 # bf16 moves what fp16 does; the interpreter computes it in fp32. tf32 moves what fp32 does.
-CELLS = [*((shape, dtype) for shape in SHAPED for dtype in ("fp16", "fp32")), ("ragged and shared", "tf32")]
+CELLS = [*itertools.product(SHAPED, ("fp16", "fp32")), ("ragged and shared", "tf32")]
 
 
-@pytest.mark.parametrize(("shape", "dtype"), CELLS)
+@pytest.mark.parametrize(("shape", "dtype"), every_second(CELLS))
 def test_every_byte_and_product_of_the_kernels_is_in_the_model(shape: str, dtype: str) -> None:
     for causal in (False, True):
         assert_exact(problem(**{"batch": 1, **SHAPED[shape]}, dtype=dtype, causal=causal), TILES)
@@ -259,6 +261,36 @@ def test_scaled_products_are_counted_where_triton_interprets_them(packed: bool) 
     bytes_ = [torch.zeros(shape, dtype=torch.uint8) for shape in ((16, inner), (inner, 16), (16, 2))]
     (launch,) = tracing.trace(lambda: kernel[(1,)](*bytes_, torch.zeros(16, 16), inner, format_))
     assert launch.flops == 2 * 16 * 16 * 64
+
+
+@pytest.mark.parametrize(("kept", "blocks"), [(8, 5), (32, 2)])
+def test_an_autotuned_kernel_runs_once_with_the_first_config_that_its_pruning_keeps(
+    kept: int, blocks: int
+) -> None:
+    import triton
+    import triton.language as tl
+
+    def prune(configs, *_, **__):
+        return [one for one in configs if one.kwargs["BLOCK"] >= kept]
+
+    @triton.autotune(
+        configs=[triton.Config({"BLOCK": size}) for size in (8, 32, 64)],
+        key=["n"],
+        prune_configs_by={"early_config_prune": prune},
+    )
+    @triton.jit
+    def double(X, n, BLOCK: tl.constexpr):
+        lanes = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(X + lanes, 2 * tl.load(X + lanes, mask=lanes < n), mask=lanes < n)
+
+    x = torch.ones(40)
+    before = dict(vars(triton.runtime.Autotuner))
+    launches = tracing.trace(lambda: double[lambda meta: (triton.cdiv(40, meta["BLOCK"]),)](x, 40))
+    assert [(one.kernel, one.programs, one.arguments["X"].loaded) for one in launches] == [
+        ("double", blocks, 40)
+    ]
+    assert torch.equal(x, torch.full((40,), 2.0)), "what runs to be timed would double it again"
+    assert dict(vars(triton.runtime.Autotuner)) == before
 
 
 EXAMPLE = re.search(r"```python\n(.*?)```", PROFILE.read_text(encoding="utf-8"), re.DOTALL)

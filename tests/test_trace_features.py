@@ -16,6 +16,7 @@ import pytest
 import torch
 from attention import problem
 from hypothesis import given, settings
+from tiers import tiers
 from tilewalk import blocks, holds_a_pair, problems, sees, spans
 from traced import TILES, assert_exact
 
@@ -147,12 +148,7 @@ def test_a_bias_per_pair_has_its_own_tiles_in_kernel_row_and_model(lengths: tupl
     assert row.tiles["fwd_block_k"] == (64 if 1 in lengths else 32)
 
 
-def some_slow(found: list[dict[str, Any]], fast: int) -> list[Any]:
-    """All but the first so many, in the full suite only."""
-    return [*found[:fast], *(pytest.param(one, marks=pytest.mark.slow) for one in found[fast:])]
-
-
-@pytest.mark.parametrize("changes", some_slow(cells(BLOCKED), fast=6), ids=str)
+@pytest.mark.parametrize("changes", tiers(cells(BLOCKED)[:6], cells(BLOCKED)[6:]), ids=str)
 def test_block_masks_move_what_the_model_says(changes: dict[str, Any]) -> None:
     tiles, of, along = (changes.pop(name) for name in ("tiles", "of", "along"))
     assert_exact(problem(**changes, bias=along and of + along), tiles)

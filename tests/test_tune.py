@@ -19,7 +19,16 @@ import pytest
 import torch
 from attention import problem
 
-from flashbench import decode_configs, flash_configs, kernels, presets, runfile, runner, tuned, tuning
+from flashbench import (
+    decode_configs,
+    flash_configs,
+    kernels,
+    presets,
+    record_json,
+    runner,
+    tuned,
+    tuning,
+)
 from flashbench.cli import main
 from flashbench.decoding import Step
 from flashbench.errors import RunFileError, UsageError
@@ -353,7 +362,7 @@ def test_a_sweep_runs_with_the_file_and_its_record_says_so(
     found = tuned.read(path, Target())
     records: list[Any] = []
     runner.run_cells([served, other], Target(), runner.RunOptions(time=False, tuned=found), records.append)
-    first, second = (runfile.record_from_json(runfile.record_to_json(record)) for record in records)
+    first, second = (record_json.record_from_json(record_json.record_to_json(record)) for record in records)
     assert (first.status, second.status) == ("checked", "checked")
     assert first.config == TILES
     assert first.tuned == {"file": str(path), "cases": [entry(served, TILES)["case"]]}

@@ -53,13 +53,18 @@ def _order(record: Record) -> tuple[object, ...]:
     return record.cell.implementation, p.head_dim, p.causal, p.seqlen_k, record.cell.pass_ != "fwd"
 
 
+def _model(record: Record) -> str | None:
+    """The model, as it is today, of the kernels that ran: those that flash chose, or the cell's own."""
+    ran = str(record.config.get("kernels", "")).partition(":")[0]
+    return kernels.get(ran or record.cell.implementation).io_model
+
+
 @cache
 def load() -> tuple[Found, ...]:
     """Every level of every counted cell."""
     found: list[Found] = []
     for record in records():
-        model = kernels.get(record.cell.implementation).io_model  # as it is today
-        levels = compared.compare(record.cell, record.counters, model, record.config, DEVICE)
+        levels = compared.compare(record.cell, record.counters, _model(record), record.config, DEVICE)
         found += [Found(record, level) for level in levels]
     return tuple(found)
 
@@ -102,8 +107,32 @@ def operations(found: Sequence[Found]) -> list[str]:
     return lines
 
 
+def plain(record: Record) -> bool:
+    """Whether a cell is one of the sweep's: bf16, many queries, no option of attention."""
+    p = record.cell.problem
+    return p.dtype == "bf16" and p.seqlen_q > 1 and not p.features
+
+
+def others(found: Sequence[Found]) -> list[str]:
+    """Cells of the bundled kernels that are not the sweep's, one by one: counted over predicted."""
+    names = ("L2 read", "L2 write", "DRAM read", "DRAM write")
+    lines = [f"| cell | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    rows: dict[str, dict[str, str]] = {}
+    for row in found:
+        bundled = kernels.get(row.record.cell.implementation).prepare_tiles is not None
+        if row.level.kernel or plain(row.record) or not bundled or row.level.ratio is None:
+            continue
+        shown = f"{row.level.ratio:.3f}"
+        rows.setdefault(row.record.cell.key, {})[row.level.level] = (
+            shown if row.level.within else f"**{shown}**"
+        )
+    return lines + [
+        f"| {key} | {' | '.join(levels.get(name, '-') for name in names)} |" for key, levels in rows.items()
+    ]
+
+
 def lengths(found: Sequence[Found], level: str) -> list[str]:
-    """The fused implementations cell by cell: GB counted / predicted, in bold outside the band."""
+    """The fused implementations' sweep cell by cell: GB counted / predicted, in bold outside the band."""
     seqlens = [1024 * 2**step for step in range(7)]
     heads = "".join(f" {n // 1024}k |" for n in seqlens)
     lines = [f"| implementation | pass | d | mask |{heads}", "|---" * (4 + len(seqlens)) + "|"]
@@ -111,7 +140,9 @@ def lengths(found: Sequence[Found], level: str) -> list[str]:
     for row in found:
         cell = row.record.cell
         p = cell.problem
-        if row.level.kernel or row.level.level != level or cell.implementation == "naive" or p.seqlen_q == 1:
+        if row.level.kernel or row.level.level != level or cell.implementation == "naive":
+            continue
+        if not plain(row.record):
             continue
         assert row.level.counted is not None
         assert row.level.value is not None
@@ -130,6 +161,7 @@ def page() -> str:
     parts = {
         "**DRAM reads, GB counted / predicted** (bold: outside the band)": lengths(found, "DRAM read"),
         "**DRAM writes, GB counted / predicted**": lengths(found, "DRAM write"),
+        "**Options, decode and fp8, counted over predicted** (bold: outside the band)": others(found),
         "**`naive`, op by op**": operations(found),
     }
     lines = [line for title, rows in parts.items() for line in ("", title, "", *rows)]

@@ -18,8 +18,9 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from flashbench import environment  # noqa: E402
+from flashbench._profilers.timers import between_events  # noqa: E402
 from flashbench.decoding import graphed  # noqa: E402
-from flashbench.profilers import Flush, _events  # noqa: E402
+from flashbench.profilers import Flush  # noqa: E402
 
 MIB = (128, 256, 512)
 ROUNDS, SAMPLES = 5, 20
@@ -42,7 +43,7 @@ def main() -> None:
         call, samples = graphed(read, target.device), {name: [] for name in flushes}
         for _ in range(ROUNDS):
             for name, one in flushes.items():
-                samples[name] += _events(call, one, SAMPLES)
+                samples[name] += between_events(call, one, SAMPLES)
         medians = {name: statistics.median(found) for name, found in samples.items()}
         rows.append({"bytes": buffer.nbytes, "median_s": medians, "samples_s": samples})
         said = "  ".join(f"after a {name} {1e6 * seconds:7.1f} us" for name, seconds in medians.items())

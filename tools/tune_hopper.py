@@ -3,9 +3,9 @@
 python tools/tune_hopper.py --out tuning.json [--budget 130] [--head-dims 64,128,256] [--table]
 
 Every configuration is checked first, in a process of its own that is killed when it hangs; only right ones
-are timed, under sustained load, in turns with SDPA's cuDNN, fp16, batch · seqlen = 16k, heads · head_dim =
-2048. --table: only what the table has. The JSON is rewritten after every cell. The winners belong into
-flashbench/hopper_configs.py.
+are timed, each after a little load of its own, in turns with SDPA's cuDNN, fp16, batch · seqlen = 16k,
+heads · head_dim = 2048. --table: only what the table has. The JSON is rewritten after every cell.
+The winners belong into flashbench/hopper_configs.py.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from peers_table import REFERENCE
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flashbench import hopper_configs
@@ -48,19 +49,6 @@ VARIANTS = {
 }
 """What to try, by head dim and mask."""
 
-PEERS = {
-    (64, False): ((383, 420, 471, 458, 455, 451), (324, 407, 489, 480, 537, 530)),
-    (64, True): ((256, 331, 389, 402, 434, 477), (176, 256, 362, 426, 461, 493)),
-    (128, False): ((499, 567, 610, 644, 611, 648), (439, 535, 586, 606, 629, 671)),
-    (128, True): ((314, 419, 495, 544, 591, 597), (161, 380, 515, 565, 580, 603)),
-    (256, False): ((495, 596, 653, 697, 673, 669), (477, 583, 651, 655, 668, 731)),
-    (256, True): ((306, 435, 522, 575, 614, 636), (258, 411, 559, 614, 658, 669)),
-}
-"""TFLOP/s of cuDNN 9.19 and FlashAttention-4's Hopper kernel on one H100 SXM in one run, by rising length.
-
-Where FlashAttention-4 cannot be run, its figure is its share of cuDNN's there, times cuDNN's here.
-"""
-
 SHAPES = [
     (2, 4, 4, 512, 512), (2, 3, 3, 113, 257), (1, 4, 2, 1, 300), (2, 2, 2, 257, 113), (1, 8, 2, 640, 1537),
     (1, 1, 1, 1, 1), (2, 16, 4, 1536, 1536), (1, 2, 1, 2049, 2049), (40, 16, 16, 128, 96), (1, 2, 2, 700, 64),
@@ -70,6 +58,7 @@ SHAPES = [
 
 
 def exact(q, k, v, causal: bool):
+    """(o, lse) in fp64; o is 0 and lse -inf in rows without keys."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.double(), *(x.double().repeat_interleave(group, 1) for x in (k, v))
     s = q @ k.mT * q.shape[-1] ** -0.5
@@ -170,7 +159,7 @@ def cell(dim: int, causal: bool, seqlen: int, variants: list[Tiles]) -> dict[str
                 milliseconds(calls[one], max(1, round(WARM_MS / once[one])))
                 samples[one].append(milliseconds(calls[one], max(2, round(SAMPLE_MS / once[one]))))
     tflops = {one: flops / statistics.median(ms) / 1e9 for one, ms in samples.items()}
-    there = [row[sorted(LENGTHS).index(seqlen)] for row in PEERS[dim, causal]]
+    there = [row[sorted(LENGTHS).index(seqlen)] for row in REFERENCE["fwd", dim, causal]]
     fa4 = there[1] / there[0] * tflops["sdpa-cudnn"]
     peer = max(fa4, tflops["sdpa-cudnn"])
     row = {"head_dim": dim, "causal": causal, "seqlen": seqlen, "samples_ms": samples, "tflops": tflops,

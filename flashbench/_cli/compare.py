@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flashbench._cli import options
+from flashbench._cli.baseline import Store
 from flashbench._cli.compare_output import Outputs
 from flashbench.errors import EXIT_UNDECIDED, SpecError, UnknownName, UsageError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from flashbench.judge import Comparison, Measure, Rules, Side
     from flashbench.judge.profile import Profile
 
-FAIL_ON = ("slower", "undecided")
+FAIL_ON = ("slower", "undecided", "changed")
 ALLOWED_CELLS = ("missing", "suspect")
 """What --allow takes beside the conditions."""
 GROUPS = ("implementation", "pass", "dtype", "head_dim", "mask", "seqlen", "kernel", "arch")
@@ -27,7 +28,19 @@ def compare(
     base: Annotated[
         str, typer.Argument(help="Results files, folders or globs, comma-separated.", metavar="BASE")
     ],
-    new: Annotated[str, typer.Argument(help="The same, of what is judged.", metavar="NEW")],
+    new: Annotated[
+        str | None,
+        typer.Argument(help="The same, of what is judged. With --baseline the only one.", metavar="NEW"),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="The base side: what 'flashbench baseline' keeps for the device and environment, by name or"
+            " folder.",
+            metavar="NAME|DIR",
+        ),
+    ] = None,
+    store: Store = None,
     metric: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +94,9 @@ def compare(
     fail_on: Annotated[
         str,
         typer.Option(
-            help="slower, or slower,undecided: verdicts that fail.", metavar="NAMES", rich_help_panel=_RULES
+            help="slower, undecided, changed (better and new cells as well): a comma list of what fails.",
+            metavar="NAMES",
+            rich_help_panel=_RULES,
         ),
     ] = "slower",
     by: Annotated[
@@ -135,8 +150,8 @@ def compare(
     groups = sorted(_names(by, "--by", GROUPS), key=GROUPS.index)
     files = Outputs.parse(output or (), markdown=markdown, json=json, csv=csv, quiet=quiet, everything=all_)
     rules = _rules(warn, fail, noise, floor, allowed)
-    asked = _measures(metric)
-    sides = judge.load_side(base, "BASE"), judge.load_side(new, "NEW")
+    asked = measures(metric)
+    sides = sides_of(base, new, baseline, store)
     _refuse(*sides, allowed)
     profile = _profile(noise, sides[0])
     comparisons = [
@@ -151,16 +166,38 @@ def compare(
         raise typer.Exit(code)
 
 
+def sides_of(base: str, new: str | None, baseline: str | None, store: str | None) -> tuple[Side, Side]:
+    """Both sides of a command line. Raises UsageError; exits 6 where no baseline fits the runs."""
+    from flashbench import baselines, console, judge
+
+    if baseline is None:
+        if new is None or store is not None:
+            what = "NEW is missing" if new is None else "--store is of --baseline"
+            raise UsageError(f"{what}; accepted: BASE NEW, or --baseline NAME NEW")
+        return judge.load_side(base, "BASE"), judge.load_side(new, "NEW")
+    if new is not None:
+        raise UsageError(f"--baseline {baseline!r} is the base side; accepted: one side beside it, not two")
+    side = judge.load_side(base, "NEW")
+    known = baselines.named(baseline, baselines.store(store))
+    found = baselines.fitting(known, side)
+    if found is None:
+        kept = "; ".join(str(one.key) for one in known) or "nothing"
+        text = f"--baseline {baseline!r} holds nothing of {baselines.key_of(side.runs)}; it holds: {kept}"
+        console.error(UsageError(text, hint="'flashbench baseline save' keeps one"))
+        raise typer.Exit(EXIT_UNDECIDED)
+    return found.side(), side
+
+
 def _rules(
     warn: str | None, fail: str | None, noise: str | None, floor: str | None, allowed: frozenset[str]
 ) -> Rules:
     from flashbench.judge import Rules
 
-    share = None if noise is None or _is_file(noise) else _share(noise, "--noise")
+    assumed = None if noise is None or _is_file(noise) else share(noise, "--noise")
     found = Rules(
-        warn=None if warn is None else _share(warn, "--warn"),
-        fail=None if fail is None else _share(fail, "--fail"),
-        noise=Rules().noise if share is None else share,
+        warn=None if warn is None else share(warn, "--warn"),
+        fail=None if fail is None else share(fail, "--fail"),
+        noise=Rules().noise if assumed is None else assumed,
         floor=None if floor is None else _number(floor, "--floor"),
         allowed=allowed,
     )
@@ -201,7 +238,7 @@ def _with(rules: Rules, profile: Profile | None, measure: Measure) -> Rules:
     return replace(rules, profile=profile.measures[measure.name])
 
 
-def _share(text: str, option: str) -> float:
+def share(text: str, option: str) -> float:
     """ "3%" and "0.03" are 0.03. Raises SpecError."""
     plain = text.strip()
     value = _number(plain.removesuffix("%"), option) / (100 if plain.endswith("%") else 1)
@@ -232,7 +269,7 @@ def _names(text: str, option: str, known: Sequence[str]) -> frozenset[str]:
     return names
 
 
-def _measures(text: str | None) -> list[Measure]:
+def measures(text: str | None) -> list[Measure]:
     """What is asked for, none where the files decide."""
     from flashbench.judge import MEASURES
     from flashbench.metrics import METRICS
@@ -290,6 +327,13 @@ def _outcome(
             text = f"{len(worse)} of {len(one.cells)} cells are worse by more than {100 * fail:g}%"
             first = f"{worse[0].cell}: {worse[0].reason}"
             return EXIT_GATE, UsageError(f"{one.measure.name}: {text}, first: {first}")
+    for one in comparisons if "changed" in failing else ():
+        if better := [cell for cell in one.cells if cell.verdict in ("faster", "new")]:
+            text = f"{len(better)} of {len(one.cells)} cells are better or new"
+            return EXIT_GATE, UsageError(
+                f"{one.measure.name}: {text}, first: {better[0].cell}: {better[0].reason}",
+                hint="'flashbench baseline save' keeps the new numbers",
+            )
     for one in comparisons:
         for name in (
             "failed",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashbench._cli import options
+from flashbench._cli import decode_counters, options
 from flashbench.errors import GateError, SpecError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -72,6 +72,13 @@ def decode(
     device: options.Device = None,
     seed: options.Seed = None,
     tuned: options.Tuned = None,
+    counters: Annotated[
+        str | None,
+        typer.Option(
+            help="Afterwards count each step's traffic with Nsight Compute; folder for its own files.",
+            metavar="DIR",
+        ),
+    ] = None,
     out: Annotated[
         str | None, typer.Option(help="File for all rows with samples and environment, JSON.", metavar="FILE")
     ] = None,
@@ -98,19 +105,22 @@ def decode(
     }
     target = environment.target(None if device is None else asked(device, "--device", ()))
     _ready(target, check)
+    raw = decode_counters.folder(counters, target)
     steps = steps_on[target.type]
     console.listen(quiet=quiet)
     found = options.tuned(configurations, target, quiet=quiet)
-    rows, copy = _rows(steps, target, found, check=check, seed=number, quiet=quiet)
+    served = [(step, None) if found is None else found.step(step) for step in steps]
+    rows, copy = _rows(served, target, found, check=check, seed=number, quiet=quiet)
+    if raw is not None:
+        decode_counters.add(rows, [step for step, _ in served], target, raw, number)
     if path is not None:
         import json as json_
 
         from flashbench import decoding
 
-        path.write_text(
-            json_.dumps(console.raw_value(decoding.document(rows, target, copy))) + "\n", encoding="utf-8"
-        )
-    hidden = ("samples_s", "clocks")
+        document = console.raw_value(decoding.document(rows, target, copy))
+        options.write_out(path, json_.dumps(document) + "\n")
+    hidden = ("samples_s", "clocks", "counters")
     shown = [{name: value for name, value in row.items() if name not in hidden} for row in rows]
     columns = _columns(rows, raw=json or csv)
     title = f"decode on {target.name}"
@@ -121,15 +131,20 @@ def decode(
 
 
 def _rows(
-    steps: Sequence[Step], target: Target, tuned: Tuned | None, *, check: bool, seed: int, quiet: bool
+    served: Sequence[tuple[Step, str | None]],
+    target: Target,
+    tuned: Tuned | None,
+    *,
+    check: bool,
+    seed: int,
+    quiet: bool,
 ) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
     """The rows, and the copy that they are held to; a row whose configuration is the file's says so."""
     from flashbench import calibrate, console, decoding
 
     copy = None if check else calibrate.measure_one("copy_bytes_per_s", target)
     rows = []
-    served = [(step, None) if tuned is None else tuned.step(step) for step in steps]
-    with console.progress(len(steps), quiet=quiet) as tick:
+    with console.progress(len(served), quiet=quiet) as tick:
         found = decoding.run(
             [step for step, _ in served],
             target,
@@ -154,6 +169,7 @@ def _ready(target: Target, check: bool) -> None:
             f"no GPU to time decoding on: {status.message}",
             hint="'--check' decodes small caches in Triton's interpreter",
         )
+    options.settle(["flash-decode"], target)
     if reason := kernels.get("flash-decode").why_unavailable(target):
         raise UnavailableError(f"flash-decode: {reason}")
 
@@ -241,10 +257,12 @@ def _columns(rows: Sequence[Mapping[str, Any]], *, raw: bool) -> list[Column]:
         number("model_s", "model µs", microseconds), number("bound_s", "bound µs", microseconds),
         number("bytes", "bytes", units.format_bytes),
         number("requested_bytes", "requested", units.format_bytes),
+        number("counted_bytes", "counted", units.format_bytes),
+        number("counted_ratio", "counted/requested", "{:.3f}".format),
         number("max_abs_error", "error", "{:.1e}".format), number("budget", "budget", "{:.1e}".format),
         Column(name="status", header="status"), Column(name="reason", header="why"),
         Column(name="flags", header="flags", format=", ".join),
-        Column(name="tuned", header="tuned by"),
+        Column(name="tuned", header="tuned by"), Column(name="not_counted", header="why not counted"),
     ]  # fmt: skip
     extra = ("num_heads", "num_kv_heads", "head_dim", "head_dim_v", "cache_bytes", "split_keys", "block_k",
              "num_warps", "num_stages", "tuned_case")  # fmt: skip

@@ -16,7 +16,9 @@ def show(request: Request) -> None:
     from flashbench.console import Column
     from flashbench.problem import Problem
 
-    planned = plan.plan(request.cells, request.target, energy=request.flag("energy"))
+    planned = plan.plan(
+        request.cells, request.target, energy=request.flag("energy"), load=request.values["load"]
+    )
     raw = request.flag("json") or request.flag("csv")
     shape = [Column(name=name, header=name) for name in Problem.__dataclass_fields__]
     columns = [

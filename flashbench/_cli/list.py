@@ -244,6 +244,7 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
             reserved_bytes=1 if gpu else None,
         ),
         accuracy=Accuracy(max_abs_error={"o": 0.0}, budget={"o": 1.0}, query_rows=1, key_rows=1),
+        timing={"rounds": [{"samples": 5, "sm_clock_mhz": 1.0}]} if gpu else {},
         energy={"joules_per_call": 1.0} if gpu else {},
         counters={"total": dict.fromkeys(COUNTED, 1), "kernels": []} if gpu else {},
         trace={"difference_bytes": 0, "traced_share": 1.0, "total": moved, "kernels": []},

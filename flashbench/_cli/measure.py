@@ -92,12 +92,22 @@ def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Write
     if request.flag("resume") and not request.flag("quiet"):
         console.note(f"{results} does not exist yet: nothing to resume, a new sweep starts")
     head = runfile.header(
+        overheads=_overheads(request),
         argv=["flashbench", *sys.argv[1:]],
         options=dict(request.texts),
         environment=about,
         cells=request.cells,
     )
     return runfile.create(results, head), request.cells
+
+
+def _overheads(request: Request) -> dict[str, Any]:
+    """What timing itself costs on this device; {} on a CPU."""
+    if request.target.type != "cuda":
+        return {}
+    from flashbench import profilers
+
+    return dict(profilers.measure_overheads(request.target.device, cupti=request.values["timing"] == "cupti"))
 
 
 def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[str, Any]) -> None:
@@ -107,6 +117,8 @@ def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[st
         cache=request.values["cache"],
         seed=request.values["seed"],
         time_budget_s=request.values.get("time_budget"),
+        timing=request.values["timing"],
+        load=request.values["load"],
         energy=request.flag("energy"),
         environment=about,
         tuned=request.tuned,
@@ -125,7 +137,8 @@ def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[st
         def begin(index: int, _: int, cell: Cell) -> None:
             tick(index, cell.key)
 
-        runner.run_cells(cells, request.target, options, keep, begin)
+        spent = runner.run_cells(cells, request.target, options, keep, begin)
+    writer.put({"type": "timings", **spent})
 
 
 def _count(request: Request, results: Path, writer: Writer) -> None:
@@ -240,16 +253,35 @@ def _show(request: Request, found: RunFile) -> None:
     elif request.flag("csv"):
         console.show_text(table.to_csv(table.build([found])).rstrip("\n"))
     else:
-        columns, rows, title = summary(table.rows(table.build([found])))
+        columns, rows, title = summary(table.rows(table.build([found])), cycles=request.flag("cycles"))
         console.show_table(columns, rows, title=title)
+        if request.flag("timings"):
+            _show_spending(found)
         if _joins(request):
             joined.show(found.records, request.target)
 
 
-def summary(cells: Sequence[dict[str, Any]]) -> tuple[list[Column], list[dict[str, Any]], str]:
+def _show_spending(found: RunFile) -> None:
+    from flashbench import console, spending, units
+    from flashbench.console import Column
+
+    columns = [
+        Column(name="name", header="wall time went to"),
+        Column(name="seconds", header="time", format=units.format_seconds, justify="right"),
+        Column(name="share", header="share", format=lambda share: f"{share:.1%}", justify="right"),
+    ]
+    console.show_table(columns, spending.rows(found.records, found.timings))
+    ratio = spending.overhead(found.records, found.timings)
+    if ratio is not None:
+        console.note(f"wall time is {ratio:.2f} times that of warm-up, samples, flushes, checks, compiling")
+
+
+def summary(
+    cells: Sequence[dict[str, Any]], *, cycles: bool = False
+) -> tuple[list[Column], list[dict[str, Any]], str]:
     """One row per problem and pass, one column per implementation: its rate, or what became of it.
 
-    What is the same in all rows stands in the title instead of a column.
+    What is the same in all rows stands in the title instead of a column. cycles: in place of the rate.
     """
     from flashbench import units
     from flashbench.console import Column
@@ -258,8 +290,8 @@ def summary(cells: Sequence[dict[str, Any]]) -> tuple[list[Column], list[dict[st
     for cell in cells:
         shape = {header: text(cell) for header, text in _SHAPE.items()}
         row = rows.setdefault(tuple(shape.values()), shape)
-        rate = cell["flops_per_s"]
-        row[cell["implementation"]] = cell["status"] if rate is None else units.format_rate(rate, "FLOP/s")
+        value, unit = (cell["cycles"], "cycles") if cycles else (cell["flops_per_s"], "FLOP/s")
+        row[cell["implementation"]] = cell["status"] if value is None else units.format_count(value, unit)
     varies = [name for name in _SHAPE if len({row[name] for row in rows.values()}) > 1] or ["seqlen"]
     first = next(iter(rows.values()), {})
     fixed = [
@@ -269,7 +301,7 @@ def summary(cells: Sequence[dict[str, Any]]) -> tuple[list[Column], list[dict[st
     ]
     names = list(dict.fromkeys(cell["implementation"] for cell in cells))
     columns = [Column(name=name, header=name, justify="right") for name in (*varies, *names)]
-    return columns, list(rows.values()), ", ".join(["nominal FLOP/s", *fixed])
+    return columns, list(rows.values()), ", ".join(["SM cycles" if cycles else "nominal FLOP/s", *fixed])
 
 
 def _pair(one: Any, other: Any, text: Any = str) -> str:

@@ -176,12 +176,17 @@ def settle(names: Iterable[str], target: Target) -> None:
     """Let each implementation look at the target before anything else runs.
 
     Triton compiles or interprets for the life of the process, as decided when it is first imported,
-    and torch imports it by itself: the kernel that cares must come first.
+    and torch imports it by itself: the kernel that cares must come first. Raises UsageError where kernels
+    would be compiled for the target and Triton has no folder for them.
     """
     from flashbench import kernels
+    from flashbench.kernels import _triton
 
     for name in names:
-        kernels.get(name).why_unavailable(target)
+        implementation = kernels.get(name)
+        unavailable = implementation.why_unavailable(target)
+        if implementation.prepare_tiles and not unavailable and not implementation.interpreted(target):
+            _triton.check_cache()
 
 
 def out_file(text: str) -> Path:
@@ -190,6 +195,15 @@ def out_file(text: str) -> Path:
     if not text.strip() or path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"--out {text!r}: not a file in a folder that is there; accepted: a file to write")
     return path
+
+
+def write_out(path: Path, text: str) -> None:
+    """Write the file of --out. Raises UsageError where the disk refuses."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"--out {str(path)!r}: {reason}; accepted: a file that can be written") from None
 
 
 def one_format(json: bool, csv: bool) -> None:

@@ -29,7 +29,8 @@ COUNTED: Mapping[str, str] = {
 
 _MODES = "What to look at (one of)"
 _GRID = ("seqlens", "seqlens_k", "head_dims", "head_dims_v", "dtypes", "impls", "causal", "passes", "batch",
-         "tokens", "heads", "hidden", "kv_heads", *rows.NAMES, "device", "seed", "tuned", "out")  # fmt: skip
+         "tokens", "heads", "hidden", "kv_heads", *rows.NAMES, "device", "seed", "tuned", "out",
+         "config")  # fmt: skip
 _STATIC = ("impls", "head_dims", "dtypes", "causal", "passes")
 
 
@@ -74,6 +75,13 @@ def profile(
     device: options.Device = None,
     seed: options.Seed = None,
     tuned: options.Tuned = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            help="TOML file of several grids, a table 'cells' each; options on the line win.",
+            metavar="FILE",
+        ),
+    ] = None,
     arch: Annotated[
         str | None, typer.Option(help="--static: architectures, such as sm_80,sm_90.", metavar="NAMES")
     ] = None,
@@ -220,11 +228,14 @@ def _cells(
 ) -> tuple[tuple[Cell, ...], Target, int]:
     """The cells, where they run, and the seed. Bad input is found before torch is imported."""
     from flashbench import kernels, sweep
+    from flashbench._cli import grids
 
-    known = kernels.registry()
-    typed = sweep.parse({name: text for name, text in grid.items() if name != "out"}, options.on_line, known)
-    rest = {name: text for name, text in defaults.items() if not (name == "kv_heads" and "heads" in grid)}
-    cells = sweep.sweep_of(sweep.combine(typed, sweep.parse(rest, options.on_line, known))).cells()
+    asked = {name: text for name, text in grid.items() if name not in ("out", "config")}
+    typed = sweep.parse(asked, options.on_line, kernels.registry())
+    if "config" in grid:
+        cells = grids.read(str(grid["config"]), defaults, typed)
+    else:
+        cells = sweep.sweep_of(sweep.combine(typed, grids.usual(defaults, set(grid)))).cells()
     from flashbench import environment
 
     target = environment.target(device or typed.get("device"))

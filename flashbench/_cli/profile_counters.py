@@ -98,9 +98,10 @@ def _count(
     options: Options,
     kept: tuple[Writer, Mapping[str, Any]],
 ) -> None:
-    from flashbench import console, counting
+    from flashbench import console, counting, runner
 
     writer, about = kept
+    runner.precompile(cells, target, options.tuned)  # the profiled process would, one after the other
     with console.progress(len(cells), quiet=options.quiet) as tick:
         done = 0
 

@@ -25,6 +25,8 @@ def show(path: str, *, json: bool, csv: bool, quiet: bool) -> None:
     counted = counters.count(found.kernels)
     if found.dropped and not quiet:
         console.note(f"{found.dropped} lines below the header are no whole rows (cut off?) and are left out")
+    if found.twice and not quiet:
+        console.note(f"given more than once for a kernel: {', '.join(found.twice)}; the last one counts")
     if not counted:
         raise RunFileError(f"--import {path!r}: the profiler saw no kernel; accepted: a CSV with kernels")
     if not any(value is not None for row in counted for value in row.counters.values()):

@@ -41,7 +41,7 @@ def show(
     """
     options.one_format(json, csv)
     line = {"impls": impls, "head_dims": head_dims, "dtypes": dtypes, "causal": causal, "passes": passes}
-    grid, notes = _grid(options.given(line), arches, gpu)
+    grid, notes = grid_of(options.given(line), arches, gpu)
     from flashbench import console
     from flashbench._profilers import static
 
@@ -78,7 +78,7 @@ def _verdict(failed: Sequence[Mapping[str, Any]], count: int) -> None:
         raise GateError(f"{len(failed)} of {count} kernels did not compile, first: {name}: {reason}")
 
 
-def _grid(line: Mapping[str, Any], arches: str | None, gpu: str | None) -> tuple[Grid, list[str]]:
+def grid_of(line: Mapping[str, Any], arches: str | None, gpu: str | None = None) -> tuple[Grid, list[str]]:
     """What to compile, and what is to be said of the choice."""
     from flashbench import sweep
     from flashbench._profilers.static import Grid
@@ -106,17 +106,16 @@ def _limits(arches: str | None, gpu: str | None) -> tuple[dict[tuple[int, int], 
     from flashbench._profilers.static import architecture
 
     cards = {} if gpu is None else _cards(gpu)
-    if arches is None:
-        wanted: Sequence[tuple[int, int]] = tuple(cards) or ARCHES
-    else:
-        wanted = _arches(arches)
+    wanted = tuple(cards) if cards and arches is None else arches_of(arches)
     unused = [f"--gpu {cards[one].name}: is {architecture(one)}, not compiled for"
               for one in cards if one not in wanted]  # fmt: skip
     return {one: cards.get(one) or LIMITS[one] for one in wanted}, unused
 
 
-def _arches(text: str) -> list[tuple[int, int]]:
-    """Compute capabilities of a comma list: sm_90; sm90 and sm_90a mean the same."""
+def arches_of(text: str | None) -> Sequence[tuple[int, int]]:
+    """Compute capabilities of a comma list: sm_90; sm90 and sm_90a mean the same. Without one, the usual."""
+    if text is None:
+        return ARCHES
     from flashbench import units
     from flashbench._profilers.occupancy import LIMITS
     from flashbench._profilers.static import architecture

@@ -70,6 +70,7 @@ def _timed(counting: Any, cell: Cell, target: Target, seed: int, tuned: Tuned | 
     event_s = timing.samples.median_s
     return {
         **line.to_json(), "event_s": event_s, "launch_bound": line.launch_bound(event_s),
+        "disagreement": line.disagreement(event_s),
         "backend": timeline.backend_of([k.name for k in line.kernels])
         if cell.implementation.startswith("sdpa") else None,
         "gpm": busy, "clocks": timing.clocks,
@@ -80,10 +81,10 @@ def _rows(one: dict[str, Any]) -> list[dict[str, Any]]:
     """A row for the call, then one per kernel."""
     if "reason" in one:
         return [{"cell": one["cell"], "kernel": f"not recorded: {one['reason']}"}]
-    flag = "launch-bound" if one["launch_bound"] else None
     whole = {
         "cell": one["cell"], "kernel": one["backend"] or "all kernels", "duration_s": one["kernel_s"],
-        "gap_s": one["gap_s"], "event_s": one["event_s"], "share": 1.0, "flag": flag, **one["gpm"],
+        "gap_s": one["gap_s"], "event_s": one["event_s"], "share": 1.0,
+        "flag": one["disagreement"], **one["gpm"],
     }  # fmt: skip
     return [whole] + [
         {

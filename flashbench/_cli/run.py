@@ -59,6 +59,22 @@ def run(
             help="L2 before each sample: cold (flushed; default on a GPU) or hot.", metavar="CHOICE"
         ),
     ] = None,
+    timing: Annotated[
+        str | None,
+        typer.Option(
+            help="auto (default: events, and graph where launching is the limit), events, graph or cupti; one"
+            " for all implementations of a cell.",
+            metavar="CHOICE",
+        ),
+    ] = None,
+    load: Annotated[
+        str | None,
+        typer.Option(
+            help="burst (default: a chip that no cap holds back) or sustained (its clock settled under the"
+            " call's own load).",
+            metavar="CHOICE",
+        ),
+    ] = None,
     seed: options.Seed = None,
     tuned: options.Tuned = None,
     config: Annotated[
@@ -70,6 +86,18 @@ def run(
         options.flag(
             "Also measure joules per call: a second or more per cell.", "--energy/--no-energy", panel=_PANEL
         ),
+    ] = None,
+    cycles: Annotated[
+        bool | None,
+        options.flag(
+            "Show SM cycles per call, by the clock of each round, in place of FLOP/s.",
+            "--cycles/--no-cycles",
+            panel=_PANEL,
+        ),
+    ] = None,
+    timings: Annotated[
+        bool | None,
+        options.flag("Say where the wall time went.", "--timings/--no-timings", panel=_PANEL),
     ] = None,
     counters: Annotated[
         bool | None,
@@ -196,6 +224,12 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
         values = sweep.combine(typed, filed, earlier, sweep.defaults(device_type))
         if device_type == "cpu" and values["cache"] == "cold":
             raise UsageError("--cache 'cold': the caches of a CPU are not flushed; accepted on a CPU: hot")
+        if device_type == "cpu" and values["timing"] in ("graph", "cupti"):
+            raise UsageError(
+                f"--timing {values['timing']!r}: a CPU has neither; accepted on a CPU: auto, events"
+            )
+        if device_type == "cpu" and values.get("cycles"):
+            raise UsageError("--cycles: a CPU's clock is not read; accepted with a GPU")
         if device_type == "cpu" and values.get("energy"):
             raise UsageError("--energy: a CPU's energy is not measured; accepted with a GPU")
         return values, sweep.sweep_of(values).cells()
@@ -240,9 +274,7 @@ def check_out(
 
     hint: what to do about one that holds results.
     """
-    import tempfile
-
-    from flashbench import units
+    from flashbench import paths, units
 
     if out is None:
         if resume:
@@ -251,26 +283,10 @@ def check_out(
             )
         return None
     label = f"--out {units.quoted(out, 400)}"
-    try:
-        if (out / RESULTS).exists() and not resume:
-            raise UsageError(
-                f"{label}: holds {RESULTS} already; accepted: a folder without results",
-                hint=hint,
-            )
-        real = out.resolve()  # 'a/../b' makes no folder 'a'
-        parent = next(path for path in (real, *real.parents) if path.exists())
-    except OSError as error:
-        raise UsageError(f"{label}: {error.strerror or error}; accepted: a folder") from None
-    if not parent.is_dir():
-        raise UsageError(f"{label}: {str(parent)!r} is no folder; accepted: a folder that can be written")
-    try:
-        with tempfile.TemporaryFile(dir=parent):  # permissions alone do not tell, of /proc for one
-            pass
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise UsageError(
-            f"{label}: {str(parent)!r} takes no file ({reason}); accepted: a folder that can be written"
-        ) from None
+    if reason := paths.why_no_folder(out):
+        raise UsageError(f"{label}: {reason}; accepted: a folder that can be written")
+    if (out / RESULTS).exists() and not resume:
+        raise UsageError(f"{label}: holds {RESULTS} already; accepted: a folder without results", hint=hint)
     return out
 
 

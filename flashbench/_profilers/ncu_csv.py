@@ -1,9 +1,10 @@
 """CSV files of Nsight Compute: each kernel's metrics, in base units, whoever made the file.
 
 Two layouts exist. Wide (``--page raw``): a row per kernel, a column per metric, the units in the second
-row. Long (``--page details`` and the default page): a row per metric, its unit beside it, which may
-differ from row to row. Numbers may carry thousands separators; what the profiler's own lines say
-(``==PROF== …``) is passed over. A file may hold several outputs, one after the other.
+row (the first below the header, of no kernel and no ID). Long (``--page details`` and the default page): a
+row per metric, its unit beside it, which may differ from row to row. Numbers may carry thousands separators;
+what the profiler's own lines say (``==PROF== …``) is passed over. A file may hold several outputs, one after
+the other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from flashbench._profilers.ncu_units import expected, fits, number
 from flashbench.errors import RunFileError
 
 NAME, METRIC, UNIT, VALUE = "Kernel Name", "Metric Name", "Metric Unit", "Metric Value"
+UNNAMED = "(no name)"
+"""A kernel whose name is empty."""
 _RANGES = re.compile(r"(?:Push/Pop|Start/Stop)_Range")
 _FIELD_BYTES = 2**24
 """Longest cell that is read: kernel names of templates pass the csv module's own 128 KiB."""
@@ -41,10 +44,15 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True)
 class Profiled:
-    """What a file holds. dropped: lines below the header that are no whole rows of its table."""
+    """What a file holds.
+
+    dropped: lines below the header that are no whole rows of its table, or of no kernel. twice: metrics that
+    one kernel has more than once, in order; the last counts.
+    """
 
     kernels: tuple[Kernel, ...] = ()
     dropped: int = 0
+    twice: tuple[str, ...] = ()
 
 
 def parse(
@@ -62,17 +70,19 @@ def read(text: str, *, source: str = "ncu's output", only: Collection[str] | Non
     """
     kernels: list[Kernel] = []
     dropped = 0
+    twice: dict[str, None] = {}
     try:
         tables = _tables(text, source)
         for names, rows in tables:
             table = _Table(names, source, only)
             kernels += table.long(rows) if METRIC in names or VALUE in names else table.wide(rows)
             dropped += table.dropped
+            twice |= table.twice
     except csv.Error as error:
         raise RunFileError(
             f"{source}: {error}; accepted: cells of {_FIELD_BYTES} characters", AGAIN
         ) from None
-    return Profiled(kernels=tuple(kernels), dropped=dropped)
+    return Profiled(kernels=tuple(kernels), dropped=dropped, twice=tuple(twice))
 
 
 def _tables(text: str, source: str) -> list[tuple[list[str], list[list[str]]]]:
@@ -120,14 +130,16 @@ class _Table:
     def __init__(self, names: list[str], source: str, only: Collection[str] | None) -> None:
         self.names, self.source, self.only = names, source, only
         self.dropped = 0
+        self.twice: dict[str, None] = {}
 
     def wide(self, rows: Sequence[list[str]]) -> Iterator[Kernel]:
-        """A row per kernel. The row of units comes first and has no kernel's name."""
+        """A row per kernel, below the row of units."""
         asked = [name for name in self.names if "__" in name and not name.startswith("device__")]
         metrics = [name for name in asked if self.only is None or name in self.only]
+        self.twice |= dict.fromkeys(name for name in metrics if metrics.count(name) > 1)
         units: Mapping[str, str] | None = None
-        for cells in self._whole(rows):
-            if not cells[NAME]:
+        for index, cells in enumerate(self._whole(rows)):
+            if not index and not cells[NAME] and not cells.get("ID"):
                 units = cells
                 continue
             if units is None and metrics:
@@ -135,9 +147,11 @@ class _Table:
                     f"{self.source}: there is no row of units below the header; accepted: the CSV of"
                     " 'ncu --page raw --csv' as it was written", AGAIN
                 )  # fmt: skip
-            yield _kernel(
-                cells, {name: self._number(name, cells[name], (units or {})[name]) for name in metrics}
-            )
+            found = {name: self._number(name, cells[name], (units or {})[name]) for name in metrics}
+            if cells[NAME] or any(value is not None for value in found.values()):
+                yield _kernel(cells, found)
+            else:
+                self.dropped += 1
 
     def long(self, rows: Sequence[list[str]]) -> Iterator[Kernel]:
         """A row per metric; a kernel is what shares ID, process and name."""
@@ -149,12 +163,15 @@ class _Table:
                 )  # fmt: skip
         found: dict[tuple[str, ...], tuple[dict[str, str], dict[str, float | None]]] = {}
         for cells in self._whole(rows):
-            if not cells[NAME]:
+            if not cells[NAME] and not (cells[METRIC] and cells[VALUE]):
+                self.dropped += 1
                 continue
             key = (cells.get("Process ID", ""), cells.get("ID", ""), cells[NAME])
             _, metrics = found.setdefault(key, (cells, {}))
             name = cells[METRIC]  # empty where the row is a rule's advice
             if name and (self.only is None or name in self.only):
+                if name in metrics:
+                    self.twice[name] = None
                 metrics[name] = self._number(name, cells[VALUE], cells[UNIT])
         for cells, metrics in found.values():
             yield _kernel(cells, metrics)
@@ -184,7 +201,7 @@ class _Table:
 def _kernel(cells: Mapping[str, str], metrics: Mapping[str, float | None]) -> Kernel:
     ranges = [part for name, cell in cells.items() if _RANGES.search(name) for part in _range_names(cell)]
     return Kernel(
-        name="".join(letter for letter in cells[NAME] if letter.isprintable()),
+        name="".join(letter for letter in cells[NAME] if letter.isprintable()) or UNNAMED,
         grid=cells.get("Grid Size", ""),
         block=cells.get("Block Size", ""),
         ranges=tuple(ranges),

@@ -58,16 +58,19 @@ def why_unavailable() -> str | None:
     return _triton.why_missing()
 
 
-def profile(grid: Grid, workers: int | None = None) -> list[dict[str, Any]]:
-    """The rows of the grid, sorted by what they are of, whatever the order of its axes.
+def profile(*grids: Grid) -> list[dict[str, Any]]:
+    """The rows of each grid in turn, sorted by what they are of, whatever the order of its axes.
 
     Keys carry their unit. A kernel that does not compile, or that its implementation refuses, is a
     row with a reason; so is one whose machine code could not be read, which has no counts.
     """
-    asked = [(task, pass_, _refusal(task, pass_, grid)) for task, pass_ in _tasks(grid)]
-    compiled = iter(_compile.compile_all([task for task, _, no in asked if not no], workers, inspect=True))
+    asked = [
+        (task, pass_, _refusal(task, pass_, grid), grid) for grid in grids for task, pass_ in _tasks(grid)
+    ]
+    compiled = iter(_compile.compile_all([task for task, _, no, _ in asked if not no], inspect=True))
     return [
-        _row(_compile.Compiled(task) if no else next(compiled), pass_, no, grid) for task, pass_, no in asked
+        _row(_compile.Compiled(task) if no else next(compiled), pass_, no, grid)
+        for task, pass_, no, grid in asked
     ]
 
 

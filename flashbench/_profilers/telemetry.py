@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -91,16 +91,24 @@ def _spread(readings: Sequence[Reading], name: str) -> dict[str, float] | None:
     }
 
 
-def throttled_by(before: Reading, during: Mapping[str, Any], after: Reading) -> list[str]:
+def throttled_by(
+    before: Reading, during: Mapping[str, Any], after: Reading, expected: Sequence[str] = ()
+) -> list[str]:
     """Why a time is that of a GPU held back, in words; empty where it ran freely.
 
-    before, after: as of ``Clocks.read``; during: a summary. Any of them may be empty.
+    before, after: as of ``Clocks.read``; during: a summary. Any of them may be empty. expected: caps that
+    are no reason.
     """
-    reasons = [f"{name} before the samples" for name in before.get("throttle") or ()]
-    for name, share in (during.get("throttle") or {}).items():
-        reasons.append(f"{name} in {share:.0%} of {during['readings']} readings")
-    reasons += [f"{name} at the last samples" for name in after.get("throttle") or ()]
+
+    def unexpected(names: Iterable[str] | None) -> list[str]:
+        return [name for name in names or () if name not in expected]
+
+    reasons = [f"{name} before the samples" for name in unexpected(before.get("throttle"))]
+    shares = during.get("throttle") or {}
+    of = f"of {during.get('readings')} readings"
+    reasons += [f"{name} in {shares[name]:.0%} {of}" for name in unexpected(shares)]
+    reasons += [f"{name} at the last samples" for name in unexpected(after.get("throttle"))]
     clock = during.get("sm_clock_mhz")
-    if clock and clock["last"] < (1 - CLOCK_DROP) * clock["first"]:
+    if not expected and clock and clock["last"] < (1 - CLOCK_DROP) * clock["first"]:
         reasons.append(f"the SM clock fell from {clock['first']:g} to {clock['last']:g} MHz")
     return reasons

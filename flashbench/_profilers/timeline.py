@@ -17,6 +17,8 @@ from flashbench.errors import UnavailableError
 
 LAUNCH_BOUND = 1.2
 """Event time over busy time from which on the host, not the device, sets the pace of a call."""
+APART = 1.1
+"""Event time over busy time, or the other way round, from which on the two do not agree."""
 
 log = logging.getLogger("flashbench")
 
@@ -83,6 +85,25 @@ class Timeline:
         """Whether what events measured around the call exceeds its busy time by LAUNCH_BOUND."""
         return bool(self.kernels) and event_s > LAUNCH_BOUND * self.busy_s
 
+    def disagreement(self, event_s: float) -> str | None:
+        """How what events measured around the call departs from its busy time, in words, or None.
+
+        Events also hold the launch of the first kernel and the gaps, so that longer ones are the host's
+        doing, at most; shorter ones say that the recorded call is not the one that is timed.
+        """
+        if not self.busy_s:
+            return None
+        ratio = event_s / self.busy_s
+        if 1 / APART <= ratio <= APART:
+            return None
+        if ratio < 1:
+            return (
+                f"events {1 - ratio:.0%} shorter than the kernels: the recorded call was slower (clocks,"
+                " profiler) or runs where events do not see it"
+            )
+        cause = "launch-bound" if self.launch_bound(event_s) else "gaps, or other clocks"
+        return f"events {ratio - 1:.0%} longer than the kernels: {cause}"
+
     def to_json(self) -> dict[str, Any]:
         """As it stands in JSON."""
         return {
@@ -119,23 +140,30 @@ def timeline(call: Callable[[], object], device: str) -> Timeline:
     if not device.startswith("cuda"):
         raise UnavailableError("--timeline: kernels run on a GPU; there is none in this run")
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize(device)
-    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
-        call()
-        torch.cuda.synchronize(device)
-    found = arrange(
-        (event.name, event.time_range.start, event.time_range.end)
-        for event in profiler.events() or ()
-        if event.device_type == torch.autograd.DeviceType.CUDA
-        and not getattr(event, "is_user_annotation", False)  # a record_function's range on the device
-    )
+    found = arrange(device_records(call, device))
     if not found.kernels:
         raise UnavailableError(
             "--timeline: CUPTI recorded no kernel", "another profiler may hold it; stop that one"
         )
     return found
+
+
+def device_records(call: Callable[[], object], device: str) -> list[tuple[str, float, float]]:
+    """(name, start, end) in microseconds of every kernel and copy of what ``call`` enqueues."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as profiler:
+        call()
+        torch.cuda.synchronize(device)
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+        and not getattr(event, "is_user_annotation", False)  # a record_function's range on the device
+    ]
 
 
 def arrange(records: Any) -> Timeline:

@@ -35,10 +35,12 @@ _BUILDER = {
 _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
     "InterpreterBuilder": _BUILDER,
     "GridExecutor": {"_init_args_hst": ("args_dev", "kwargs")},
+    "Autotuner": {"_bench": ("args", "config")},
 }
-"""What of the interpreter is listened to, with the parameters that each begins with; the same in every
-Triton from 3.6 on. Plain loads and stores, block pointers, tensor descriptors (also gathers and scatters)
-and atomic loads and stores end in masked loads and stores there, so they are seen too."""
+"""What of the interpreter is listened to, with the parameters that each begins with, and what of the
+autotuner stands still meanwhile; the same in every Triton from 3.6 on. Plain loads and stores, block
+pointers, tensor descriptors (also gathers and scatters) and atomic loads and stores end in masked loads and
+stores there, so they are seen too."""
 
 
 @dataclass
@@ -86,6 +88,9 @@ class Launch:
 def trace(call: Callable[[], object]) -> tuple[Launch, ...]:
     """Run the call and return its launches in order.
 
+    A kernel under ``triton.autotune`` runs with the first of its configurations that its own pruning keeps,
+    as nothing can be timed here; it stays with it in this process.
+
     Raises UnavailableError where this process does not interpret Triton, or interprets with a Triton
     whose inside is unknown here.
     """
@@ -111,11 +116,12 @@ def _interpreter() -> Any:
         raise UnavailableError(
             "trace: triton does not interpret in this process; set TRITON_INTERPRET=1 before it starts"
         )
-    from triton.runtime import interpreter
+    from triton.runtime import autotuner, interpreter
 
     for owner, methods in _HOOKS.items():
+        home = autotuner if owner == "Autotuner" else interpreter
         for name, begins in methods.items():
-            if problem := _why_unknown(getattr(getattr(interpreter, owner, None), name, None), begins):
+            if problem := _why_unknown(getattr(getattr(home, owner, None), name, None), begins):
                 import triton
 
                 raise UnavailableError(
@@ -252,6 +258,8 @@ def _tensors(name: str, argument: Any) -> Iterator[tuple[str, Any]]:
 @contextmanager
 def _listening(interpreter: Any, recorder: _Recorder) -> Iterator[None]:
     """The interpreter tells the recorder of launches, accesses and products while this is open."""
+    from triton.runtime.autotuner import Autotuner
+
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
 
     def launch(result: Any, self: Any, *_: Any) -> None:
@@ -294,6 +302,7 @@ def _listening(interpreter: Any, recorder: _Recorder) -> Iterator[None]:
         if hasattr(builder, "create_dot_scaled"):  # not in 3.6, which does not interpret it
             stack.enter_context(_heard(builder, "create_dot_scaled", scaled))
         stack.enter_context(_heard(executor, "_init_args_hst", launch))
+        stack.enter_context(_instead(Autotuner, "_bench", lambda *_, **__: [0.0]))  # all alike: the first
         yield
 
 
@@ -307,6 +316,14 @@ def _heard(owner: Any, name: str, listener: Callable[..., None]) -> Iterator[Non
         listener(result, *arguments, *named.values())
         return result
 
+    with _instead(owner, name, method):
+        yield
+
+
+@contextmanager
+def _instead(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """The owner has this method in place of its own."""
+    original = getattr(owner, name)
     setattr(owner, name, method)
     try:
         yield

@@ -43,7 +43,10 @@ Counters = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """Something to run under the profiler. kind: ``cell`` or ``known``; what: its parameters, JSON-able."""
+    """Something to run under the profiler. what: its parameters, JSON-able.
+
+    kind: ``cell``, ``step`` (of a decode) or ``known``.
+    """
 
     kind: str
     what: Mapping[str, Any]

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashbench import environment, plan, tuned
+from flashbench import decoding, environment, plan, tuned
 from flashbench._profilers.ncu import RANGE
 from flashbench.counting import known
 from flashbench.kernels import Target
@@ -43,6 +43,9 @@ def _run(index: int, job: Mapping[str, Any], target: Target, seed: int, found: t
     if job["kind"] == "known":
         row = known.find(what["name"])
         _count(index, row.make(target, what["bytes"]), target)
+        return ""
+    if job["kind"] == "step":
+        _count(index, decoding.call_of(decoding.from_json(what), target, seed), target)
         return ""
     cell = Cell.from_json(what)
     implementation = tuned.get(found, cell.implementation)

@@ -10,18 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from flashbench._profilers.steadiness import levels_apart
+
 RESAMPLES = 400
 FEW = 20
 """Fewer samples have no shape that can be told; how far they lie apart must do."""
 PERMUTATIONS = 200
 """Drift is told by putting the samples in random order: a steady run passes for drifting once in so many."""
 LEAST = 0.01
-"""Smallest drift, distance of levels or range of few samples that counts, a share: timers count in steps."""
-LEVELS_APART = 2.0
-"""What lies empty between two levels, over the spread within both. A sample from one peak, normal or
-skewed, cut where it splits best, has next to nothing."""
-LEVEL_SHARE = 0.1
-"""Share of the samples that a second level must hold, or it moves no median."""
+"""Smallest drift or range of few samples that counts, a share: timers count in steps."""
 SHAPES = {"drift": "drift apart by", "two levels": "have two levels apart by", "few": "are few and apart by"}
 """What can be wrong with the samples of a run, and how it is said."""
 
@@ -98,21 +95,6 @@ def _drift(values: Any) -> Shape | None:
 
 
 def _levels(values: Any) -> Shape | None:
-    """How far two levels lie apart, split where the squares within both are least."""
-    import numpy as np
-
-    ordered = np.sort(values)
-    count = len(ordered)
-    sums, squares = np.cumsum(ordered), np.cumsum(ordered**2)
-    below = np.arange(1, count)
-    above = count - below
-    within = squares[-1] - sums[:-1] ** 2 / below - (sums[-1] - sums[:-1]) ** 2 / above
-    cut = int(np.argmin(within)) + 1
-    low, high = ordered[:cut], ordered[cut:]
-    if min(len(low), len(high)) < LEVEL_SHARE * count:
-        return None
-    gap = float(np.median(high) - np.median(low))
-    empty = float(np.quantile(high, 0.1) - np.quantile(low, 0.9))
-    if gap < LEAST or empty < LEVELS_APART * float(np.hypot(low.std(), high.std())):
-        return None
-    return Shape("two levels", gap)
+    """How far two levels lie apart, where there are two."""
+    gap = levels_apart(values)
+    return None if gap is None else Shape("two levels", gap)

@@ -11,10 +11,10 @@ from typing import Any
 
 from flashbench import runfile
 from flashbench.errors import RunFileError
-from flashbench.judge import asv, csv_tables, native, nvbench, pyperf, static
+from flashbench.judge import asv, csv_tables, gate, native, nvbench, pyperf, static
 from flashbench.judge.sides import Run, Side, paths_of
 
-JSON_READERS = (static, pyperf, asv, nvbench)
+JSON_READERS = (gate, static, pyperf, asv, nvbench)
 
 
 def load_side(texts: str, name: str) -> Side:

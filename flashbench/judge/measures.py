@@ -69,5 +69,30 @@ STATIC = (
 )
 """Of a kernel as compiled. What an instruction mix should be nobody can say: it must not change unseen."""
 
-MEASURES = {measure.name: measure for measure in (*_of_metrics(), *STATIC)}
+
+def _exact(better: str, *names: str) -> tuple[Measure, ...]:
+    units = {"bytes": "B", "flops": "FLOP", "exps": "", "programs": "", "results": ""}
+    return tuple(
+        Measure(name=name, unit=units[name.rpartition("_")[2]], better=better, repeats="exact")
+        for name in names
+    )
+
+
+GATE = {
+    "model": _exact(
+        "same", "modelled_requested_read_bytes", "modelled_requested_write_bytes",
+        "modelled_requested_atomic_bytes", "modelled_compulsory_bytes", "modelled_done_flops",
+        "modelled_exps", "modelled_extra_bytes",
+    ),
+    "trace": (
+        *_exact("lower", "traced_read_bytes", "traced_write_bytes", "traced_atomic_bytes"),
+        *_exact("same", "traced_programs", "traced_flops", "traced_exps"),
+    ),
+    "check": _exact("lower", "wrong_results"),
+    "static": STATIC,
+}  # fmt: skip
+"""Of the exact gate, by part. Whether a model should say more or less nobody can tell, as of instructions."""
+
+_ROWS = (*(row for part in GATE.values() for row in part), *_of_metrics())
+MEASURES = {measure.name: measure for measure in _ROWS}
 """Every number that can be compared, by name."""

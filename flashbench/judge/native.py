@@ -27,6 +27,8 @@ def run_of(file: RunFile) -> Run:
         conditions=_conditions(about, file.header.get("options") or {}),
         versions={name: str(about[name]) for name in VERSIONS if about.get(name) is not None},
         notes=file.notes,
+        commit=str(about.get("git_commit") or ""),
+        created_at=str(file.header.get("created_at") or ""),
     )
 
 

@@ -21,7 +21,8 @@ class Measured:
 
     samples: the numbers of a measure, in its unit; empty where it has none. status, reason: as in a record.
     flags: marks on the time. conditions: those of the cell alone, such as how it was timed. groups: what
-    cells can be put together by (implementation, pass, …)."""
+    cells can be put together by (implementation, pass, …). measures: all that such a cell can have, None
+    where that is open."""
 
     samples: Callable[[str], Sequence[float]]
     status: str = "ok"
@@ -29,11 +30,19 @@ class Measured:
     flags: tuple[str, ...] = ()
     conditions: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
+    measures: frozenset[str] | None = None
+
+    def has(self, measure: str) -> bool:
+        """Whether such a cell can have that measure at all."""
+        return self.measures is None or measure in self.measures
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One file as read. kind: its format; measures: what is compared of it where nothing is asked for."""
+    """One file as read. kind: its format; measures: what is compared of it where nothing is asked for.
+
+    commit, created_at (ISO 8601): of the sources that were measured, and when; empty where it does not tell.
+    """
 
     path: Path
     kind: str
@@ -42,6 +51,8 @@ class Run:
     conditions: Mapping[str, str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    commit: str = ""
+    created_at: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,9 @@ from flashbench.judge.measures import STATIC
 from flashbench.judge.sides import Measured, Run
 
 KIND = "flashbench profile --static"
+ANY_DEVICE = "any device"
+"""What is exact without a GPU is of no card."""
+NAMES = frozenset(measure.name for measure in STATIC)
 
 
 def matches(document: Any) -> bool:
@@ -28,13 +31,15 @@ def read(path: Path, document: list[dict[str, Any]]) -> Run:
     return Run(
         path=path,
         kind=KIND,
-        cells={_key(row): _cell(row) for row in document},
+        cells={key_of(row): cell_of(row) for row in document},
         measures=tuple(measure.name for measure in STATIC),
+        conditions={"device": ANY_DEVICE},
         versions={"triton": " and ".join(sorted(versions))},
     )
 
 
-def _key(row: Mapping[str, Any]) -> str:
+def key_of(row: Mapping[str, Any]) -> str:
+    """What a compiled kernel is called."""
     names = ("implementation", "pass", "kernel", "arch", "dtype")
     return " ".join([*(str(row[name]) for name in names), f"d{row['head_dim']}", _mask(row)])
 
@@ -43,7 +48,8 @@ def _mask(row: Mapping[str, Any]) -> str:
     return "causal" if row["causal"] else "full"
 
 
-def _cell(row: Mapping[str, Any]) -> Measured:
+def cell_of(row: Mapping[str, Any]) -> Measured:
+    """A compiled kernel's numbers."""
     values = {measure.name: row.get(measure.name) for measure in STATIC}
     if row.get("static_shared_bytes") is not None:
         values["shared_bytes"] = row["static_shared_bytes"] + row["dynamic_shared_bytes"]
@@ -51,6 +57,7 @@ def _cell(row: Mapping[str, Any]) -> Measured:
         {name: [value] for name, value in values.items() if value is not None},
         status=str(row["status"]),
         reason=str(row["reason"] or ""),
+        measures=NAMES,
         groups={
             "implementation": str(row["implementation"]), "pass": str(row["pass"]), "arch": str(row["arch"]),
             "kernel": str(row["kernel"]), "dtype": str(row["dtype"]), "head_dim": str(row["head_dim"]),

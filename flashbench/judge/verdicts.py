@@ -94,8 +94,11 @@ class Comparison:
 def compare(
     base: Side, new: Side, measure: Measure, rules: Rules, by: Sequence[str] = ("implementation", "pass")
 ) -> Comparison:
-    """Judge every cell of either side by one measure."""
-    keys = list(dict.fromkeys([*base.keys, *new.keys]))
+    """Judge every cell of either side that can have the measure."""
+    keys = [
+        key for key in dict.fromkeys([*base.keys, *new.keys])
+        if any(cell.has(measure.name) for side in (base, new) for cell in side.of(key))
+    ]  # fmt: skip
     judged: dict[str, Judged] = {}
     sampled: dict[str, tuple[Medians, Medians]] = {}
     for key in keys:
@@ -152,7 +155,9 @@ def _pair(
     if not one or not other:
         return _without_value(key, (base, one), (new, other), measure)
     if measure.repeats == "exact":
-        return _exact(key, one, other, measure, rules)
+        return _exact(
+            key, (one, other), measure, rules, next((cell.reason for cell in new if cell.reason), "")
+        )
     before, after = _middle(one), _middle(other)
     bad = [name for name, runs in (("base", one), ("new", other)) if not _positive(runs)]
     reason = sides.cell_unlike(base, new, rules.allowed)
@@ -163,7 +168,7 @@ def _pair(
             n for n, cells in (("base", base), ("new", new)) if any("suspect" in c.flags for c in cells)
         ]
         if marked:
-            reason = f"suspect on the {' and the '.join(marked)} side: faster than the hardware allows"
+            reason = f"suspect on the {' and the '.join(marked)} side: the time is not to be believed"
     if reason:
         return Judged(cell=key, verdict="incomparable", reason=reason, base=before, new=after)
     return medians(one), medians(other)
@@ -197,10 +202,10 @@ def _without_value(
 
 
 def _exact(
-    key: str, base: list[list[float]], new: list[list[float]], measure: Measure, rules: Rules
+    key: str, sides_: tuple[list[list[float]], list[list[float]]], measure: Measure, rules: Rules, said: str
 ) -> Judged:
-    """What repeats exactly: any difference counts, and 0 is a value."""
-    one, other = ({value for run in runs for value in run} for runs in (base, new))
+    """What repeats exactly: any difference counts, and 0 is a value. said: what the new side says of it."""
+    one, other = ({value for run in runs for value in run} for runs in sides_)
     if len(one) > 1 or len(other) > 1:
         reason = f"{measure.name} repeats exactly, and the runs of one side differ"
         return Judged(cell=key, verdict="incomparable", reason=reason)
@@ -209,13 +214,15 @@ def _exact(
     worse = after - before if measure.better != "higher" else before - after
     worse = abs(worse) if measure.better == "same" else worse
     change = worse / abs(before) if before else math.copysign(math.inf, worse) if worse else 0.0
-    reason = f"{before:g}, now {after:g} {measure.unit}".rstrip()
+    reason = f"{before:.15g}, now {after:.15g} {measure.unit}".rstrip()
     if worse == 0 or abs(worse) < floor or abs(change) <= warn:
         verdict, reason = "same", "equal" if worse == 0 else reason
     else:
         verdict = "slower" if worse > 0 else "faster"
     if verdict == "slower" and measure.better == "same":
         reason += "; it must not change unseen"
+    if verdict == "slower" and said:
+        reason += f" ({said})"
     shown = change if math.isfinite(change) else None
     return Judged(
         cell=key, verdict=verdict, reason=reason, base=before, new=after, change=shown,

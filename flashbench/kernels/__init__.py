@@ -195,6 +195,6 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
     total = weights.sum(0)
     o = torch.zeros_like(outputs[0], dtype=dtype)
     for part, weight in zip(outputs, weights.unsqueeze(-1), strict=True):
-        o += torch.where(weight > 0, weight * part.to(dtype), 0.0)
-    o /= total.where(total > 0, 1.0).unsqueeze(-1)
+        o += torch.where(weight != 0, weight * part.to(dtype), 0.0)
+    o /= total.where(total != 0, 1.0).unsqueeze(-1)
     return o.to(outputs[0].dtype), (top + total.log()).to(lses[0].dtype)

@@ -5,6 +5,7 @@ Import through ``_triton.load``, as all modules that hold Triton kernels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, widest, with_bias
+from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, register_limit, widest, with_bias
 from flashbench.kernels import _flash_kernels as kernels
 from flashbench.kernels._block_mask import DeviceMask
 
@@ -68,6 +69,7 @@ class Call:
 
     window: (keys before the diagonal, keys after it), -1 is unlimited; causal: none after it. scale,
     softcap, dropout_p, seed: as of ``flash_attention``. biased: whether a bias has a number per pair.
+    alone: whether a window in a block mask leaves a row its own key or none.
     configs: takes the place of the table for the kernels that it names.
     """
 
@@ -80,6 +82,7 @@ class Call:
     dropout_p: float = 0.0
     seed: int = 0
     biased: bool = False
+    alone: bool = False
     configs: tuple[tuple[str, Config], ...] = ()
 
     @property
@@ -109,6 +112,7 @@ class Call:
         """The configuration, and the launch options and compile-time constants that follow from it."""
         config = self.config(name, q, v)
         tallest = max(config.block_q, config.block_k)
+        limit = self._register_limit(name, config, q, v)
         return config, {
             "BLOCK_M": config.block_q,
             "BLOCK_N": config.block_k,
@@ -126,8 +130,14 @@ class Call:
             "EXACT": q.element_size() == 4,
             "num_warps": config.num_warps,
             "num_stages": config.num_stages,
+            **({} if limit is None else {"maxnreg": limit}),
             "enable_fp_fusion": True,  # off by default from Triton 3.10 on: an operation more per score
         }
+
+    def _register_limit(self, name: str, config: Config, q: Tensor, v: Tensor) -> int | None:
+        if self.softcap or self.dropout_p or self.biased:  # more to hold: it would be spilled
+            return None
+        return register_limit(name, config, self.math(q), max(q.shape[-1], v.shape[-1]), card(q.device)[0])
 
     @property
     def numbers(self) -> tuple[Any, ...]:
@@ -200,6 +210,30 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"num_heads {q.shape[1]} is not divisible by num_kv_heads {k.shape[1]}")
     if not 1 <= min(q.shape[3], v.shape[3]) <= max(q.shape[3], v.shape[3]) <= MAX_HEAD_DIM:
         raise ValueError(f"head dims must be 1 to {MAX_HEAD_DIM}: {shapes}")
+
+
+def check_scale(scale: float) -> None:
+    """Raise ValueError for a softmax scale that is not positive and finite."""
+    if not 0 < scale < math.inf:
+        raise ValueError(f"softmax_scale {scale} is out of range; it must be greater than 0, and finite")
+
+
+def check_strides(**tensors: Tensor) -> None:
+    """Raise ValueError for a tensor whose head dim is not dense: kernels take any other stride as it is."""
+    for name, x in tensors.items():
+        if x.stride(-1) != 1 < x.shape[-1]:
+            raise ValueError(
+                f"the last stride of {name} must be 1, got {x.stride()}; accepted: {name}.contiguous()"
+            )
+
+
+def check_devices(**tensors: Tensor | None) -> None:
+    """Raise ValueError for a tensor that is not where the first one is."""
+    there = {name: x.device for name, x in tensors.items() if x is not None}
+    first = next(iter(there))
+    for name, device in there.items():
+        if device != there[first]:
+            raise ValueError(f"{name} is on {device}, {first} on {there[first]}")
 
 
 def computable(x: Tensor) -> Tensor:

@@ -27,10 +27,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from flashbench.kernels import _fp8_kernels as fp8
 from flashbench.kernels import _triton_tiles as tiles
 
 LOG2E = tl.constexpr(math.log2(math.e))
 FP8_MAX = tl.constexpr(448.0)
+ANY_NAN = tl.constexpr(tl.PropagateNan.ALL)
 RUNTIME = ["num_kv_heads", "num_heads", "seqlen_q", "num_tiles", "num_splits", "split_keys", "all_rows",
            "capacity"]  # fmt: skip
 """Arguments whose value Triton must not compile for."""
@@ -203,7 +205,7 @@ def decode(
         top = new_top
         pages = following
 
-    some = total > 0.0  # false for a row without keys: o = 0, lse = -inf
+    some = total != 0.0  # false for a row without keys: o = 0, lse = -inf; a NaN stays
     total = tl.where(some, total, 1.0)
     norm = tl.where(some, 1.0 / total, 0.0)
     if V_DESCALE is not None:
@@ -256,7 +258,7 @@ def merge(
         acc = acc * shrink + tl.sum(weight[:, None] * o, 0)
         total = total * shrink + tl.sum(weight, 0)
         top = new_top
-    some = total > 0.0
+    some = total != 0.0
     total = tl.where(some, total, 1.0)
     acc = acc * tl.where(some, 1.0 / total, 0.0)
     lse = top + (tiles.log(total) if EXACT else tl.log(total))
@@ -266,15 +268,16 @@ def merge(
 
 
 @triton.jit
-def _quantised(tile, DESCALE, at):
-    """A tile in fp32 over its scale, within what e4m3 can hold."""
+def _quantised(tile, DESCALE, at, DTYPE: tl.constexpr, BY_HAND: tl.constexpr):
+    """A tile over its scale in e4m3, within what that holds; a NaN stays. BY_HAND: as of ``fp8.rounded``."""
     descale = 1.0
     if DESCALE is not None:
         descale = tl.load(DESCALE + at)
     scaled = ()
     for i in tl.static_range(len(tile)):
         x = tile[i].to(tl.float32) / descale
-        scaled = scaled + (tl.minimum(tl.maximum(x, -FP8_MAX), FP8_MAX),)
+        x = tl.minimum(tl.maximum(x, -FP8_MAX, ANY_NAN), FP8_MAX, ANY_NAN)
+        scaled = scaled + (fp8.rounded(x, DTYPE, BY_HAND),)
     return scaled
 
 
@@ -284,7 +287,7 @@ def append(
     kn_b, kn_h, kn_n, vn_b, vn_h, vn_n, k_b, k_h, k_n, v_b, v_h, v_n, table_b, descale_h,
     num_kv_heads, seqlen_q, num_tiles, capacity,
     BLOCK_M: tl.constexpr, DIM: tl.constexpr, DIM_V: tl.constexpr, WIDEST: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, FP8: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, FP8: tl.constexpr, BY_HAND: tl.constexpr,
 ):  # fmt: skip
     """Write seqlen_q new rows of each sequence behind those that it has. Grid: row tiles, K/V heads.
 
@@ -310,6 +313,7 @@ def append(
     k = _load(K_NEW, new.to(tl.int64) * kn_n, there, DIM, WIDEST)
     v = _load(V_NEW, new.to(tl.int64) * vn_n, there, DIM_V, WIDEST)
     if FP8:
-        k, v = _quantised(k, K_DESCALE, h * descale_h), _quantised(v, V_DESCALE, h * descale_h)
+        k = _quantised(k, K_DESCALE, h * descale_h, K.dtype.element_ty, BY_HAND)
+        v = _quantised(v, V_DESCALE, h * descale_h, V.dtype.element_ty, BY_HAND)
     _store(K, k_at, there, k, DIM, WIDEST)
     _store(V, v_at, there, v, DIM_V, WIDEST)

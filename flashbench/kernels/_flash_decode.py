@@ -20,7 +20,16 @@ from flashbench import decode_configs as configs
 from flashbench.decode_configs import DecodeConfig, Shape
 from flashbench.flash_configs import FP8_CAPABILITY, MAX_HEAD_DIM, widest
 from flashbench.kernels import _decode_kernels as kernels
-from flashbench.kernels._call import INTERPRETED, Launch, card, computable, like, on
+from flashbench.kernels._call import (
+    INTERPRETED,
+    Launch,
+    card,
+    check_devices,
+    check_scale,
+    computable,
+    like,
+    on,
+)
 
 FP8 = torch.float8_e4m3fn
 
@@ -124,10 +133,9 @@ def flash_decode(
     lse (batch, num_heads, seqlen_q): natural log of the sum of exponentials, fp32. Rows without keys:
     o = 0, lse = -inf. Raises ValueError for what does not fit together.
     """
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     _check(q, cache)
-    if not scale > 0:
-        raise ValueError(f"softmax_scale {scale} is out of range; it must be greater than 0")
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
+    check_scale(scale)
     if not 0 <= num_splits <= configs.MAX_SPLITS:
         raise ValueError(f"num_splits {num_splits} is out of range; it must be 0 to {configs.MAX_SPLITS}")
     call = Call(causal=causal, scale=scale, tf32=tf32, num_splits=num_splits, config=config)
@@ -222,7 +230,7 @@ def append_launches(cache: Cache, k: Tensor, v: Tensor) -> tuple[Launch, ...]:
     )  # fmt: skip
     options = {
         "BLOCK_M": configs.APPEND_ROWS, "DIM": k.shape[-1], "DIM_V": v.shape[-1], "WIDEST": MAX_HEAD_DIM,
-        "PAGE_SIZE": cache.page_size, "FP8": is_fp8, "num_warps": 4, "num_stages": 1,
+        "PAGE_SIZE": cache.page_size, "FP8": is_fp8, "BY_HAND": INTERPRETED, "num_warps": 4, "num_stages": 1,
     }  # fmt: skip
     programs = num_tiles * cache.batch * cache.num_kv_heads
     return (Launch("append", kernels.append, programs, args, options),)
@@ -274,6 +282,7 @@ def _sms(device: torch.device) -> int:
 
 def _check(q: Tensor, cache: Cache) -> None:
     _check_cache(cache)
+    check_devices(q=q, k=cache.k)
     shapes = f"q {tuple(q.shape)}, k {tuple(cache.k.shape)}, v {tuple(cache.v.shape)}"
     if q.ndim != 4 or q.shape[0] != cache.batch or q.shape[3] != cache.k.shape[3]:
         raise ValueError(
@@ -287,8 +296,6 @@ def _check(q: Tensor, cache: Cache) -> None:
         )
     if q.stride(3) != 1 < q.shape[3]:
         raise ValueError(f"the last stride of q must be 1, got {q.stride()}")
-    if cache.k.device != q.device:
-        raise ValueError(f"q is on {q.device}, the cache on {cache.k.device}")
 
 
 def _check_cache(cache: Cache) -> None:
@@ -300,6 +307,10 @@ def _check_cache(cache: Cache) -> None:
         raise ValueError(f"head dims must be 1 to {MAX_HEAD_DIM}: {shapes}")
     if k.dtype != v.dtype:
         raise ValueError(f"k and v must be of one dtype: {k.dtype}, {v.dtype}")
+    check_devices(
+        k=k, v=v, seqused_k=cache.seqused_k, block_table=table, k_descale=cache.k_descale,
+        v_descale=cache.v_descale,
+    )  # fmt: skip
     if any(x.stride(3) != 1 < x.shape[3] for x in (k, v)):
         raise ValueError(f"the last stride of k and v must be 1, got {k.stride()} and {v.stride()}")
     if k.dtype == FP8 and k.is_cuda and (card(k.device)[0] or FP8_CAPABILITY) < FP8_CAPABILITY:
@@ -324,11 +335,13 @@ def _check_new(cache: Cache, k: Tensor, v: Tensor) -> None:
     _check_cache(cache)
     if cache.seqused_k is None:
         raise ValueError("a cache without seqused_k is full; append needs the length of each sequence")
-    wanted = tuple((cache.batch, cache.num_kv_heads, k.shape[2], x.shape[3]) for x in (cache.k, cache.v))
+    rows = k.shape[2] if k.ndim == 4 else 0
+    wanted = tuple((cache.batch, cache.num_kv_heads, rows, x.shape[3]) for x in (cache.k, cache.v))
     if (tuple(k.shape), tuple(v.shape)) != wanted:
         raise ValueError(
             f"new k and v must be {wanted[0]} and {wanted[1]}, got {tuple(k.shape)}, {tuple(v.shape)}"
         )
+    check_devices(cache=cache.k, k=k, v=v)
     if k.dtype != v.dtype or cache.k.dtype not in (k.dtype, FP8):
         raise ValueError(f"new k and v must be of the cache's dtype {cache.k.dtype}: {k.dtype}, {v.dtype}")
     if any(x.stride(3) != 1 < x.shape[3] for x in (k, v)):

@@ -49,14 +49,14 @@ def _dkdv_tiles(
         q = tiles.load(tiles.at(Q, start_m, q_n), q_n, left, BLOCK_M, DIM, WIDEST, MASKED, WIDE)
         if EARLY:
             do = tiles.load(tiles.at(DO, start_m, do_n), do_n, left, BLOCK_M, DIM_V, WIDEST, MASKED, WIDE)
-        lse = flash.load_rows(LSE + start_m, left, BLOCK_M, MASKED, float("inf"))
+        lse = flash.load_lse(LSE + start_m, left, BLOCK_M, MASKED, BIAS)
         s = tiles.dot_t(k, q, PRECISION)
         if SCORED:
             s, t = scores.score(
                 s, r, c, start_m, start_n, seqlen_q, seqlen_k, scale, cap, slope, diagonal, BIAS, b_m, b_n,
                 CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
             )  # fmt: skip
-        p = flash.probabilities(s, lse[None, :], unit, EXACT)
+        p = flash.probabilities(s, lse[None, :], unit, BIAS, EXACT)
         if MASKED and SPANS is not None:
             seen = sparse.visible(SLOTS, BITS, index * BLOCK_M, start_m, start_n, r, c, BLOCK_N)
             p = tl.where(seen, p, 0.0)
@@ -79,7 +79,8 @@ def _dkdv_tiles(
         if CAPPED:
             ds *= 1.0 - t * t
         if MASKED and ALONE:
-            ds = tl.where(scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER), 0.0, ds)
+            alone = scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER, SPANS)
+            ds = tl.where(alone, 0.0, ds)
         dk = tiles.add_dot(dk, ds, q, PRECISION)
     return dk, dv
 

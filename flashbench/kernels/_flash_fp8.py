@@ -12,7 +12,7 @@ from triton import cdiv
 from flashbench.flash_configs import Config, choose, section, widest
 from flashbench.kernels import _fp8
 from flashbench.kernels import _fp8_kernels as kernels
-from flashbench.kernels._call import INTERPRETED, Launch, card, check_shapes, on
+from flashbench.kernels._call import INTERPRETED, Launch, card, check_devices, check_scale, check_shapes, on
 from flashbench.kernels._fp8 import Quantised
 
 FORMATS = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -66,8 +66,7 @@ def flash_attention(
     lse = -inf. Raises ValueError for a scale out of range.
     """
     scale = x.q.values.shape[3] ** -0.5 if softmax_scale is None else softmax_scale
-    if not scale > 0:
-        raise ValueError(f"softmax_scale {scale} is out of range; it must be greater than 0")
+    check_scale(scale)
     garbled = INTERPRETED and out_dtype == torch.bfloat16  # it truncates where it should round
     stored = torch.float32 if garbled else out_dtype
     o, lse, launch = forward_launch(x, causal=causal, scale=scale, out_dtype=stored)
@@ -108,5 +107,6 @@ def forward_launch(
 
 def _check(q: Tensor, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
     check_shapes(q, k, v)
+    check_devices(q=q, k=k, v=v)
     if dtype not in FORMATS:
         raise ValueError(f"fp8 is {' or '.join(map(str, FORMATS))}; got {dtype}")

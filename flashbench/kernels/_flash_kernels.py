@@ -144,7 +144,7 @@ def forward(
             v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
         acc = tiles.add_dot(acc, p, v, PRECISION)
         top = new_top
-    some = total > 0.0  # false for a row without keys: o = 0, lse = -inf
+    some = total != 0.0  # false for a row without keys: o = 0, lse = -inf; a NaN stays
     total = tl.where(some, total, 1.0)
     factor = keep_scale / total if DROPS else 1.0 / total
     acc = tiles.times(acc, tl.where(some, factor, 0.0)[:, None])
@@ -187,18 +187,35 @@ def load_rows(X, left, ROWS: tl.constexpr, MASKED: tl.constexpr, OTHER: tl.const
 
 
 @triton.jit
-def probabilities(s, lse, unit, EXACT: tl.constexpr):
-    """exp(unit * s - lse); lse is inf for rows that do not exist."""
+def load_lse(LSE, left, ROWS: tl.constexpr, MASKED: tl.constexpr, BIAS):
+    """lse of ROWS rows; inf, which makes p 0, where there is no row or a bias of -inf hides all its keys."""
+    lse = load_rows(LSE, left, ROWS, MASKED, float("inf"))
+    if BIAS is not None:
+        lse = tl.where(lse == float("-inf"), float("inf"), lse)
+    return lse
+
+
+@triton.jit
+def probabilities(s, lse, unit, BIAS, EXACT: tl.constexpr):
+    """exp(unit * s - lse); where a bias can bring both to the end of fp32, neither grows before they meet."""
     if EXACT:
         p = tiles.exp(s * unit - lse)
+    elif BIAS is not None:
+        p = tl.exp2((s * unit - lse) * LOG2E)
     else:
         p = tl.exp2(s * (unit * LOG2E) - lse * LOG2E)
     return p
 
 
+@triton.jit
+def of_sink(sink, lse):
+    """p of a head's sink in rows of that lse. lse is -inf, as the sink, of a row without keys: -inf + inf."""
+    return tl.where(sink == float("-inf"), 0.0, tiles.exp(sink - lse))
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def backward_dq(
-    Q, K, V, DO, LSE, DELTA, NORM, DQ, SLOPES, BIAS, CU_Q, CU_K, SPANS, BLOCKS, SLOTS, BITS,
+    Q, K, V, DO, LSE, DELTA, NORM, DQ, SLOPES, BIAS, SINKS, CU_Q, CU_K, SPANS, BLOCKS, SLOTS, BITS,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n, b_b, b_h, b_m, b_n, l_b, l_h,
     heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, before, after,
     seed, threshold, keep_scale, scale, cap,
@@ -211,9 +228,10 @@ def backward_dq(
 ):  # fmt: skip
     """dQ of one block of queries, walking the keys as the forward does. Grid: num_tiles times heads.
 
-    A row's p sums to 1 and its dS to 0, but for rounding: LSE is one rounded number, and delta came
-    from O while dP comes from V. REFINE takes both sums, corrects dQ by them, and hands them on to the
-    other kernel through NORM and DELTA, so that the errors cancel as where a whole row is at hand.
+    A row's p sums to 1 and its dS to 0, with a sink's own p and dS = -p * delta, but for rounding: LSE is
+    one rounded number, and delta came from O while dP comes from V. REFINE takes both sums, corrects dQ by
+    them, and hands them on to the other kernels through NORM and DELTA, so that the errors cancel as where
+    a whole row is at hand.
     ALONE: rows that see one key have no gradient, to the last bit.
     """
     SCORED: tl.constexpr = CAPPED or SLOPES is not None or BIAS is not None
@@ -234,7 +252,7 @@ def backward_dq(
     row = tiles.head_at(0, batch, l_b, h, l_h) + first_q + start_m
     q = tiles.load(Q, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
     do = tiles.load(DO, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
-    lse = load_rows(LSE + row, left, BLOCK_M, True, float("inf"))
+    lse = load_lse(LSE + row, left, BLOCK_M, True, BIAS)
     delta = load_rows(DELTA + row, left, BLOCK_M, True, 0.0)
     rows = tl.arange(0, BLOCK_M)
     columns = tl.arange(0, BLOCK_N)
@@ -268,7 +286,7 @@ def backward_dq(
                 s, rows[:, None], columns[None, :], start_m, start_n, seqlen_q, seqlen_k, scale, cap, slope,
                 diagonal, BIAS, b_m, b_n, CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
             )  # fmt: skip
-        p = probabilities(s, lse[:, None], unit, EXACT)
+        p = probabilities(s, lse[:, None], unit, BIAS, EXACT)
         edge = position >= full
         if LOWER:
             edge |= start_n < clear
@@ -283,7 +301,8 @@ def backward_dq(
                     SLOTS, BITS, position, start_m, start_n, rows[:, None], columns[None, :], BLOCK_N
                 )
             if ALONE:
-                seen &= ~scores.alone(start_m + rows, seqlen_k, low, high, LOWER, UPPER)[:, None]
+                alone = scores.alone(start_m + rows, seqlen_k, low, high, LOWER, UPPER, SPANS)
+                seen &= ~alone[:, None]
             p = tl.where(seen, p, 0.0)
         if not EARLY:
             v = tiles.load(tiles.at(V, start_n, v_n), v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
@@ -303,7 +322,13 @@ def backward_dq(
         if REFINE:
             pk = tiles.add_dot(pk, p, k, PRECISION)
     if REFINE:
+        if SINKS is not None:
+            sink = of_sink(of_head(SINKS, h), lse)
+            sum_p += sink
+            sum_ds -= sink * delta
         norm = tl.where(sum_p > 0.0, 1.0 / tl.where(sum_p > 0.0, sum_p, 1.0), 1.0)
+        if BIAS is not None:
+            norm = tl.where(lse < float("inf"), norm, 0.0)  # of a hidden row p is not 0, but tiny
         dq = tiles.times(tiles.less(dq, tiles.times(pk, sum_ds[:, None])), norm[:, None])
         tl.store(NORM + row + rows, norm, mask=rows < left)
         tl.store(DELTA + row + rows, delta + sum_ds, mask=rows < left)

@@ -44,7 +44,7 @@ class _FlashAttention1(torch.autograd.Function):  # type: ignore[misc]
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call, return_lse: bool
     ) -> tuple[Tensor, Tensor | None]:
         dtype = q.dtype
-        q, k, v = (unit_stride(computable(x)) for x in (q, k, v))
+        q, k, v = (computable(x) for x in (q, k, v))
         o, l, m, launch = forward_launch(q, k, v, call)
         with on(q.device):
             launch.run()

@@ -5,7 +5,9 @@ The same kernels run compiled on a GPU and through Triton's interpreter on a CPU
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +17,18 @@ from torch.autograd.function import once_differentiable
 from flashbench.block_masks import SIZE
 from flashbench.flash_configs import Config
 from flashbench.kernels._block_mask import taken
-from flashbench.kernels._call import NOTHING, Call, Extra, check_shapes, computable, on, unit_stride
+from flashbench.kernels._call import (
+    NOTHING,
+    Call,
+    Extra,
+    check_devices,
+    check_scale,
+    check_shapes,
+    check_strides,
+    computable,
+    on,
+    unit_stride,
+)
 from flashbench.kernels._launches import Saved, backward_launches, forward_launch
 
 __all__ = [
@@ -58,7 +71,7 @@ def flash_attention(
 
     q: (batch, num_heads, seqlen_q, head_dim); k: (batch, num_kv_heads, seqlen_k, head_dim);
     v: (batch, num_kv_heads, seqlen_k, head_dim_v), all of one dtype (fp16, bf16, fp32) and device,
-    any strides; head dims up to 256. Query head h uses K/V head h // (num_heads // num_kv_heads).
+    last stride 1, others any; head dims to 256. Query head h uses K/V head h // (num_heads // num_kv_heads).
 
     Masks. The diagonal is j = i + seqlen_k - seqlen_q, or j = i with top_left. causal: keys up to the
     diagonal. window: (left, right), keys from ``left`` before it to ``right`` after it, both included; -1 is
@@ -70,24 +83,24 @@ def flash_attention(
     per head in the softmax, whose key has no value. dropout_p: share of the probabilities that are
     dropped, the others divided by 1 - dropout_p; drawn by Philox from seed (0 ≤ seed < 2**63) and position.
     Packed sequences: cu_seqlens_q, cu_seqlens_k, int32 (sequences + 1,), ascending from 0; then batch is 1
-    and seqlens those of all; max_seqlen_*: the longest (None asks the device). No bias, no block_mask.
+    and seqlens those of all; max_seqlen_*: the longest (None asks the device, and
+    checks that the sequences are all of the rows). No bias, no block_mask.
     fp32 products are IEEE, or TF32 with ``tf32``. configs: (kernel, configuration) in place of the table's.
 
     Returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype, in memory ordered as q is; with
     return_lse also lse (batch, num_heads, seqlen_q): log of the sum of exponentials, fp32, differentiable.
     Rows without keys: o = 0, lse = -inf (or the sink), no gradient. Raises ValueError for a misfit.
     """
+    check_shapes(q, k, v)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     call = Call(
         causal=causal, scale=scale, tf32=tf32, window=window, top_left=top_left, softcap=softcap,
         dropout_p=dropout_p, seed=seed, configs=configs, biased=bias is not None and 1 not in bias.shape[2:],
     )  # fmt: skip
-    extra = Extra(
-        slopes=alibi_slopes, bias=bias, sinks=sinks, cu_q=cu_seqlens_q, cu_k=cu_seqlens_k,
-        longest_q=_longest(cu_seqlens_q, max_seqlen_q), longest_k=_longest(cu_seqlens_k, max_seqlen_k),
-    )  # fmt: skip
+    extra = Extra(slopes=alibi_slopes, bias=bias, sinks=sinks, cu_q=cu_seqlens_q, cu_k=cu_seqlens_k)
     check(q, k, v, call, extra)
     call, extra = _masked(q, k, call, extra, block_mask)
+    extra = _measured(q, k, extra, max_seqlen_q, max_seqlen_k)
     found: tuple[Tensor, Tensor] = FlashAttention.apply(q, k, v, bias, sinks, call, extra)
     return found if return_lse else found[0]
 
@@ -113,13 +126,34 @@ def _masked(q: Tensor, k: Tensor, call: Call, extra: Extra, block_mask: Any) -> 
             seqlen_k if after < 0 else min(seqlen_k, diagonal + after),
         )
         call = replace(call, causal=False, window=(-1, -1))
+    call = replace(call, alone=before == after == 0 or seqlen_k <= 1)
     return call, replace(extra, block_mask=mask)
 
 
-def _longest(cu: Tensor | None, given: int | None) -> int:
-    if cu is None or len(cu) < 2:
-        return 0
-    return int(cu.diff().max()) if given is None else given
+def _measured(q: Tensor, k: Tensor, extra: Extra, longest_q: int | None, longest_k: int | None) -> Extra:
+    """The same, of packed sequences with the longest. Raises ValueError for lengths that cannot be."""
+    if extra.cu_q is None or extra.cu_k is None:
+        return extra
+    return replace(
+        extra,
+        longest_q=_longest("q", extra.cu_q, longest_q, q.shape[2]),
+        longest_k=_longest("k", extra.cu_k, longest_k, k.shape[2]),
+    )
+
+
+def _longest(side: str, cu: Tensor, given: int | None, rows: int) -> int:
+    """The longest sequence; where the device is asked, also whether the sequences are all of the rows."""
+    if given is None:
+        starts = cu.tolist()
+        if starts[0] != 0 or starts[-1] != rows or starts != sorted(starts):
+            raise ValueError(
+                f"cu_seqlens_{side} must ascend from 0 to the {rows} rows that there are;"
+                f" it goes from {starts[0]} to {starts[-1]}"
+            )
+        return max((b - a for a, b in pairwise(starts)), default=0)
+    if given < 0:
+        raise ValueError(f"max_seqlen_{side} {given} is out of range; it must be 0 or more")
+    return given
 
 
 class FlashAttention(torch.autograd.Function):  # type: ignore[misc]
@@ -137,7 +171,7 @@ class FlashAttention(torch.autograd.Function):  # type: ignore[misc]
         extra: Extra,
     ) -> tuple[Tensor, Tensor]:
         dtype = q.dtype
-        q, k, v = (unit_stride(computable(x)) for x in (q, k, v))
+        q, k, v = (computable(x) for x in (q, k, v))
         extra = replace(extra, bias=None if bias is None else computable(bias), sinks=sinks)
         o, lse, launch = forward_launch(q, k, v, call, extra)
         with on(q.device):
@@ -158,7 +192,7 @@ class FlashAttention(torch.autograd.Function):  # type: ignore[misc]
             Saved(q=q, k=k, v=v, o=o, lse=lse, do=do),
             ctx.call,
             replace(ctx.extra, bias=bias, sinks=sinks),
-            lse_has_gradient=dlse is not None,
+            dlse=dlse,
             wanted=[
                 name for name, want in zip(("bias", "sinks"), ctx.needs_input_grad[3:5], strict=True) if want
             ],
@@ -175,25 +209,30 @@ class FlashAttention(torch.autograd.Function):  # type: ignore[misc]
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, call: Call, extra: Extra) -> None:
-    """Raise ValueError for arguments that do not fit together."""
-    check_shapes(q, k, v)
+    """Raise ValueError for arguments that do not fit together, but for shapes (``check_shapes``)."""
+    check_strides(q=q, k=k, v=v)
     dtypes = f"{q.dtype}, {k.dtype}, {v.dtype}"
     if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(f"q, k and v must be of one dtype, fp16, bf16 or fp32: {dtypes}")
-    if not call.scale > 0:
-        raise ValueError(f"softmax_scale {call.scale} is out of range; it must be greater than 0")
-    if min(call.window) < -1:
+    check_scale(call.scale)
+    if len(call.window) != 2 or not all(isinstance(side, int) and side >= -1 for side in call.window):
         raise ValueError(f"window {call.window} is out of range; it must be two counts of keys, or -1")
-    if not call.softcap >= 0:
-        raise ValueError(f"softcap {call.softcap} is out of range; it must be greater than 0, or 0 for none")
+    if not 0 <= call.softcap < math.inf:
+        raise ValueError(
+            f"softcap {call.softcap} is out of range; it must be greater than 0 and finite, or 0 for none"
+        )
     if not 0 <= call.dropout_p < 1:
         raise ValueError(f"dropout_p {call.dropout_p} is out of range; it must be at least 0 and below 1")
-    if not 0 <= call.seed < 2**63:
-        raise ValueError(f"seed {call.seed} is out of range; it must be 0 to 2**63 - 1")
-    _check_extra(q, k, extra)
+    if not (isinstance(call.seed, int) and 0 <= call.seed < 2**63):
+        raise ValueError(f"seed {call.seed} is out of range; it must be a whole number, 0 to 2**63 - 1")
+    _check_extra(q, k, v, extra)
 
 
-def _check_extra(q: Tensor, k: Tensor, extra: Extra) -> None:
+def _check_extra(q: Tensor, k: Tensor, v: Tensor, extra: Extra) -> None:
+    check_devices(
+        q=q, k=k, v=v, alibi_slopes=extra.slopes, bias=extra.bias, sinks=extra.sinks,
+        cu_seqlens_q=extra.cu_q, cu_seqlens_k=extra.cu_k,
+    )  # fmt: skip
     for name, x in (("alibi_slopes", extra.slopes), ("sinks", extra.sinks)):
         if x is not None and (x.shape != q.shape[1:2] or x.dtype != torch.float32 or not x.is_contiguous()):
             raise ValueError(

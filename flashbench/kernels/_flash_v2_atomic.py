@@ -47,7 +47,7 @@ class _FlashAttention2(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: Call) -> tuple[Tensor, Tensor]:
         dtype = q.dtype
-        q, k, v = (unit_stride(computable(x)) for x in (q, k, v))
+        q, k, v = (computable(x) for x in (q, k, v))
         o, lse, launch = forward_launch(q, k, v, call)
         with on(q.device):
             launch.run()

@@ -22,7 +22,16 @@ from flashbench.hopper_configs import ROWS, Tiles
 from flashbench.kernels import _flash_v3_backward as gradients
 from flashbench.kernels import _hopper_kernels as kernels
 from flashbench.kernels import _hopper_schedule as schedule
-from flashbench.kernels._call import Call, Launch, check_shapes, like, on, unit_stride
+from flashbench.kernels._call import (
+    Call,
+    Launch,
+    check_devices,
+    check_scale,
+    check_shapes,
+    like,
+    on,
+    unit_stride,
+)
 from flashbench.kernels._flash_v2 import NOTHING, FlashAttention
 from flashbench.kernels._hopper_plan import (
     ALIGNMENT,
@@ -62,8 +71,9 @@ def flash_attention(
     return_lse also lse (batch, num_heads, seqlen_q): log of the sum of exponentials, fp32, differentiable.
     Rows without keys: o = 0, lse = -inf, no gradient. Raises ValueError for a misfit.
     """
+    _check(q, k, v)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    _check(q, k, v, scale)
+    check_scale(scale)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         call = Call(causal=causal, scale=scale, configs=configs)
         o, lse = _FlashAttention3.apply(q, k, v, call, tiles, deterministic)
@@ -178,9 +188,8 @@ class Plan:
         return *boxes, lse, self.table, *self.numbers, scale * math.log2(math.e)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, scale: float) -> None:
+def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_shapes(q, k, v)
+    check_devices(q=q, k=k, v=v)
     if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"q, k and v must be of one dtype, fp16 or bf16: {q.dtype}, {k.dtype}, {v.dtype}")
-    if not scale > 0:
-        raise ValueError(f"softmax_scale {scale} is out of range; it must be greater than 0")

@@ -60,11 +60,12 @@ def quantise(x: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised
     if share not in FP8_SCALES:
         raise ValueError(f"an fp8 scale is shared by a {', '.join(FP8_SCALES)}; got {share!r}")
     x = x.detach().float()
-    batch, heads, rows, _ = x.shape
+    batch, heads, rows, width = x.shape
     blocks = -(-rows // block)
-    tall = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - rows)).reshape(batch, heads, blocks, -1)
+    tall = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - rows))
+    tall = tall.reshape(batch, heads, blocks, block * width)
     largest = tall.abs().amax(-1)
-    if share != "block":
+    if share != "block" and largest.numel():
         over = (0, 1, 2) if share == "tensor" else (2,)
         largest = largest.amax(over, keepdim=True).expand(batch, heads, blocks)
     limit = torch.finfo(dtype).max
@@ -176,5 +177,5 @@ def attention(
         product = p.to(v.values.dtype).float() @ values
         acc = acc * shrink + product * heads_of(v.scales[:, :, tile, None, None])
         top = new_top
-    o = torch.where(total > 0, acc / total, 0.0)
+    o = torch.where(total != 0, acc / total, 0.0)
     return o, ((top + total.log2() - SHIFT) * math.log(2)).squeeze(-1)

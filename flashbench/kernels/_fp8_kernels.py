@@ -26,6 +26,8 @@ from flashbench.kernels import _triton_tiles as tiles
 LOG2E = tl.constexpr(math.log2(math.e))
 LN2 = tl.constexpr(math.log(2))
 SHIFT = tl.constexpr(_fp8.SHIFT)
+NAN = tl.constexpr(0x7F)
+"""The bits of a NaN in e4m3 and e5m2."""
 SMALLEST = tl.constexpr(2.0**-120)
 """A product of scales that underflows must not become 0, as a hidden score times 0 is NaN."""
 
@@ -41,18 +43,21 @@ def _to_grid(x, DROP: tl.constexpr, LEAST: tl.constexpr):
 
 
 @triton.jit
-def _rounded(x, DTYPE: tl.constexpr, BY_HAND: tl.constexpr):
+def rounded(x, DTYPE: tl.constexpr, BY_HAND: tl.constexpr):
     """x in fp8, to nearest, ties to even.
 
     BY_HAND, x is rounded in fp32 first and the cast is exact: the cast of Triton's interpreter drops the
-    carry from the mantissa into the exponent.
+    carry from the mantissa into the exponent, and makes numbers of NaNs.
     """
     if BY_HAND:
         if tl.float8e5 == DTYPE:
-            x = _to_grid(x, 21, 2.0**-14)
+            number = _to_grid(x, 21, 2.0**-14)
         else:
-            x = _to_grid(x, 20, 2.0**-6)
-    return x.to(DTYPE)
+            number = _to_grid(x, 20, 2.0**-6)
+        number = tl.where(x == x, number.to(DTYPE).to(tl.uint8, bitcast=True), NAN).to(DTYPE, bitcast=True)
+    else:
+        number = x.to(DTYPE)
+    return number
 
 
 @triton.jit
@@ -140,7 +145,7 @@ def forward(
         total = total * shrink + tl.sum(p, 1)
         v = _load_keys(V + start_n, v_d, padded_k - start_n, BLOCK_N, DIM_V, WIDEST, WIDE)
         v_scale = tl.load(V_SCALE + key_scales + start_n // BLOCK_N)
-        acc = _add(acc, shrink[:, None], _rounded(p, v[0].dtype, BY_HAND), v, v_scale)
+        acc = _add(acc, shrink[:, None], rounded(p, v[0].dtype, BY_HAND), v, v_scale)
         top = new_top
     some = total != 0.0  # false for a row without keys: o = 0, lse = -inf; a NaN stays
     total = tl.where(some, total, 1.0)
@@ -160,5 +165,5 @@ def _quantised(tile, scale, DTYPE: tl.constexpr, BY_HAND: tl.constexpr):
     """A tile over its scale, in fp8."""
     quantised = ()
     for i in tl.static_range(len(tile)):
-        quantised = quantised + (_rounded(tile[i] / scale, DTYPE, BY_HAND),)
+        quantised = quantised + (rounded(tile[i] / scale, DTYPE, BY_HAND),)
     return quantised

@@ -130,7 +130,7 @@ def finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG: gl.constexp
            LAYOUT: gl.constexpr):  # fmt: skip
     """What O is to be multiplied by (0 for a row without keys), once LSE, natural, is written."""
     total = gl.convert_layout(gl.sum(total, 1), LAYOUT)
-    seen = total > 0
+    seen = total != 0  # a NaN stays
     lse = gl.where(seen, (top * unit + gl.log2(total)) * LN2, float("-inf"))
     row = entry % tiles * BLOCK_M + WG * ROWS
     rows = row + gl.arange(0, ROWS, LAYOUT)
@@ -141,7 +141,7 @@ def finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG: gl.constexp
 @gluon.jit
 def store_piece(acc, factor, STAGE, DESC, b, h, row, col, D: gl.constexpr, O: gl.constexpr):
     factor, _ = gl.broadcast(gl.convert_layout(factor, gl.SliceLayout(1, O))[:, None], acc)
-    o = gl.where(factor > 0, acc * factor, 0.0)  # a row without keys: 0, whatever V holds
+    o = gl.where(factor != 0, acc * factor, 0.0)  # a row without keys: 0, whatever V holds
     STAGE.reshape([ROWS, D]).store(o.to(STAGE.dtype))
     fence_async_shared()
     tma_store(DESC, [b, h, row, col], STAGE)

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from flashbench.flash_configs import Config
-from flashbench.kernels._call import NOTHING, Call
+from flashbench.kernels._call import NOTHING, Call, check_shapes
 from flashbench.kernels._flash_v2 import check
 
 _UNKNOWN = ("LOWER", "UPPER", "TOP_LEFT", "CAPPED", "DROPS", "EARLY")
@@ -24,6 +24,7 @@ def call(
     configs: tuple[tuple[str, Config], ...],
 ) -> Call:
     """The call of these arguments of ``flash_attention``. Raises ValueError as that does."""
+    check_shapes(q, k, v)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     found = Call(causal=causal, scale=scale, tf32=tf32, configs=configs)
     check(q, k, v, found, NOTHING)

@@ -115,11 +115,18 @@ def visible(rows, cols, seqlen_k, low, high, LOWER: tl.constexpr, UPPER: tl.cons
 
 
 @triton.jit
-def alone(rows, seqlen_k, low, high, LOWER: tl.constexpr, UPPER: tl.constexpr):
-    """Rows that see no key but one: their p is 1 whatever the score, so that it has no gradient."""
-    first = tl.maximum(rows + low, 0) if LOWER else rows * 0
-    end = tl.minimum(rows + high + 1, seqlen_k) if UPPER else rows * 0 + seqlen_k
-    return end - first <= 1
+def alone(rows, seqlen_k, low, high, LOWER: tl.constexpr, UPPER: tl.constexpr, BLOCKS):
+    """Rows that see no key but one: their p is 1 whatever the score, so that it has no gradient.
+
+    Asked of a block mask (BLOCKS) only where a window in it leaves each row its own key or none.
+    """
+    if BLOCKS is not None:
+        few = rows == rows
+    else:
+        first = tl.maximum(rows + low, 0) if LOWER else rows * 0
+        end = tl.minimum(rows + high + 1, seqlen_k) if UPPER else rows * 0 + seqlen_k
+        few = end - first <= 1
+    return few
 
 
 @triton.jit

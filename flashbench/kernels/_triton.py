@@ -13,12 +13,15 @@ import os
 import sys
 from functools import cache
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 
-from flashbench.errors import UnavailableError
-from flashbench.kernels import Target
+from flashbench import paths
+from flashbench.errors import UnavailableError, UsageError
+from flashbench.kernels import Target, _interpreter
 
 VARIABLE = "TRITON_INTERPRET"
+CACHE = "TRITON_CACHE_DIR"
 OLDEST = (3, 6)
 """The oldest Triton whose compiler and interpreter the kernels are tested with."""
 
@@ -60,7 +63,30 @@ def why_unavailable(target: Target) -> str | None:
         importlib.import_module("triton.language")
     except Exception as error:  # a broken installation raises whatever it likes
         return why_broken(error)
+    if _imported_interpreted():
+        _interpreter.hasten()
     return _why_wrong_mode(target, version)
+
+
+def check_cache() -> None:
+    """Raise UsageError where Triton cannot keep what it compiles: no kernel would compile.
+
+    The folder is TRITON_CACHE_DIR, else .triton/cache below TRITON_HOME or the home folder.
+    """
+    given, home = os.environ.get(CACHE), os.environ.get("TRITON_HOME")
+    if os.environ.get("TRITON_CACHE_MANAGER"):  # the user's own, which need not have a folder
+        return
+    folder = Path(home or Path.home()) / ".triton" / "cache" if given is None else Path(given)
+    reason = paths.why_no_folder(folder) if given != "" else "no name"
+    if reason is None:
+        return
+    if given is not None:
+        raise UsageError(f"{CACHE}={given!r}: {reason}; accepted: a folder that can be written, or unset")
+    where = f"{folder}, of {'TRITON_HOME' if home else 'the home folder'}"
+    raise UsageError(
+        f"{CACHE} is not set, and Triton's usual cache ({where}): {reason}; accepted: a folder"
+        " that can be written"
+    )
 
 
 def load(device_type: str, module: str = "_flash_v2") -> ModuleType:

@@ -37,6 +37,8 @@ def trace_apart(
         return {"reason": f"{cell.implementation} is no Triton kernel of flashbench: nothing to interpret"}
     if reason := _triton.why_missing():
         return {"reason": reason}
+    if reason := tracing.why_not_interpreted(cell, config):
+        return {"reason": reason}
     part = replace(cell, problem=tracing.part_of(cell.problem))
     if reason := tracing.why_too_large(part, config, limit):
         return {"reason": reason}

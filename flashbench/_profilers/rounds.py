@@ -1,0 +1,283 @@
+"""Several calls timed in rounds, A B C, B C A, …, so that whatever drifts meanwhile hits all alike.
+
+Each round takes the calls in a random order (its seed is told) and some samples of each. Clock and caps are
+read around every round. A call leaves when its median is known as well as its policy asks. What one call
+raises ends that call alone.
+
+The load decides what a sample follows:
+
+- ``burst``: a chip that is not held back. Where a cap is active the next round waits, and a round under a cap
+  is put aside and taken again; both a few times only, then it is kept and flagged ``throttled``.
+- ``sustained``: the same call, repeated for so long that power and clock have settled. A power cap is what is
+  asked for, so it is told and not flagged.
+- None: whatever came before; nothing waits and nothing is taken again.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flashbench._profilers.clocks import Clocks
+from flashbench._profilers.load import Load
+from flashbench._profilers.steadiness import drifted, multimodal
+from flashbench._profilers.stopping import Policy, half_width
+from flashbench._profilers.telemetry import Reading, sampling, summary, throttled_by
+from flashbench._profilers.timers import Timer
+from flashbench.record import FLUSH, LOADS, Samples
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BURST, SUSTAINED = LOADS
+
+RETRIES = 3
+"""Rounds of a call that are taken again because of a cap, at most."""
+RETRY_S = 0.2
+"""A round that took longer is not taken again: its own load is what the chip is held back for."""
+PAUSES = 10
+"""Waits for a cap to end, of all rounds of a call, at most."""
+PAUSE_S, PAUSE_GROWS, PAUSE_MOST_S = 0.02, 1.5, 0.2
+LEAD_S = 0.3
+"""Sustained: seconds of the call before each round; an H100's clock settles within 0.2 s."""
+SUSTAINED_ROUND_S = 0.1
+
+STABLE = 0.05
+"""Warm once two medians in a row differ by less."""
+PILOTS, IN_A_PILOT = 6, 3
+"""Samples before the first round: so many medians, of so many samples, at most."""
+
+LAUNCH_BOUND = 0.7
+"""Flagged from this share of the time between two samples on that the host needs to enqueue the call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Samples of a call, what to flag, the GPU's clocks (empty on a CPU) and how it was timed.
+
+    how: as ``record.Record.timing`` has it.
+    """
+
+    samples: Samples
+    flags: tuple[str, ...] = ()
+    clocks: Mapping[str, Any] = field(default_factory=dict)
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entrant:
+    """A call in the rounds. context: switches that it runs under, entered outside of what is timed."""
+
+    timer: Timer
+    context: Callable[[], AbstractContextManager[object]] = nullcontext
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all calls of the rounds share. load: as above. seed: of the orders. pause: waits, seconds."""
+
+    policy: Policy
+    cache: str
+    load: str | None = None
+    clocks: Clocks | None = None
+    seed: str = "0"
+    pause: Callable[[float], None] = time.sleep
+
+
+def take(entrants: Sequence[Entrant], setting: Setting) -> list[Timing | Exception]:
+    """Time the calls, which have run before, in rounds: a timing each, or what the call raised."""
+    calls = [_Call(entrant, setting) for entrant in entrants]
+    for call in calls:
+        call.guarded(call.warm_up)
+    number = 0
+    while running := [call for call in calls if call.runs]:
+        for place, call in enumerate(order(running, setting.seed, number)):
+            call.guarded(lambda call=call, place=place: call.round(place))  # type: ignore[misc]
+        number += 1
+    return [call.error or call.timing() for call in calls]
+
+
+def order(items: Sequence[Any], seed: str, number: int) -> list[Any]:
+    """The items in the random order of the round of that number."""
+    return random.Random(f"{seed} {number}").sample(items, len(items))
+
+
+class _Call:
+    """One call: its rounds so far and whether it takes part in the next."""
+
+    def __init__(self, entrant: Entrant, setting: Setting) -> None:
+        self.timer, self.context = entrant.timer, entrant.context
+        self.setting = setting
+        self.error: Exception | None = None
+        self.rounds: list[list[float]] = []
+        self.notes: list[dict[str, Any]] = []
+        self.readings: list[Reading] = []
+        self.set_aside: list[dict[str, Any]] = []
+        self.pauses = 0
+        self.before: Reading = {}
+        self.stopped: str | None = None
+        self.spent = dict.fromkeys(("warmup_s", "rounds_s", "load_s", "paused_s"), 0.0)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it takes part in the next round."""
+        return self.error is None and self.stopped is None
+
+    def guarded(self, step: Callable[[], None]) -> None:
+        """Do the step under the call's switches; what it raises ends the call."""
+        if not self.runs:
+            return
+        try:
+            with self.context():
+                step()
+        except Exception as error:
+            self.error = error
+
+    @contextmanager
+    def _spending(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[name] += time.perf_counter() - start
+
+    def warm_up(self) -> None:
+        """The policy's calls, then samples until two medians agree, within bounds; nothing of it is kept."""
+        policy = self.setting.policy
+        with self._spending("warmup_s"):
+            self.host_s = min((self.timer.host_s() for _ in range(policy.warmup)), default=0.0)
+            self.stable, medians = False, list[float]()
+            count = min(IN_A_PILOT, policy.min_samples)
+            while len(medians) < PILOTS and not self.stable:
+                medians.append(statistics.median(self.timer.samples(count)))
+                self.stable = len(medians) > 1 and abs(medians[-1] - medians[-2]) <= STABLE * medians[-2]
+                if count * medians[-1] > policy.limit_s:
+                    break  # a call that slow has nothing left to warm
+        self.warmup_calls = policy.warmup + count * len(medians)
+        self.estimate_s = medians[-1]
+        clocks = self.setting.clocks
+        self.before = clocks.read() | clocks.others() if clocks else {}
+
+    def round(self, place: int) -> None:
+        """Samples of one round, the call being the place-th of it; decides whether it was the last."""
+        policy, taken = self._policy(), sum(map(len, self.rounds))
+        count = policy.in_a_round(self.estimate_s, taken)
+        while True:
+            self._lead_in()
+            start = time.perf_counter()
+            samples, readings = self._sample(count)
+            took = time.perf_counter() - start
+            caps = _caps(readings)
+            if not (caps and self._again(took)):
+                break
+            self.set_aside.append({"samples_s": samples, "caps": caps})
+            self._pause(len(self.set_aside))
+        self.rounds.append(samples)
+        self.readings += readings
+        self.notes.append({"samples": count, "place": place, "caps": caps, **_middle(readings)})
+        self.stopped = policy.why_stop(self.rounds)
+
+    def _policy(self) -> Policy:
+        policy = self.setting.policy
+        if self.setting.load != SUSTAINED:
+            return policy
+        from dataclasses import replace
+
+        return replace(policy, round_s=SUSTAINED_ROUND_S)
+
+    def _sample(self, count: int) -> tuple[list[float], list[Reading]]:
+        clocks = self.setting.clocks
+        with self._spending("rounds_s"), sampling(clocks) as readings:
+            samples = self.timer.samples(count, lambda: readings.append(clocks.read()) if clocks else None)
+        return samples, readings
+
+    def _lead_in(self) -> None:
+        """What the load asks for before a round."""
+        if self.setting.load == SUSTAINED:
+            with self._spending("load_s"):
+                Load(self.timer.call, self.timer.wait).run_for(LEAD_S)
+        clocks = self.setting.clocks
+        if self.setting.load == BURST and clocks is not None:
+            waits = 0
+            while self.pauses < PAUSES and clocks.read().get("throttle"):
+                waits += 1
+                self._pause(waits)
+
+    def _pause(self, times: int) -> None:
+        """Wait, the longer the more often in a row."""
+        self.pauses += 1
+        with self._spending("paused_s"):
+            self.setting.pause(min(PAUSE_S * PAUSE_GROWS ** (times - 1), PAUSE_MOST_S))
+
+    def _again(self, took: float) -> bool:
+        return self.setting.load == BURST and len(self.set_aside) < RETRIES and took <= RETRY_S
+
+    def timing(self) -> Timing:
+        """The outcome."""
+        timer, setting = self.timer, self.setting
+        samples = [sample for one in self.rounds for sample in one]
+        clocks: dict[str, Any] = {"host_s": self.host_s}
+        flags = []
+        if setting.clocks:
+            after = {**self.readings[-1], **setting.clocks.others()} if self.readings else {}
+            clocks |= {"before": self.before, "during": summary(self.readings), "after": after}
+            expected = ("power cap",) if setting.load == SUSTAINED else ()
+            if reasons := throttled_by(self.before, clocks["during"], after, expected):
+                clocks["throttled_by"] = reasons
+                flags.append("throttled")
+        if timer.method != "wall" and launch_bound(self.host_s, statistics.median(samples), timer.flush_s):
+            flags.append("launch-bound")
+        if drifted(samples):
+            flags.append("drift")
+        if multimodal(samples, timer.step_s):
+            flags.append("multimodal")
+        cache = setting.cache if timer.method != "wall" else "hot"  # a CPU's caches are never flushed
+        return Timing(
+            samples=Samples(
+                samples_s=tuple(samples), cache=cache, method=timer.method, load=setting.load,
+                flush=FLUSH if cache == "cold" else None,
+            ),
+            flags=tuple(flags), clocks=clocks, how=self._how(),
+        )  # fmt: skip
+
+    def _how(self) -> dict[str, Any]:
+        return {
+            "rounds": self.notes,
+            "order_seed": self.setting.seed,
+            "stopped": self.stopped,
+            "half_width": half_width(self.rounds),
+            "warmup": {"calls": self.warmup_calls, "stable": self.stable},
+            "pauses": self.pauses,
+            "set_aside": self.set_aside,
+            "spent": {
+                **self.spent,
+                "samples_s": sum(map(sum, self.rounds)),
+                "flushes_s": self.timer.flush_s * sum(map(len, self.rounds)),
+            },
+        }
+
+
+def launch_bound(host_s: float, time_s: float, flush_s: float) -> bool:
+    """Whether enqueueing a call takes the host about as long as the device is busy between two samples.
+
+    While the device flushes, the host enqueues the call; so that much of it costs no time.
+    """
+    return host_s > LAUNCH_BOUND * (time_s + flush_s)
+
+
+def _caps(readings: Sequence[Reading]) -> list[str]:
+    return sorted({name for reading in readings for name in reading.get("throttle") or ()})
+
+
+def _middle(readings: Sequence[Reading]) -> dict[str, Any]:
+    """The round's SM clock and power, the medians of its readings; None where none has it."""
+    found: dict[str, Any] = {}
+    for name in ("sm_clock_mhz", "power_w"):
+        values = [value for reading in readings if (value := reading.get(name)) is not None]
+        found[name] = statistics.median(values) if values else None
+    return found

@@ -1,0 +1,240 @@
+"""Ways to time a call, all alike to whoever uses them: ``samples(count)`` gives seconds, in order.
+
+- ``WallTimer``: the host's clock, on a CPU.
+- ``EventTimer``: CUDA events around each call, the L2 flushed outside of them.
+- ``GraphTimer``: the same around the replay of a CUDA graph, so that one launch stands for all of the call's.
+- ``CuptiTimer``: the time in which kernels of the call ran, from CUPTI's records: no launch and no gap in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol
+
+from flashbench._profilers.flush import Before
+from flashbench._profilers.timeline import arrange, device_records
+from flashbench.errors import UnavailableError
+
+Call = Callable[[], object]
+Meanwhile = Callable[[], None]
+
+EVENT_STEP_S = 0.5e-6
+"""Resolution of CUDA events. Source: cudaEventElapsedTime in the CUDA runtime API."""
+
+
+def _nothing() -> None:
+    return
+
+
+class Timer(Protocol):
+    """method: its name in a row. flush_s: device time of the flush before a sample, 0 without one."""
+
+    method: str
+    flush_s: float
+    step_s: float
+    call: Call
+
+    def samples(self, count: int, meanwhile: Meanwhile = _nothing) -> list[float]:
+        """Seconds of each of count calls; ``meanwhile`` is called while the last ones run."""
+
+    def host_s(self) -> float:
+        """Call once on an idle device and wait; the host's seconds until the call returned."""
+
+    def wait(self) -> None:
+        """Until the device has nothing left to do."""
+
+
+class WallTimer:
+    """The host's clock around each call."""
+
+    method = "wall"
+    flush_s = 0.0
+    step_s = 0.0
+
+    def __init__(self, call: Call, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.call = call
+        self._clock = clock
+
+    def samples(self, count: int, meanwhile: Meanwhile = _nothing) -> list[float]:
+        """As Timer has it; meanwhile is called after the last."""
+        found = [self.host_s() for _ in range(count)]
+        meanwhile()
+        return found
+
+    def host_s(self) -> float:
+        """Seconds of one call."""
+        start = self._clock()
+        self.call()
+        return self._clock() - start
+
+    def wait(self) -> None:
+        """Nothing runs on."""
+
+
+class EventTimer:
+    """Seconds between two CUDA events; waits for the device once, after the last sample.
+
+    While the device flushes, the host runs ahead: the launch of the call hides behind the flush.
+    """
+
+    method = "events"
+    step_s = EVENT_STEP_S
+
+    def __init__(self, call: Call, device: str, flush: Before | None) -> None:
+        self.call = call
+        self.device = device
+        self.flush = flush
+        self.flush_s = flush_seconds(flush, device) if flush is not None else 0.0
+
+    def samples(self, count: int, meanwhile: Meanwhile = _nothing) -> list[float]:
+        """As Timer has it."""
+        with _current(self.device):
+            return between_events(self.call, self.flush, count, meanwhile)
+
+    def host_s(self) -> float:
+        """Host time of enqueueing one call on an idle device, seconds."""
+        self.wait()
+        with _current(self.device):
+            start = time.perf_counter()
+            self.call()
+            took = time.perf_counter() - start
+        self.wait()
+        return took
+
+    def wait(self) -> None:
+        """Until the device has nothing left to do."""
+        import torch
+
+        torch.cuda.synchronize(self.device)
+
+
+class GraphTimer(EventTimer):
+    """The kernels of a call, captured once and replayed. The flush stays outside of the graph.
+
+    make: makes the call anew, so that whatever a backward remembers of its forward's stream is the stream of
+    the capture. Raises what the capture raises; nothing was timed then.
+    """
+
+    method = "graph"
+
+    def __init__(self, make: Callable[[], Call], device: str, flush: Before | None) -> None:
+        graph = capture(make, device)
+        super().__init__(graph.replay, device, flush)
+
+
+class CuptiTimer(EventTimer):
+    """Time in which kernels of the call ran, kernels side by side counted once."""
+
+    method = "cupti"
+    step_s = 0.0
+
+    def samples(self, count: int, meanwhile: Meanwhile = _nothing) -> list[float]:
+        """As Timer has it. Raises UnavailableError where CUPTI's records do not tell the calls apart."""
+
+        def enqueue() -> None:
+            for _ in range(count):
+                if self.flush is not None:
+                    self.flush()
+                self.call()
+            meanwhile()
+
+        with _current(self.device):
+            records = device_records(enqueue, self.device)
+        return busy_times(records, count, skip=0 if self.flush is None else self.flush.KERNELS)
+
+
+def between_events(
+    call: Call, flush: Call | None, count: int, meanwhile: Meanwhile = _nothing
+) -> list[float]:
+    """Seconds between events around each of count calls on the current device and stream.
+
+    meanwhile: called while the last one runs.
+    """
+    import torch
+
+    starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+    ends = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+    for start, end in zip(starts, ends, strict=True):
+        if flush is not None:
+            flush()
+        start.record()
+        call()
+        end.record()
+    if count > 1:  # the host is far ahead by now
+        ends[-2].synchronize()
+    meanwhile()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1000 for start, end in zip(starts, ends, strict=True)]
+
+
+def flush_seconds(flush: Before, device: str) -> float:
+    """How long the device is busy with one flush, measured once for each buffer."""
+    if flush.seconds is None:
+        with _current(device):
+            flush()
+            flush.seconds = statistics.median(between_events(flush, None, 5))
+    return flush.seconds
+
+
+def capture(make: Callable[[], Call], device: str) -> Any:
+    """A CUDA graph of the call that ``make`` makes; made, run and captured on one stream of its own."""
+    import torch
+
+    with _current(device):
+        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call = make()
+            for _ in range(2):  # what is compiled, loaded or chosen by trying must not be inside
+                call()
+            torch.cuda.synchronize()
+            try:
+                with torch.cuda.graph(graph, stream=stream):
+                    call()
+            except Exception:
+                with suppress(Exception):  # a broken capture may leave the allocator inside of it
+                    torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), graph.pool())
+                raise
+        torch.cuda.synchronize()
+    return graph
+
+
+def busy_times(records: Sequence[tuple[str, float, float]], count: int, skip: int) -> list[float]:
+    """Seconds in which kernels ran, per call, from the records of count calls, each after skip of a flush.
+
+    records: (name, start, end) in microseconds. Raises UnavailableError where the calls did not all launch
+    the same kernels, so that they cannot be told apart.
+    """
+    ordered = sorted(records, key=lambda record: record[1])
+    each = len(ordered) // count
+    calls = [ordered[at * each : (at + 1) * each] for at in range(count)]
+    names = {tuple(name for name, _, _ in one) for one in calls}
+    if each * count != len(ordered) or each <= skip or len(names) > 1:
+        raise UnavailableError(
+            f"--timing cupti: {len(ordered)} kernels of {count} calls do not repeat, so no call can be told"
+            " from the next",
+            "time this cell with --timing events",
+        )
+    return [arrange(one[skip:]).busy_s for one in calls]
+
+
+def _current(device: str) -> Any:
+    import torch
+
+    return torch.cuda.device(device)
+
+
+def timer_of(method: str, call: Call, again: Callable[[], Call], device: str, flush: Before | None) -> Timer:
+    """The timer of that name. again: makes the call anew, for a capture. Raises what a capture raises."""
+    if not device.startswith("cuda"):
+        return WallTimer(call)
+    kinds: dict[str, Callable[[], Timer]] = {
+        "events": partial(EventTimer, call, device, flush),
+        "graph": partial(GraphTimer, again, device, flush),
+        "cupti": partial(CuptiTimer, call, device, flush),
+    }
+    return kinds[method]()

@@ -1,0 +1,221 @@
+"""One cell on its way: refused or skipped, else prepared, checked and its memory measured, ready to be timed.
+
+An entry that is ready keeps its call, and with it the memory that the call holds, until it is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from flashbench import environment, plan, profilers, units
+from flashbench._runner.outcomes import ReferenceFailed, failure, why_wrong
+from flashbench.kernels import Implementation, Target
+from flashbench.problem import Cell, Problem
+from flashbench.profilers import Candidate, Timing
+from flashbench.record import Memory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flashbench.kernels._inputs import Inputs
+    from flashbench.kernels._reference import Reference
+
+INTERPRETED = "Triton's interpreter: correct, not timed"
+NOT_TIMED = "checked only; timing was not asked for"
+
+
+class Shared:
+    """The inputs of one problem and its reference, shared by the cells that ask for it in a row."""
+
+    def __init__(self, problem: Problem, device: str, seed: int) -> None:
+        from flashbench.kernels._inputs import make_inputs
+        from flashbench.kernels._reference import Reference
+
+        self.problem = problem
+        self.inputs: Inputs = make_inputs(problem, device, seed)
+        self.reference: Reference = Reference(problem, self.inputs, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What an entry needs to know of its run. timed: False checks only. call_limit_s: of a single call."""
+
+    target: Target
+    timed: bool
+    call_limit_s: float
+    tuned: Callable[[Cell], Mapping[str, Any]]
+
+
+@dataclass(kw_only=True)
+class Entry:
+    """A cell and what became of it so far. outcome: fields of its record once it is settled, else None."""
+
+    cell: Cell
+    implementation: Implementation
+    how: How
+    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+    outcome: dict[str, Any] | None = None
+    spent: dict[str, float] = field(default_factory=dict)
+    _fields: dict[str, Any] = field(default_factory=dict)
+    _call: Callable[[], object] | None = None
+    _again: Callable[[], Callable[[], object]] | None = None
+
+    @contextmanager
+    def spending(self, name: str) -> Iterator[None]:
+        """Counts the seconds of the block under that name."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - start
+
+    def attempt(self, step: Callable[[], dict[str, Any] | None]) -> bool:
+        """Do a step, which settles the entry if it gives an outcome or raises; True if it raised."""
+        try:
+            self.outcome = step()
+        except Exception as error:
+            self.outcome = failure(error)
+        else:
+            return False
+        # out here the exception is gone, and with it the frames that kept the cell's tensors alive
+        self.drop()
+        return True
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether it ended for want of memory."""
+        return self.outcome is not None and self.outcome["status"] == "oom"
+
+    def refuse(self, shared: Shared | None) -> dict[str, Any] | None:
+        """Why the cell does not start here, if it does not."""
+        refusal = plan.refuses(self.implementation, self.cell, self.how.target)
+        if refusal:
+            return {"status": refusal[0], "reason": refusal[1]}
+        if reason := does_not_fit([self.cell], self.how.target, shared):
+            return {"status": "skipped", "reason": reason}
+        return None
+
+    @contextmanager
+    def switches(self) -> Iterator[None]:
+        """The torch switches that the call is made and run under."""
+        from torch import set_grad_enabled
+
+        with self.implementation.context(self.cell.problem), set_grad_enabled(self.cell.pass_ != "fwd"):
+            yield
+
+    def check(self, shared: Shared) -> dict[str, Any] | None:
+        """Prepare, compare with fp64 and measure memory; None leaves the entry ready to be timed."""
+        with self.spending("reference_s"):
+            try:
+                shared.reference.prepare(gradients=self.cell.pass_ != "fwd")
+            except Exception as error:
+                raise ReferenceFailed(error) from error
+        self._make_room()
+        with self.switches():
+            return self._checked(shared) or self._measure_memory()
+
+    def _make_room(self) -> None:
+        """Give cached scratch back to the driver where its fragments could make a large cell fail."""
+        target = self.how.target
+        total = target.total_bytes
+        if target.type == "cuda" and total and plan.needs_bytes(self.cell, target) > total // 4:
+            import torch
+
+            torch.cuda.empty_cache()
+
+    def _checked(self, shared: Shared) -> dict[str, Any] | None:
+        from flashbench.kernels._backward import timed_call
+
+        cell, implementation, target = self.cell, self.implementation, self.how.target
+        inputs = shared.inputs.detached(grad=cell.pass_ != "fwd")
+        with self.spending("prepare_s"):
+            call = implementation.prepare(cell.problem, inputs)
+            self._fields = {
+                "config": implementation.describe(cell.problem, cell.pass_, target),
+                "backend": implementation.backend(call),
+                "tuned": self.how.tuned(cell),
+            }
+            timed, o, gradients = timed_call(cell.pass_, call, inputs)
+        with self.spending("check_s"):
+            try:
+                accuracy = shared.reference.compare(o, gradients, self._lse(inputs))
+            except ValueError as error:
+                return {**self._fields, "status": "wrong", "reason": str(error)}
+        self._fields["accuracy"] = accuracy
+        if not accuracy.ok:
+            return {**self._fields, "status": "wrong", "reason": why_wrong(accuracy)}
+        if implementation.interpreted(target):
+            return {**self._fields, "status": "checked", "reason": INTERPRETED}
+        if not self.how.timed:
+            return {**self._fields, "status": "checked", "reason": NOT_TIMED}
+
+        def again() -> Callable[[], object]:
+            # leaves of its own: autograd binds a leaf to the stream of its first use, outside of the capture
+            fresh = inputs.detached(grad=cell.pass_ != "fwd")
+            return timed_call(cell.pass_, implementation.prepare(cell.problem, fresh), fresh)[0]
+
+        self._call, self._again = timed, again
+        return None
+
+    def _lse(self, inputs: Inputs) -> Tensor | None:
+        """What a check compares beside o, where the implementation gives it."""
+        prepare = self.implementation.prepare_lse
+        if self.how.timed or prepare is None:
+            return None
+        return prepare(self.cell.problem, inputs, {})()[1]
+
+    def _measure_memory(self) -> dict[str, Any] | None:
+        assert self._call is not None
+        start = time.perf_counter()
+        with self.spending("memory_s"):
+            usage = profilers.measure_memory(self._call, self.how.target.device)
+        if (took := time.perf_counter() - start) > self.how.call_limit_s:
+            limit = units.format_seconds(self.how.call_limit_s)
+            reason = f"one call took {units.format_seconds(took)}; limit {limit}"
+            return {**self._fields, "status": "timeout", "reason": reason}
+        self._fields["memory"] = Memory(
+            inputs_bytes=plan.input_bytes(self.cell.problem, self.cell.pass_),
+            outputs_bytes=usage.outputs_bytes,
+            peak_extra_bytes=usage.peak_extra_bytes,
+            reserved_bytes=usage.reserved_bytes,
+        )
+        return None
+
+    @property
+    def candidate(self) -> Candidate:
+        """The call as it is timed, of an entry that is ready."""
+        assert self._call is not None
+        return Candidate(
+            name=self.cell.implementation, call=self._call, again=self._again, context=self.switches
+        )
+
+    def timed(self, timing: Timing) -> dict[str, Any]:
+        """The fields of a cell that was timed."""
+        return {
+            **self._fields, "status": "ok", "flags": timing.flags, "samples": timing.samples,
+            "clocks": timing.clocks, "timing": timing.how,
+        }  # fmt: skip
+
+    def drop(self) -> None:
+        """Let go of the call and what it holds; a settled entry needs neither."""
+        self._call = self._again = None
+        self._fields = {}
+
+
+def does_not_fit(cells: list[Cell], target: Target, shared: Shared | None) -> str | None:
+    """Why the cells of one problem cannot all be ready at once, or None if they can or nobody knows."""
+    free = environment.free_bytes(target)
+    if free is None:
+        return None
+    needs = plan.together_bytes(cells, target)
+    if shared is not None:  # its inputs are either the cells' own or freed for them
+        free += plan.resident_bytes(shared.problem)
+    if needs <= free:
+        return None
+    memory = "device memory" if target.type == "cuda" else "memory"
+    return f"needs {units.format_bytes(needs)} of {memory}, {units.format_bytes(free)} free"

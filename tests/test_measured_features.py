@@ -1,0 +1,51 @@
+"""What the committed runs on an H100 say of masks and packing: the targets that the kernels were built to.
+
+reports/h100-sxm/features has one folder for each run; its header names the card. Densities from 0.25 on were
+measured on another card than the rest, and by events where the rest was timed by graph.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from flashbench import runfile
+
+FEATURES = Path(__file__).resolve().parent.parent / "reports" / "h100-sxm" / "features"
+DENSITIES = (0.1, 0.25, 0.5)
+
+
+def times(run: str) -> dict[tuple[int, str, bool], float]:
+    """Median seconds by head dim, pass and causal."""
+    records = runfile.load(FEATURES / run / "results.jsonl").records
+    assert records
+    assert {record.status for record in records} == {"ok"}
+    return {
+        (one.cell.problem.head_dim, one.cell.pass_, one.cell.problem.causal): statistics.median(
+            one.samples.samples_s
+        )
+        for one in records
+    }
+
+
+def ratios(one: str, other: str) -> dict[tuple[int, str, bool], float]:
+    mine, theirs = times(one), times(other)
+    shared = mine.keys() & theirs.keys()
+    assert len(shared) >= 3
+    return {key: mine[key] / theirs[key] for key in shared}
+
+
+def test_a_window_of_1k_at_32k_is_8_times_faster_than_all_keys_before() -> None:
+    assert min(ratios("causal-32k", "window-1k-32k").values()) >= 8
+
+
+def test_packed_sequences_take_as_long_as_a_batch_within_10_percent() -> None:
+    assert max(ratios("varlen-8x2k", "dense-8x2k").values()) <= 1.10
+
+
+@pytest.mark.parametrize("density", DENSITIES)
+def test_a_block_mask_takes_its_share_of_the_time_within_25_percent(density: float) -> None:
+    found = ratios(f"random-{density}-16k", "random-1.0-16k")
+    assert all(abs(ratio / density - 1) <= 0.25 for ratio in found.values()), found

@@ -1,0 +1,430 @@
+"""Calls that are timed together share what drifts, are never held for ever, and fail alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from flashbench._profilers import rounds
+from flashbench._profilers.methods import Candidate, time_together
+from flashbench._profilers.rounds import RETRIES, Entrant, Setting, Timing, launch_bound, order, take
+from flashbench._profilers.steadiness import multimodal
+from flashbench._profilers.stopping import Policy
+from flashbench._profilers.timers import busy_times
+from flashbench.errors import UnavailableError
+
+POLICY = Policy(limit_s=0.5, min_samples=6, max_samples=50, warmup=2, min_s=0.05, precision=0.01)
+
+
+class Card:
+    """A chip whose every call moves its clock on; caps says which are active at a time."""
+
+    def __init__(self, caps: Callable[[float], list[str]] = lambda now: []) -> None:
+        self.now = 0.0
+        self.caps = caps
+        self.log: list[str] = []
+        self.asked = 0
+        self.waited: list[float] = []
+
+    def read(self) -> dict[str, Any]:
+        self.asked += 1
+        caps = self.caps(self.now)
+        return {"sm_clock_mhz": 1500 if caps else 1980, "power_w": 300.0, "throttle": caps}
+
+    def others(self) -> dict[str, Any]:
+        return {"other_processes": 0, "other_bytes": 0}
+
+    def pause(self, seconds: float) -> None:
+        self.waited.append(seconds)
+        self.now += seconds
+
+
+class Fake:
+    """A timer of a call that takes call_s, times what ``factor`` says at that moment."""
+
+    method, flush_s, step_s = "events", 0.0, 0.0
+
+    def __init__(
+        self, card: Card, name: str, call_s: float = 0.002, factor: Callable[[float], float] = lambda now: 1.0
+    ) -> None:
+        self.card, self.name, self.call_s, self.factor = card, name, call_s, factor
+        self.host = 0.0
+
+    def call(self) -> None:
+        self.card.now += self.call_s
+
+    def samples(self, count: int, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
+        self.card.log.append(self.name)
+        found = []
+        for _ in range(count):
+            found.append(self.call_s * self.factor(self.card.now))
+            self.card.now += found[-1]
+        meanwhile()
+        return found
+
+    def host_s(self) -> float:
+        self.call()
+        return self.host
+
+    def wait(self) -> None:
+        return
+
+
+def setting(card: Card, load: str | None = "burst", clocks: bool = True, **policy: Any) -> Setting:
+    from dataclasses import replace
+
+    return Setting(
+        policy=replace(POLICY, **policy), cache="hot", load=load, seed="7", pause=card.pause,
+        clocks=card if clocks else None,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readings come from around the rounds alone, so that what is read does not depend on the machine."""
+
+    @contextmanager
+    def sampling(clocks: object) -> Any:
+        yield []
+
+    monkeypatch.setattr(rounds, "sampling", sampling)
+
+
+def timings(card: Card, timers: list[Fake], **options: Any) -> list[Timing]:
+    found = take([Entrant(timer=timer) for timer in timers], setting(card, **options))
+    assert all(isinstance(one, Timing) for one in found), found
+    return found  # type: ignore[return-value]
+
+
+def noisy(seed: int, spread: float) -> Callable[[float], float]:
+    source = random.Random(seed)
+    return lambda now: 1 + source.gauss(0, spread)
+
+
+def test_rounds_hold_each_call_once_in_an_order_that_its_seed_gives() -> None:
+    card = Card()
+    timers = [Fake(card, name, factor=noisy(1, 0.3)) for name in "ABC"]
+    found = timings(card, timers)
+    pilots = sum((one.how["warmup"]["calls"] - POLICY.warmup) // rounds.IN_A_PILOT for one in found)
+    log = card.log[pilots:]
+    taken = [log[at : at + 3] for at in range(0, 3 * 5, 3)]
+    assert all(sorted(one) == ["A", "B", "C"] for one in taken)
+    assert taken == [order(["A", "B", "C"], "7", number) for number in range(5)]
+    assert len({"".join(one) for one in taken}) > 1
+    assert {one.how["order_seed"] for one in found} == {"7"}
+    places = [one.how["rounds"][0]["place"] for one in found]
+    assert [taken[0][place] for place in places] == ["A", "B", "C"]
+
+
+def test_a_slow_drift_hits_calls_in_rounds_alike_and_not_one_after_the_other() -> None:
+    def drift(now: float) -> float:
+        return 1 + now  # a doubling within a second
+
+    policy = {"precision": 1e-9, "max_samples": 60}
+    card = Card()
+    one, other = timings(card, [Fake(card, name, factor=drift) for name in "AB"], **policy)
+    together = other.samples.median_s / one.samples.median_s
+    card = Card()
+    [first] = timings(card, [Fake(card, "A", factor=drift)], **policy)
+    [second] = timings(card, [Fake(card, "B", factor=drift)], **policy)
+    assert abs(together - 1) < 0.05
+    assert second.samples.median_s / first.samples.median_s > 1.1
+
+
+def test_a_steady_call_leaves_the_rounds_and_a_noisy_one_goes_on() -> None:
+    card = Card()
+    steady, wild = timings(card, [Fake(card, "A"), Fake(card, "B", factor=noisy(3, 0.3))])
+    assert (steady.how["stopped"], wild.how["stopped"]) == ("precision", "samples")
+    assert len(steady.samples.samples_s) < len(wild.samples.samples_s) == 50
+    assert steady.how["half_width"] == 0.0
+
+
+def test_every_sample_belongs_to_a_round_with_its_clock_and_caps() -> None:
+    card = Card()
+    [found] = timings(card, [Fake(card, "A")])
+    assert sum(one["samples"] for one in found.how["rounds"]) == len(found.samples.samples_s)
+    assert all((one["sm_clock_mhz"], one["caps"]) == (1980, []) for one in found.how["rounds"])
+    assert found.samples.load == "burst"
+    assert found.flags == ()
+    json.dumps([found.how, found.clocks], allow_nan=False)
+
+
+def test_warm_up_goes_on_until_two_medians_agree() -> None:
+    card = Card()
+    cold = {"A": 12.0, "B": 1.0}
+
+    def heating(now: float) -> float:
+        cold["A"] = max(1.0, cold["A"] - 1.0)
+        return cold["A"]
+
+    slow, quick = timings(card, [Fake(card, "A", factor=heating), Fake(card, "B")])
+    assert slow.how["warmup"]["stable"]
+    assert quick.how["warmup"] == {"calls": 2 + 2 * 3, "stable": True}
+    assert slow.how["warmup"]["calls"] > quick.how["warmup"]["calls"]
+    assert set(slow.samples.samples_s) == {0.002}
+
+
+def test_a_call_that_never_warms_is_timed_all_the_same() -> None:
+    card = Card()
+    [found] = timings(card, [Fake(card, "A", factor=noisy(5, 0.6))])
+    assert found.how["warmup"]["calls"] <= 2 + rounds.PILOTS * rounds.IN_A_PILOT
+    assert len(found.samples.samples_s) >= POLICY.min_samples
+
+
+def test_a_chip_that_is_always_held_back_gives_samples_that_are_flagged_in_bounded_time() -> None:
+    """The guard of another tool threw every sample away and left an empty result."""
+    card = Card(lambda now: ["power cap"])
+    timers = [Fake(card, "A"), Fake(card, "B")]
+    for found in timings(card, timers):
+        assert len(found.samples.samples_s) >= POLICY.min_samples
+        assert "throttled" in found.flags
+        assert len(found.how["set_aside"]) == RETRIES
+        assert found.how["set_aside"][0]["caps"] == ["power cap"]
+        assert all(one["caps"] == ["power cap"] for one in found.how["rounds"])
+        assert found.how["pauses"] <= rounds.PAUSES + RETRIES
+    assert sum(card.waited) <= 2 * (rounds.PAUSES + RETRIES) * rounds.PAUSE_MOST_S
+
+
+def test_a_burst_waits_for_a_cap_to_end_and_its_samples_are_those_of_a_free_chip() -> None:
+    started: list[float] = []
+
+    def caps(now: float) -> list[str]:
+        return ["thermal cap"] if started and now < started[0] + 0.05 else []
+
+    card = Card(caps)
+    timer = Fake(card, "A", factor=lambda now: 1.3 if caps(now) else 1.0)
+    warm = timer.host_s
+    timer.host_s = lambda: (started.append(card.now), warm())[1]  # type: ignore[method-assign]
+    [found] = timings(card, [timer])
+    assert set(found.samples.samples_s) == {0.002}
+    assert card.waited
+    assert found.how["pauses"] == len(card.waited)
+
+
+def test_a_round_under_a_cap_is_put_aside_and_taken_again() -> None:
+    card = Card(lambda now: ["power cap"] if 0.03 < now < 0.09 else [])
+    [found] = timings(card, [Fake(card, "A", factor=lambda now: 1.3 if 0.03 < now < 0.09 else 1.0)])
+    assert found.how["set_aside"]
+    assert all(one["caps"] == [] for one in found.how["rounds"])
+    assert "throttled" not in found.flags
+
+
+def test_a_call_whose_own_load_is_too_long_is_not_taken_again() -> None:
+    card = Card(lambda now: ["power cap"])
+    timer = Fake(card, "A", call_s=0.3)
+    ticking = rounds.time.perf_counter
+    try:
+        rounds.time.perf_counter = lambda: card.now  # type: ignore[assignment]
+        [found] = timings(card, [timer])
+    finally:
+        rounds.time.perf_counter = ticking
+    assert found.how["set_aside"] == []
+    assert "throttled" in found.flags
+
+
+def test_sustained_runs_the_call_before_each_round_and_does_not_flag_the_power_cap() -> None:
+    card = Card(lambda now: ["power cap"])
+    timer = Fake(card, "A")
+    leads: list[float] = []
+
+    class Load:
+        def __init__(self, call: Callable[[], object], wait: Callable[[], object]) -> None:
+            assert (call, wait) == (timer.call, timer.wait)
+
+        def run_for(self, seconds: float) -> None:
+            leads.append(seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "Load", Load)
+        [found] = timings(card, [timer], load="sustained")
+    assert leads == [rounds.LEAD_S] * len(found.how["rounds"])
+    assert found.samples.load == "sustained"
+    assert "throttled" not in found.flags
+    assert found.how["rounds"][0]["caps"] == ["power cap"]
+    assert card.waited == []
+
+
+def test_heat_is_flagged_under_a_sustained_load_too() -> None:
+    card = Card(lambda now: ["thermal cap"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "LEAD_S", 0.0)
+        [found] = timings(card, [Fake(card, "A")], load="sustained")
+    assert "throttled" in found.flags
+
+
+def test_what_one_call_raises_ends_that_one_alone() -> None:
+    card = Card()
+    bad = Fake(card, "B")
+    good = bad.samples
+    bad.samples = lambda count, *rest: good(count, *rest) if len(card.log) < 8 else 1 / 0  # type: ignore
+    found = take([Entrant(timer=Fake(card, "A", factor=noisy(1, 0.3))), Entrant(timer=bad)], setting(card))
+    assert isinstance(found[0], Timing)
+    assert isinstance(found[1], ZeroDivisionError)
+
+
+def test_each_call_runs_under_its_own_switches() -> None:
+    card = Card()
+    on: list[str] = []
+    seen: set[tuple[str, ...]] = set()
+
+    class Seeing(Fake):
+        def samples(self, *rest: Any) -> list[float]:
+            assert on == [self.name]
+            seen.add(tuple(on))
+            return super().samples(*rest)
+
+    def switches(name: str) -> Callable[[], Any]:
+        @contextmanager
+        def context() -> Any:
+            on.append(name)
+            yield
+            on.remove(name)
+
+        return context
+
+    take([Entrant(timer=Seeing(card, name), context=switches(name)) for name in "AB"], setting(card))
+    assert seen == {("A",), ("B",)}
+    assert on == []
+
+
+def test_an_interrupt_is_no_failure_of_a_call() -> None:
+    card = Card()
+    timer = Fake(card, "A")
+
+    def interrupted(*_: Any) -> list[float]:
+        raise KeyboardInterrupt
+
+    timer.samples = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        take([Entrant(timer=timer)], setting(card))
+
+
+def test_where_the_time_went_adds_up() -> None:
+    card = Card()
+    timer = Fake(card, "A")
+    timer.flush_s = 1e-5
+    [found] = timings(card, [timer])
+    spent = found.how["spent"]
+    assert spent["samples_s"] == pytest.approx(sum(found.samples.samples_s))
+    assert spent["flushes_s"] == pytest.approx(1e-5 * len(found.samples.samples_s))
+    assert set(spent) == {"warmup_s", "rounds_s", "load_s", "paused_s", "samples_s", "flushes_s"}
+
+
+@pytest.mark.parametrize(
+    ("host_s", "time_s", "flush_s", "bound"),
+    [
+        (300e-6, 270e-6, 35e-6, True),  # what events read of many launches is the host's own time
+        (30e-6, 10e-6, 35e-6, False),  # hidden behind the flush
+        (30e-6, 30e-6, 0.0, True),
+        (30e-6, 1e-3, 0.0, False),
+    ],
+)
+def test_a_host_that_needs_the_time_between_two_samples_is_the_bound(
+    host_s: float, time_s: float, flush_s: float, bound: bool
+) -> None:
+    assert launch_bound(host_s, time_s, flush_s) is bound
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_levels_are_told_from_one_whatever_its_shape(seed: int) -> None:
+    source = random.Random(seed)
+    one = [1e-3 * (1 + source.gauss(0, 0.01)) for _ in range(100)]
+    skewed = [1e-3 * (1 + source.expovariate(50)) for _ in range(100)]
+    two = [x * source.choice([1.0, 1.1]) for x in one]
+    assert [multimodal(samples) for samples in (one, skewed, two)] == [False, False, True]
+    assert not multimodal(two, step_s=1e-4)  # two steps of a coarse timer
+    assert not multimodal(two[:19])
+    assert not multimodal([0.0] * 30)
+
+
+# --- one method for all calls of a cell ---------------------------------------------------------------------
+
+
+class Methods:
+    """Timers by name: graphs of a call that refuses raise; what was made is kept."""
+
+    def __init__(self, card: Card, host: float = 0.0, refuses: str = "") -> None:
+        self.card, self.host, self.refuses = card, host, refuses
+        self.made: list[tuple[str, str]] = []
+
+    def __call__(self, method: str, call: Any, again: Any, device: str, flush: Any) -> Any:
+        name = call()
+        self.made.append((method, name))
+        if method != "events" and name == self.refuses:
+            raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        timer = Fake(self.card, name)
+        timer.method, timer.host = method, self.host if method == "events" and name == "A" else 0.0
+        return timer
+
+
+def together(methods: Methods, method: str) -> list[Timing]:
+    candidates = [Candidate(name=name, call=lambda name=name: name) for name in "AB"]
+    found = time_together(candidates, "cpu", method, setting(methods.card), methods)
+    assert all(isinstance(one, Timing) for one in found)
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("method", "host", "refuses", "used"),
+    [
+        ("events", 1.0, "", "events"),
+        ("auto", 0.0, "", "events"),
+        ("auto", 1.0, "", "graph"),  # A alone is launch-bound; B is timed as A is
+        ("auto", 1.0, "B", "events"),
+        ("graph", 0.0, "", "graph"),
+        ("graph", 0.0, "B", "events"),
+        ("cupti", 0.0, "", "cupti"),
+        ("cupti", 0.0, "A", "events"),
+    ],
+)
+def test_all_calls_of_a_cell_share_one_method(method: str, host: float, refuses: str, used: str) -> None:
+    found = together(Methods(Card(), host, refuses), method)
+    assert [one.samples.method for one in found] == [used, used]
+    for one in found:
+        reason = one.how.get("method_refused", "")
+        assert bool(reason) is bool(refuses)
+        assert (f"{refuses} refuses it (RuntimeError: operation not permitted" in reason) is bool(refuses)
+        assert "\n" not in reason
+
+
+def test_a_launch_bound_cell_whose_capture_fails_stays_flagged() -> None:
+    one, other = together(Methods(Card(), 1.0, "B"), "auto")
+    assert "launch-bound" in one.flags
+    assert "launch-bound" not in other.flags
+
+
+def test_a_method_that_fails_while_it_times_is_refused_for_all() -> None:
+    class Failing(Methods):
+        def __call__(self, method: str, *rest: Any) -> Any:
+            timer = super().__call__(method, *rest)
+            if method == "cupti" and timer.name == "B":
+                timer.samples = lambda *_: (_ for _ in ()).throw(UnavailableError("no records"))
+            return timer
+
+    found = together(Failing(Card()), "cupti")
+    assert [one.samples.method for one in found] == ["events", "events"]
+    assert found[0].how["method_refused"] == "cupti: B refuses it (UnavailableError: no records)"
+
+
+def test_kernel_time_is_that_of_each_calls_own_kernels() -> None:
+    flush, first, second = ("sum", 0.0, 50.0), ("a", 51.0, 61.0), ("b", 60.0, 71.0)
+
+    def call(at: float, longer: float) -> list[tuple[str, float, float]]:
+        return [(name, at + start, at + end + longer * (name == "b")) for name, start, end in
+                (flush, first, second)]  # fmt: skip
+
+    records = call(100.0, 4.0) + call(0.0, 0.0)  # CUPTI's buffers come in any order
+    assert busy_times(records, 2, skip=1) == pytest.approx([20e-6, 24e-6])
+    assert busy_times(records, 2, skip=0) == pytest.approx([70e-6, 74e-6])
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_records_that_do_not_repeat_are_refused(lost: int) -> None:
+    records = [(name, at, at + 1.0) for at, name in enumerate(["sum", "a", "sum", "b", "sum", "a"])]
+    with pytest.raises(UnavailableError, match="do not repeat"):
+        busy_times(records[lost:], 3, skip=1)
