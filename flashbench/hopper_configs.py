@@ -16,8 +16,10 @@ ROWS = 64
 """Rows of queries of a warpgroup: what one wgmma covers."""
 KEYS = 128
 """Of a tile of the backward: of two warpgroups."""
-WIDEST_BACKWARD = 128
-"""The largest head dim that the backward has."""
+WIDEST_SINGLE = 128
+"""The largest head dim whose backward is one kernel; larger ones' dQ has a kernel of its own."""
+WIDE_BLOCK_Q = 128
+"""Rows of queries of a tile of that kernel: of two warpgroups. All its other tiles are of ROWS rows or keys."""
 SHARED_LIMIT = 232448
 """Shared memory of a block, bytes (CUDA C++ Programming Guide, compute capability 9.0)."""
 PROGRAMS = 132
@@ -178,11 +180,40 @@ class BackwardTiles:
 def why_portable(head_dim: int, head_dim_v: int) -> str | None:
     """Why the backward is left to flash-v2's kernels, one sentence, or None."""
     for dim in (head_dim, head_dim_v):
-        if dim > WIDEST_BACKWARD:
-            return f"head_dim {dim} is larger than {WIDEST_BACKWARD}"
         if dim % 8:
             return f"head_dim {dim} is not a multiple of 8"
     return None
+
+
+@dataclass(frozen=True)
+class WideTiles:
+    """How dK and dV of head dims over 128 are computed: two warpgroups, one for each, and 64 keys a tile.
+
+    slots: tiles of P on their way from one to the other. fp32: as which they go, else as Q. scores_first: the
+    next tile's scores are issued before this one's dV.
+    """
+
+    slots: int = 2
+    fp32: bool = True
+    scores_first: bool = True
+
+
+def wide(head_dim: int, head_dim_v: int) -> bool:
+    """Whether the backward is two kernels."""
+    return max(head_dim, head_dim_v) > WIDEST_SINGLE
+
+
+WIDE = {"dkdv": (ROWS, ROWS), "dq": (WIDE_BLOCK_Q, ROWS)}
+"""Queries and keys of a tile of each of the two kernels."""
+
+
+def described_wide() -> dict[str, int]:
+    """Those as a row says them; warps: two warpgroups and the one that loads."""
+    return {
+        f"{kernel}_{name}": number
+        for kernel, (block_q, block_k) in WIDE.items()
+        for name, number in (("block_q", block_q), ("block_k", block_k), ("num_warps", 9))
+    }
 
 
 def described_backward(tiles: BackwardTiles) -> dict[str, int]:

@@ -231,6 +231,12 @@ def _specialize(roles: list[tuple[Callable[..., None], tuple[Any, ...]]], warps:
         raise errors[0]
 
 
+def _load_where(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Any:
+    if mask is None:
+        return Number(pointer.data[pointer.at])
+    return torch.full(mask.shape, other).masked_scatter(mask, pointer.data[pointer.at[mask]])
+
+
 def _store_where(pointer: Pointer, x: Tensor, mask: Tensor) -> None:
     pointer.data[pointer.at[mask]] = x[mask]
 
@@ -269,11 +275,12 @@ def install(module: str) -> Any:
     _module(
         f"{gluon}.language", constexpr=_itself, float32=torch.float32, int64=torch.int64, int32=torch.int32,
         NVMMADistributedLayout=Layout, NVMMASharedLayout=Layout, SliceLayout=Layout, DotOperandLayout=Layout,
+        BlockedLayout=Layout, SwizzledSharedLayout=Layout,
         num_programs=lambda axis: _LAUNCH["programs"], program_id=lambda axis: _LAUNCH["program"],
-        load=lambda pointer: Number(pointer.data[pointer.at]), store=_store_where, maximum=max, minimum=min,
+        load=_load_where, store=_store_where, maximum=max, minimum=min,
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         arange=lambda start, end, layout: torch.arange(start, end), where=torch.where, exp2=torch.exp2,
-        convert_layout=lambda x, layout: x.clone(), reshape=torch.reshape, permute=torch.permute,
+        convert_layout=lambda x, layout, assert_trivial=False: x.clone(), reshape=torch.reshape, permute=torch.permute,
         static_range=range, static_assert=_holds, max=torch.amax, sum=torch.sum, log2=torch.log2,
         full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype),
         broadcast=torch.broadcast_tensors,

@@ -64,6 +64,8 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
     p, s = problem, sizes(problem)
     if hopper_configs.why_portable(p.head_dim, p.head_dim_v):
         return flash.backward(p, tiles, variant)
+    if hopper_configs.wide(p.head_dim, p.head_dim_v):
+        return _wide(p, tiles)
     rows = 2 * FP32 * p.batch * p.num_heads * _padded(p, tiles["bwd"].block_q)
     dq_acc = 0 if p.deterministic else rows // 2 * hopper_configs.width(p.head_dim, p.head_dim_v)
     prepared = {"lse_2": rows // 2, "delta": rows // 2, **({"dq_acc": dq_acc} if dq_acc else {})}
@@ -100,6 +102,34 @@ def _gradients(p: Problem, tile: Tiles) -> Step:
     )  # fmt: skip
 
 
+def _wide(p: Problem, tiles: Mapping[str, Tiles]) -> Work:
+    """Of head dims over 128: rows' lse and delta prepared, a kernel of dK and dV, one of dQ."""
+    s, heads, e = sizes(p), p.batch * p.num_heads, p.dtype_bytes
+    of_keys, of_queries = tiles["dkdv"], tiles["dq"]
+    columns = sum(hopper_configs.pieces(p.head_dim)), sum(hopper_configs.pieces(p.head_dim_v))
+    rows = FP32 * heads * _padded(p, of_keys.block_q)
+    prepared = {"lse_2": rows, "delta": rows}
+    prepare = Step(name="prepare", read={"o": s.o, "do": s.o, "lse": s.lse}, write=prepared)
+    dkdv = _gradients(p, of_keys)._replace(name="dkdv", atomic={})
+    dkdv = dkdv._replace(flops=4 * dkdv.exps * sum(columns))
+    seen = visits(p, of_queries.block_q, of_queries.block_k)
+    blind = max(0, p.seqlen_q - p.seqlen_k) // of_queries.block_q if p.causal else 0
+    keys = heads * (seen.key_rows + blind * min(p.seqlen_k, of_queries.block_k)) * e
+    pairs = heads * (seen.tiles + blind) * of_queries.block_q * of_queries.block_k
+    count = heads * -(-p.seqlen_q // of_queries.block_q)
+    programs = min(hopper_configs.PROGRAMS, count)
+    dq = Step(
+        name="dq",
+        read={"q": s.q, "do": s.o, "k": keys * p.head_dim, "v": keys * p.head_dim_v, **prepared,
+              "schedule": INT32 * (WARPGROUPS + 1) * (programs + count)},
+        write={"dq": s.q},
+        flops=2 * pairs * (2 * columns[0] + columns[1]),
+        exps=pairs,
+        ctas=programs,
+    )  # fmt: skip
+    return Work(steps=(prepare, dkdv, dq), extra_bytes=s.q + s.k + s.v + 2 * rows)
+
+
 WARPGROUPS = 2
 """Of the backward's kernel, beside the warp that loads."""
 
@@ -124,9 +154,12 @@ def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles
         tiles = hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
         return Tiles(tiles.block_q, tiles.block_k)
     portable = hopper_configs.why_portable(p.head_dim, p.head_dim_v) is not None
+    wide = hopper_configs.wide(p.head_dim, p.head_dim_v)
     if kernel == "bwd":
         own = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
-        return None if portable else Tiles(own.block_q, hopper_configs.KEYS)
+        return None if portable or wide else Tiles(own.block_q, hopper_configs.KEYS)
+    if wide and not portable:
+        return Tiles(*hopper_configs.WIDE[kernel]) if kernel in hopper_configs.WIDE else None
     runs = portable or (p.deterministic and kernel != "dkdv")
     return flash.shipped_tiles(p, kernel, device) if runs else None
 

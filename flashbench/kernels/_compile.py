@@ -301,8 +301,8 @@ def _flash_decode(task: Task) -> Launch:
 
 
 _PORTABLE = Bundled({"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq")})
-_V3_WIDE = Bundled({"fwd": ("v3_fwd",), "bwd": _PORTABLE.kernels["bwd"]})
-"""flash-v3's of head dims for which its backward is flash-v2's."""
+_V3_WIDE = Bundled({"fwd": ("v3_fwd",), "bwd": ("v3_prepare", "v3_dkdv", "v3_dq")})
+"""flash-v3's of head dims for which its backward is two kernels."""
 BUNDLED = {
     "flash": _PORTABLE,
     "flash-v1": Bundled(
@@ -323,7 +323,7 @@ def bundled(task: Task) -> Bundled:
     """The kernels of the task's implementation, or of that which it runs in place of its own there."""
     target = Target(device="cuda", capability=task.capability, smem_per_block_bytes=task.limit)
     name = kernels.get(task.implementation).runs(task.problem, target) or task.implementation
-    wide = name == "flash-v3" and hopper_configs.why_portable(task.problem.head_dim, task.problem.head_dim_v)
+    wide = name == "flash-v3" and hopper_configs.wide(task.problem.head_dim, task.problem.head_dim_v)
     return _V3_WIDE if wide else BUNDLED[name]
 
 

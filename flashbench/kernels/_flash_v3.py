@@ -2,7 +2,7 @@
 
 The kernel is made ready once for tensors of the same shapes and strides (``Plan``): descriptors, the schedule
 and the compiled kernel; a call fills in addresses, so that it costs the host little (_hopper_kernels.py has
-the kernel, hopper_configs.py its tiles; _flash_v3_backward.py the backward's launches).
+the kernel, hopper_configs.py its tiles; _flash_v3_backward.py and _flash_v3_wide.py the backward's launches).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from flashbench import hopper_configs
 from flashbench.flash_configs import Config
 from flashbench.hopper_configs import ROWS, Tiles
 from flashbench.kernels import _flash_v3_backward as gradients
+from flashbench.kernels import _flash_v3_wide as wide_gradients
 from flashbench.kernels import _hopper_kernels as kernels
 from flashbench.kernels import _hopper_schedule as schedule
 from flashbench.kernels._call import (
@@ -65,7 +66,7 @@ def flash_attention(
     up to j = i + seqlen_k - seqlen_q. softmax_scale: head_dim**-0.5 by default, more than 0. deterministic:
     dq has the same bits every run. tiles: in place of the forward's table; configs: (kernel, configuration)
     in place of the table's, of flash-v2's kernels, which the backward takes for what
-    ``hopper_configs.why_portable`` names, and for dq where it is to be deterministic.
+    ``hopper_configs.why_portable`` names, and, of head dims up to 128, for dq where it is to be deterministic.
 
     Returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype, in memory ordered as q is; with
     return_lse also lse (batch, num_heads, seqlen_q): log of the sum of exponentials, fp32, differentiable.
@@ -103,7 +104,11 @@ class _FlashAttention3(FlashAttention):
             return *FlashAttention.backward(ctx, do, dlse)[:3], None, None, None
         do = torch.zeros_like(o) if do is None else do
         saved = gradients.Saved(q=q, k=k, v=v, o=o, lse=lse, do=do, dlse=dlse)
-        return *gradients.backward(saved, ctx.call, deterministic=ctx.deterministic), None, None, None
+        if hopper_configs.wide(q.shape[3], v.shape[3]):
+            work = wide_gradients.backward_launches(saved, ctx.call)
+        else:
+            work = gradients.backward_launches(saved, ctx.call, deterministic=ctx.deterministic)
+        return *gradients.run(work, saved), None, None, None
 
 
 def forward(

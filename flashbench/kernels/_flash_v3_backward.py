@@ -71,7 +71,11 @@ def backward(
     call: causal, scale and, for flash-v2's kernel of dq, configs. Unless deterministic, the last bits of dq
     differ from run to run, as additions by TMA have no order.
     """
-    work = backward_launches(saved, call, deterministic=deterministic, tiles=tiles)
+    return run(backward_launches(saved, call, deterministic=deterministic, tiles=tiles), saved)
+
+
+def run(work: Backward, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), filled."""
     with on(saved.q.device):
         for launch in work.launches:
             launch.run()
@@ -85,7 +89,7 @@ def backward_launches(
 ) -> Backward:
     """The launches of ``backward``."""
     q, k, v, do = (loadable(x) for x in (saved.q, saved.k, saved.v, saved.do))
-    dk, dv = _gradient(k), _gradient(v)
+    dk, dv = gradient(k), gradient(v)
     laid = tuple(Laid(x.shape, x.stride()) for x in (q, do, k, v, dk, dv))
     plan = planned(laid, q.dtype, q.device, call.causal, deterministic, tiles)
     lse_2, delta = torch.empty(2, plan.tiles * plan.config.block_q, dtype=torch.float32, device=q.device)
@@ -102,7 +106,7 @@ def backward_launches(
         work = flash_v2.backward_launches(portable, call, lse_has_gradient=saved.dlse is not None)
         of_dq = (one for one in work.launches if one.name != "dkdv")
         return Backward((prepare, main, *of_dq), work.dq, dk, dv, work.delta)
-    dq = _gradient(q)
+    dq = gradient(q)
     return Backward((prepare, main, _convert(plan, saved, acc, dq, call)), dq, dk, dv)
 
 
@@ -129,7 +133,7 @@ def _convert(plan: Plan, saved: Saved, acc: Tensor, dq: Tensor, call: Call) -> L
     return Launch("v3_convert", rows_kernels.convert, 2 * plan.tiles, args, options)
 
 
-def _gradient(x: Tensor) -> Tensor:
+def gradient(x: Tensor) -> Tensor:
     """An empty gradient of x, laid out so that TMA stores it."""
     columns = x.shape[3]
     return like(x, columns + -columns % ALIGNMENT)[..., :columns]

@@ -30,8 +30,9 @@ _PORTABLE = {"delta": "delta", "dkdv": "dkdv", "dq": "dq"}
 
 def backward(problem: Problem) -> Kernels:
     """Those of flash-v2's kernels that the problem's backward runs: all, dq's or none."""
-    names: Iterable[str] = ("delta", "dq") if problem.deterministic else ()
-    if hopper_configs.why_portable(problem.head_dim, problem.head_dim_v):
+    dims = problem.head_dim, problem.head_dim_v
+    names: Iterable[str] = ("delta", "dq") if problem.deterministic and not hopper_configs.wide(*dims) else ()
+    if hopper_configs.why_portable(*dims):
         names = _PORTABLE
     bwd = {name: _PORTABLE[name] for name in names}
     return Kernels(name=NAME, module="_flash_v3", fwd={}, bwd=bwd, taken=TAKEN)
@@ -126,6 +127,8 @@ def _describe_backward(problem: Problem) -> Mapping[str, Any]:
     p = problem
     if reason := hopper_configs.why_portable(p.head_dim, p.head_dim_v):
         return {"bwd_kernels": f"flash-v2: {reason}"}
+    if hopper_configs.wide(p.head_dim, p.head_dim_v):
+        return {**hopper_configs.described_wide(), "bwd_kernels": NAME}
     own = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
     dq = ", dq by flash-v2: deterministic" if p.deterministic else ""
     return {**hopper_configs.described_backward(own), "bwd_kernels": f"{NAME}{dq}"}
