@@ -178,8 +178,9 @@ def test_the_row_says_which_kernels_run() -> None:
     assert "dq_block_q" not in own
     assert repeatable["bwd_kernels"] == "flash-v3, dq by flash-v2: deterministic"
     assert (repeatable["bwd_block_q"], "dq_block_q" in repeatable, "dkdv_block_q" in repeatable) == (64, 1, 0)
-    assert wide["bwd_kernels"] == "flash-v2: head_dim 192 is larger than 128"
-    assert (wide["dkdv_block_k"], "bwd_block_q" in wide) == (64, False)
+    assert wide["bwd_kernels"] == "flash-v3"
+    assert (wide["dkdv_block_k"], wide["dq_block_q"], "bwd_block_q" in wide) == (64, 128, False)
+    assert config(192, deterministic=True) == wide
 
 
 NOT_V3 = """
@@ -217,14 +218,14 @@ def test_flash_runs_flash_v3_where_it_can_and_says_why_not() -> None:
         [sys.executable, "-c", NOT_V3], capture_output=True, text=True, check=False, env=environment
     )
     repeatable = "flash-v3, dq by flash-v2: deterministic; v3_fwd v3_prepare v3_bwd delta dq"
-    wide, capped = "flash-v2: head_dim 136 is larger than 128", "flash-v2: it does not take softcap"
+    capped = "flash-v2: it does not take softcap"
     assert done.stdout.splitlines() == [
         "flash-v3-gluon; flash-v3; None; v3_fwd",
         "flash-v3-gluon; flash-v3; flash-v3; v3_fwd v3_prepare v3_bwd v3_convert",
         "flash-v3-gluon; flash-v3; None; v3_fwd",
         f"flash-v3-gluon; flash-v3; {repeatable}",
         "flash-v3-gluon; flash-v3; None; v3_fwd",
-        f"flash-v3-gluon; flash-v3; {wide}; v3_fwd delta dq dkdv",
+        "flash-v3-gluon; flash-v3; flash-v3; v3_fwd v3_prepare v3_dkdv v3_dq",
         f"flash; {capped}; None; fwd",
         f"flash; {capped}; None; fwd delta dq dkdv",
         "flash; None; None; fwd",

@@ -30,11 +30,16 @@ def ask(kernel: str, dim: int, causal: bool, dtype: str = "bf16", **changes) -> 
     return _compile.Task(kernel, p, (9, 0), SHARED_LIMIT, implementation="flash-v3")
 
 
-CORE = [ask("v3_bwd", 64, False), ask("v3_bwd", 128, True, "fp16")]
+CORE = [
+    ask("v3_bwd", 64, False), ask("v3_bwd", 128, True, "fp16"), ask("v3_dkdv", 256, True, "fp16"),
+    ask("v3_dq", 256, False),
+]  # fmt: skip
 OTHERS = [
     ask("v3_bwd", 64, True), ask("v3_bwd", 128, False), ask("v3_bwd", 96, True), ask("v3_bwd", 40, False),
     ask("v3_bwd", 64, False, head_dim_v=128), ask("v3_prepare", 64, False), ask("v3_prepare", 128, False),
-    ask("v3_convert", 64, False), ask("v3_convert", 96, False),
+    ask("v3_convert", 64, False), ask("v3_convert", 96, False), ask("v3_prepare", 256, False),
+    *(ask(kernel, dim, causal, head_dim_v=dim_v) for kernel in ("v3_dkdv", "v3_dq")
+      for dim, dim_v, causal in ((256, 256, True), (256, 256, False), (192, 192, True), (192, 128, False))),
 ]  # fmt: skip
 
 
@@ -68,6 +73,8 @@ def holds(done: _compile.Compiled) -> None:
     assert done.shared_bytes <= SHARED_LIMIT
     if done.unread:
         pytest.skip(done.unread)
+    if done.task.kernel in ("v3_dkdv", "v3_dq"):
+        holds_wide(done)
     if done.task.kernel != "v3_bwd":
         return
     assert "USETMAXREG" in done.sass, "the producer's registers go to the consumers"
@@ -85,7 +92,21 @@ def holds(done: _compile.Compiled) -> None:
         assert loop.count("HGMMA") >= 4 * len(waits)
 
 
-def loops_of_products(code: str) -> list[str]:
+def holds_wide(done: _compile.Compiled) -> None:
+    """As ``holds``, of the kernels of wide heads."""
+    assert "USETMAXREG" in done.sass, "the producer's registers go to the consumers"
+    loops = loops_of_products(done.sass, 16)
+    assert len(loops) == 2, "one per warpgroup"
+    version = _triton._numbers(_triton._version())
+    for loop in loops:
+        if version < (3, 7):
+            assert not re.findall(r"\b(?:STL|LDL)\b", loop), "in a loop over tiles"
+        waits = [int(n) for n in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", loop)]
+        assert waits[0] > 0, "products in flight under the exponentials"
+        assert loop.count("HGMMA") >= 8 * len(waits)
+
+
+def loops_of_products(code: str, at_least: int = 32) -> list[str]:
     """The shortest loops of the machine code with many products, none of them a part of another.
 
     A branch back from where a wait goes on, at the end of the code, spans more than its loop.
@@ -98,6 +119,6 @@ def loops_of_products(code: str) -> list[str]:
     loops: list[tuple[int, int]] = []
     for _, start, end in spans:
         apart = all(end < first or last < start for first, last in loops)
-        if apart and sum("HGMMA" in line for line in lines[start:end]) >= 32:
+        if apart and sum("HGMMA" in line for line in lines[start:end]) >= at_least:
             loops.append((start, end))
     return ["\n".join(lines[start:end]) for start, end in loops]
