@@ -19,7 +19,7 @@ KEYS = 128
 WIDEST_SINGLE = 128
 """The largest head dim whose backward is one kernel; larger ones' dQ has a kernel of its own."""
 WIDE_BLOCK_Q = 128
-"""Rows of queries of a tile of that kernel: of two warpgroups. All its other tiles are of ROWS rows or keys."""
+"""Rows of queries of a tile of that kernel, of two warpgroups; all other tiles are of ROWS rows or keys."""
 SHARED_LIMIT = 232448
 """Shared memory of a block, bytes (CUDA C++ Programming Guide, compute capability 9.0)."""
 PROGRAMS = 132

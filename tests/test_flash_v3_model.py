@@ -204,7 +204,8 @@ def test_the_walk_back_and_the_model_agree_to_the_byte(p: Problem, deterministic
 def walk_wide(p: Problem, programs: int) -> dict[str, tuple[Counter[str], Counter[str]]]:
     """Bytes read and written by the two kernels of wide heads, as ``walk``."""
     side, heads, kv_heads = hopper_configs.ROWS, p.batch * p.num_heads, p.batch * p.num_kv_heads
-    sizes = {"group": p.group, "seqlen_q": p.seqlen_q, "seqlen_k": p.seqlen_k, "causal": p.causal, "kv_bytes": 0}
+    lengths = {"seqlen_q": p.seqlen_q, "seqlen_k": p.seqlen_k}
+    sizes = {"group": p.group, **lengths, "causal": p.causal, "kv_bytes": 0}
     by_key = schedule.KeyShape(heads=kv_heads, block_m=side, block_n=side, **sizes)
     by_query = schedule.Shape(heads=heads, block_m=hopper_configs.WIDE_BLOCK_Q, block_n=side, **sizes)
     tiles_q = -(-p.seqlen_q // side)

@@ -1,4 +1,4 @@
-"""flash-v3's backward of wide heads, run on a CPU over a model of Hopper's threads, against fp64 gradients."""
+"""flash-v3's backward of wide heads, run on a CPU over a model of Hopper's threads, against fp64's."""
 
 from __future__ import annotations
 
@@ -83,9 +83,10 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, object]) -> Non
     )  # fmt: skip
     table = schedule.table(by_query, 3)
     model.launch(
-        of_queries.backward_dq, len(table[0]), *boxes[:4], *(model.Pointer(x.view(-1)) for x in (lse_2, sums)),
-        boxes[4], model.Pointer([entry for row in table for entry in row]), by_query.tiles, heads, *numbers,
-        causal, False, 240, 24,
+        of_queries.backward_dq, len(table[0]), *boxes[:4],
+        *(model.Pointer(x.view(-1)) for x in (lse_2, sums)), boxes[4],
+        model.Pointer([entry for row in table for entry in row]), by_query.tiles, heads, *numbers, causal,
+        False, 240, 24,
     )  # fmt: skip
     for got, want in zip((dq, dk, dv), exact, strict=True):
         print(((got.double() - want).abs().max() / want.abs().max()).item())

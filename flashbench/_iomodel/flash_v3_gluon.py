@@ -4,8 +4,9 @@ TMA moves boxes: 64 rows of Q or O, a K/V tile, by the columns of a piece of the
 hangs over the tensor's edge only what is inside is moved: the rest of shared memory is filled with zeros
 that nobody fetched (CUDA C++ Programming Guide, tensor memory access). A tile of queries that sees no key
 loads its first K/V tile all the same. The backward's dQ is added to an fp32 accumulator, tile by tile and
-in whole tiles, as are its rows' lse and delta; flash-v2's kernels do what ``hopper_configs.why_portable``
-names, and dQ where it is to be deterministic. Held to walks over the kernels' own schedules and descriptors
+in whole tiles, as are its rows' lse and delta; of head dims over 128 it has a kernel of its own. flash-v2's
+kernels do what ``hopper_configs.why_portable`` names, and dQ of other head dims where it is to be
+deterministic. Held to walks over the kernels' own schedules and descriptors
 by tests/test_flash_v3_model.py.
 """
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 ASSUMPTIONS = (
     "boxes of TMA, of which what lies outside the tensor is not moved; a schedule for 132 SMs, read once per"
     " warpgroup and producer; products on whole tiles and padded head dims; the backward of head dims over"
-    " 128 as flash"
+    " 128 in two kernels"
 )
 
 

@@ -201,7 +201,7 @@ MODELS: tuple[Model, ...] = (
     ),
     Model(
         name="flash-v3-gluon",
-        summary="the bundled Gluon kernels of flash-v3; the backward of head dims over 128 as flash",
+        summary="the bundled Gluon kernels of flash-v3; the backward of head dims over 128 in two kernels",
         source="Shah et al. 2024, arXiv:2407.08608; flashbench/kernels/_hopper_kernels.py",
         assumptions=flash_v3_gluon.ASSUMPTIONS,
         forward=flash_v3_gluon.forward,

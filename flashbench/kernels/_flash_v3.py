@@ -66,7 +66,7 @@ def flash_attention(
     up to j = i + seqlen_k - seqlen_q. softmax_scale: head_dim**-0.5 by default, more than 0. deterministic:
     dq has the same bits every run. tiles: in place of the forward's table; configs: (kernel, configuration)
     in place of the table's, of flash-v2's kernels, which the backward takes for what
-    ``hopper_configs.why_portable`` names, and, of head dims up to 128, for dq where it is to be deterministic.
+    ``hopper_configs.why_portable`` names, and for dq of head dims up to 128 where it is to be deterministic.
 
     Returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype, in memory ordered as q is; with
     return_lse also lse (batch, num_heads, seqlen_q): log of the sum of exponentials, fp32, differentiable.

@@ -1,7 +1,7 @@
 """FlashAttention-3's backward of head dims over 128 for sm_90: launches. Import through ``_triton.load``.
 
-Three kernels: rows' LSE and delta; dK and dV (_hopper_wide_dkdv.py); dQ (_hopper_wide_dq.py), which computes S
-and dP once more. Nothing is added in an order that could change. Made ready once per layout, as the
+Three kernels: rows' LSE and delta; dK and dV (_hopper_wide_dkdv.py); dQ (_hopper_wide_dq.py), which computes
+S and dP once more. Nothing is added in an order that could change. Made ready once per layout, as the
 forward (``Plan``).
 """
 
@@ -76,20 +76,21 @@ class Plan:
         q, do, k, v, dq, dk, dv = laid
         (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, dim_v) = q.shape, v.shape
         group, row_bytes = heads // kv_heads, (dim + dim_v) * dtype.itemsize
-        sizes = {"group": group, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "causal": causal}
         by_key = schedule.KeyShape(
-            heads=batch * kv_heads, block_m=ROWS, block_n=ROWS, kv_bytes=seqlen_q * group * row_bytes, **sizes
-        )
+            heads=batch * kv_heads, group=group, seqlen_q=seqlen_q, seqlen_k=seqlen_k, block_m=ROWS,
+            block_n=ROWS, causal=causal, kv_bytes=seqlen_q * group * row_bytes,
+        )  # fmt: skip
         by_query = schedule.Shape(
-            heads=batch * heads, block_m=WIDE_BLOCK_Q, block_n=ROWS, kv_bytes=seqlen_k * row_bytes, **sizes
-        )
+            heads=batch * heads, group=group, seqlen_q=seqlen_q, seqlen_k=seqlen_k, block_m=WIDE_BLOCK_Q,
+            block_n=ROWS, causal=causal, kv_bytes=seqlen_k * row_bytes,
+        )  # fmt: skip
         self.rows = (heads, seqlen_q, -(-seqlen_q // ROWS))
         self.tiles = batch * heads * self.rows[2]
         row = descriptor(Laid((self.tiles * ROWS,), (1,)), [ROWS], torch.float32)
         of_q, of_do, of_k, of_v, of_dq, of_dk, of_dv = (
             descriptor(x, [1, 1, ROWS, WIDTH], dtype) for x in (q, do, k, v, dq, dk, dv)
         )
-        (d0, d1), (e0, e1) = pieces(dim), _pieces_v(dim_v)
+        (d0, d1), (e0, e1) = pieces(dim), pieces(dim_v)
         columns = {"D0": d0, "D1": d1, "E0": e0, "E1": e1}
         registers = {"REGISTERS": 240, "PRODUCER_REGISTERS": 24}
         constants = {
@@ -107,11 +108,6 @@ class Plan:
             (of_q, of_do, of_k, of_v, None, None, of_dq), device,
             (by_query.tiles, heads, group, seqlen_q, seqlen_k),
         )  # fmt: skip
-
-
-def _pieces_v(dim: int) -> tuple[int, int]:
-    """Columns of the two pieces of V's head dim, which has the same as Q's here."""
-    return pieces(dim)
 
 
 class Half:

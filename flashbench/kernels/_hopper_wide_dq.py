@@ -1,7 +1,7 @@
 """FlashAttention-3's backward for head dims over 128, in Gluon for sm_90: dQ.
 
-As the forward (_hopper_kernels.py): two warpgroups have 64 rows of queries each, whose Q and dO stay in shared
-memory and whose dQ stays in registers; one warp loads K and V by TMA into rings. S = Q K^T and dP = dO V^T
+As the forward (_hopper_kernels.py): two warpgroups have 64 rows of queries each, whose Q and dO stay in
+shared memory and whose dQ in registers; one warp loads K and V by TMA into rings. S = Q K^T and dP = dO V^T
 give dS in registers, as wgmma wants a first operand, for dQ += dS K. dQ of one K/V tile is issued before
 the scores of the next, so that its K makes place while those are computed: there is room for two tiles of
 K and one of V. S and dP are computed a second time here (_hopper_wide_dkdv.py has them, too).

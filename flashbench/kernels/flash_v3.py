@@ -1,6 +1,6 @@
 """flash-v3: FlashAttention-3 in Gluon, Triton's lower-level language, for Hopper (sm_90) alone.
 
-The backward of head dims over 128 is flash-v2's kernels, and its dq where that is to be deterministic; the
+The backward takes dq of head dims up to 128 from flash-v2's kernels where that is to be deterministic; the
 row says so. There is no interpreted form: what the kernels move is told by the IO model alone.
 """
 
@@ -13,7 +13,7 @@ from flashbench.kernels._kernels_of import precompile
 IMPLEMENTATIONS = (
     Implementation(
         name=row.NAME,
-        summary="FlashAttention-3 in Gluon for sm_90 (bundled); backward of head dims over 128 by flash-v2",
+        summary="FlashAttention-3 in Gluon, Triton's lower-level language, for sm_90 (bundled)",
         prepare=row.prepare,
         prepare_tiles=row.prepare_tiles,
         prepare_lse=row.prepare_lse,
