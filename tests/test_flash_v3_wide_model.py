@@ -16,6 +16,8 @@ CASES = {
     "256": ("", (2, 1, 200, 330, 256, 256)),
     "192, 128": ("slots=1", (2, 2, 130, 70, 192, 128)),
     "64, 256": ("scores_first=False", (4, 2, 70, 200, 64, 248)),
+    "held": ("held=True", (2, 1, 200, 330, 192, 256)),
+    "held, dV first": ("held=True, scores_first=False", (1, 1, 130, 70, 256, 192)),
     "P in half": ("fp32=False", (1, 1, 1, 130, 136, 192)),
 }
 FAST = {("256", True), ("192, 128", False)}
@@ -79,7 +81,7 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, object]) -> Non
         of_keys.backward_dkdv, len(table[0]), *boxes[:4],
         *(model.Descriptor(x.view(-1), [ROWS]) for x in (lse_2, sums)), *boxes[5:],
         model.Pointer([entry for row in table for entry in row]), by_key.tiles, kv_heads, *numbers,
-        tiles.slots, tiles.fp32, causal, tiles.scores_first, 240, 24,
+        tiles.slots, tiles.fp32, causal, tiles.scores_first, tiles.held, 240, 24,
     )  # fmt: skip
     table = schedule.table(by_query, 3)
     model.launch(

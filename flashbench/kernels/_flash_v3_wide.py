@@ -23,6 +23,8 @@ from flashbench.kernels._call import Call, Launch, unit_stride
 from flashbench.kernels._flash_v3_backward import WIDEST, Backward, Saved, gradient
 from flashbench.kernels._hopper_plan import Laid, Made, PlannedLaunch, bound, descriptor, loadable, programs
 
+HELD = 128
+"""Columns that ``WideTiles.held`` keeps in registers."""
 WIDTH = 256
 """Columns of a tile in shared memory."""
 
@@ -95,7 +97,7 @@ class Plan:
         registers = {"REGISTERS": 240, "PRODUCER_REGISTERS": 24}
         constants = {
             **columns, "SLOTS": tiles.slots, "FP32": tiles.fp32, "CAUSAL": causal,
-            "SCORES_FIRST": tiles.scores_first, **registers,
+            "SCORES_FIRST": tiles.scores_first, "HELD": tiles.held and min(dim, dim_v) > HELD, **registers,
         }  # fmt: skip
         self.dkdv = Half(
             "v3_dkdv", of_keys.backward_dkdv, Made(constants), schedule.table(by_key, programs(device)),

@@ -17,6 +17,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from flashbench.kernels._hopper_backward_tiles import ROWS
 from flashbench.kernels._hopper_tiles import tma_store
 
+HELD = gl.constexpr(128)
+"""Columns of a first operand that fit into registers beside dK or dV."""
 WIDTH = gl.constexpr(256)
 """Columns of a tile in shared memory; TMA fills those past the head dim with zeros."""
 
@@ -43,6 +45,24 @@ def across(A, B, D0: gl.constexpr, D1: gl.constexpr, S: gl.constexpr):
         a, b = A.slice(D0, D1, 1), B.slice(D0, D1, 1)
         s = warpgroup_mma(a, b.permute((1, 0)), s, is_async=True)
     return s
+
+
+@gluon.jit
+def hold(A, S: gl.constexpr):
+    """The first 128 columns of a tile in registers, as wgmma wants a first operand."""
+    return A.slice(0, HELD, 1).load(gl.DotOperandLayout(0, parent=S, k_width=2))
+
+
+@gluon.jit
+def across_held(held, A, B, D0: gl.constexpr, D1: gl.constexpr, S: gl.constexpr):
+    """As ``across``, always in two pieces, the first of A's from registers.
+
+    That spares shared memory, whose bandwidth products of 64 x 64 use up.
+    """
+    zero = gl.zeros([ROWS, ROWS], gl.float32, S)
+    s = warpgroup_mma(held, B.slice(0, HELD, 1).permute((1, 0)), zero, use_acc=False, is_async=True)
+    a, b = A.slice(HELD, D0 + D1 - HELD, 1), B.slice(HELD, D0 + D1 - HELD, 1)
+    return warpgroup_mma(a, b.permute((1, 0)), s, is_async=True)
 
 
 @gluon.jit
