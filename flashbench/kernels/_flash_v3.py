@@ -35,6 +35,7 @@ from flashbench.kernels._call import (
     unit_stride,
 )
 from flashbench.kernels._flash_v2 import NOTHING, FlashAttention
+from flashbench.kernels._jit_keys import settle
 
 ALIGNMENT = 8
 """Elements of 16 bits to which TMA wants addresses and strides aligned."""
@@ -193,6 +194,7 @@ class Plan:
     def compiled(self, args: tuple[Any, ...]) -> Any:
         """The compiled kernel, looked up once: Triton's own look-up costs as much as all else of a call."""
         if self._compiled is None:
+            settle(kernels.forward)
             self._compiled = kernels.forward.warmup(*args, grid=(1,), **self.options)
         return self._compiled
 
