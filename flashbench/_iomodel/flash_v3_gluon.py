@@ -125,8 +125,10 @@ def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles
         return Tiles(tiles.block_q, tiles.block_k)
     portable = hopper_configs.why_portable(p.head_dim, p.head_dim_v) is not None
     if kernel == "bwd":
+        if portable:
+            return None
         own = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
-        return None if portable else Tiles(own.block_q, hopper_configs.KEYS)
+        return Tiles(own.block_q, hopper_configs.KEYS)
     runs = portable or (p.deterministic and kernel != "dkdv")
     return flash.shipped_tiles(p, kernel, device) if runs else None
 

@@ -99,7 +99,7 @@ def backward_launches(
     main = PlannedLaunch("v3_bwd", kernels.backward, plan.programs, args, plan.made.options, plan.made)
     if deterministic:
         portable = flash_v2.Saved(q=q, k=k, v=v, o=unit_stride(saved.o), lse=saved.lse, do=do)
-        work = flash_v2.backward_launches(portable, call, lse_has_gradient=saved.dlse is not None)
+        work = flash_v2.backward_launches(portable, call, dlse=saved.dlse)
         of_dq = (one for one in work.launches if one.name != "dkdv")
         return Backward((prepare, main, *of_dq), work.dq, dk, dv, work.delta)
     dq = _gradient(q)
@@ -183,8 +183,8 @@ class Plan:
         )
         constants = {
             "BLOCK_M": block, "BLOCK_N": KEYS, "D": width,
-            "STAGES": config.stages, "DS_STAGES": config.ds_stages,
-            "KV_STAGES": config.kv_stages, "LAG": config.lag, "CAUSAL": causal, "ADDS_DQ": not deterministic,
+            "STAGES": config.stages, "DS_STAGES": config.ds_stages, "LAG": config.lag,
+            "CAUSAL": causal, "ADDS_DQ": not deterministic,
             "EARLY_DV": config.early_dv, "ROTATE": config.rotate, "HELD": config.held,
             "REGISTERS": 240, "PRODUCER_REGISTERS": 24,
         }  # fmt: skip
