@@ -122,6 +122,12 @@ OPTIONS = {
             accepted="a time such as '5m'",
             parse=lambda t, label, _: units.parse_duration(t, label),
         ),
+        Opt(
+            name="cell_timeout",
+            accepted="a time such as '10m'",
+            parse=lambda t, label, _: units.parse_duration(t, label),
+        ),
+        Opt(name="in_process", accepted="true or false"),
         Opt(name="tuned", accepted="a path such as 'tuned.json'", parse=_path),
         Opt(name="out", accepted="a path such as 'results/today'", parse=_path),
         Opt(name="resume", accepted="true or false"),

@@ -33,7 +33,9 @@ LAYERS = [
     {
         "runner",
         "_runner",
+        "isolation",
         "runfile",
+        "_runfile",
         "plan",
         "calibrate",
         "_calibrate",

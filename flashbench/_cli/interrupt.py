@@ -16,6 +16,9 @@ Handler = Callable[[int, FrameType | None], Any]
 _URGENT = ("SIGINT", "SIGTERM")
 """What stops at once when it comes after another."""
 
+FIRST = "stopping after the cells that are being measured; once more stops at once"
+"""What the first one is answered."""
+
 
 class Stop:
     """Whether somebody asked for a stop, and by which signal."""
