@@ -51,8 +51,9 @@ class RunOptions:
 
     cache: ``cold`` or ``hot``. seed: of the random inputs. time: False checks and does not time.
     time_budget_s: cells that have not started by then are skipped. call_limit_s: a single call that
-    takes longer is a ``timeout``. cell_timeout_s: in a worker, a cell that gives no sign of life for so long is
-    one too; None leaves it to the time that is expected. energy: also measure joules per call, a second or more per cell.
+    takes longer is a ``timeout``. cell_timeout_s: in a worker, a cell that gives no sign of life for so long
+    is one too; None leaves it to the time that is expected. energy: also measure joules per call, a second or
+    more per cell.
     timing: one of record.TIMINGS. load: ``burst`` or ``sustained``. seed is that of the rounds' order too.
     environment: as from ``environment.collect``, collected if None. tuned: configurations in place of the
     tables'.

@@ -1,8 +1,8 @@
 """Implementations that break what measures them, and ``flashbench`` with them.
 
-    python tests/faults.py run --impls naive,segfault …      as flashbench, with these beside naive and sdpa
-    python tests/faults.py --worker PARENT_PID               the worker of that
-    python tests/faults.py --light PARENT_PID                one that calls the faults alone: without torch
+python tests/faults.py run --impls naive,segfault …      as flashbench, with these beside naive and sdpa
+python tests/faults.py --worker PARENT_PID               the worker of that
+python tests/faults.py --light PARENT_PID                one that calls the faults alone: without torch
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ _REAL = kernels.registry
 
 
 class Light:
-    """What a worker does of a session, with a fault in place of the attention: starts in a tenth of the time."""
+    """What a worker does of a session, with a fault in place of the attention: starts within 0.2 s."""
 
     def __init__(self, target: Any, options: RunOptions, *, at: Callable[[Cell], None], **_: Any) -> None:
         self.target, self.options, self.at = target, options, at

@@ -48,9 +48,7 @@ def compared(**errors: float) -> Accuracy:
 
 
 def outcomes(monkeypatch: pytest.MonkeyPatch, *wanted: dict[str, Any]) -> None:
-    def fake(
-        cells: Any, target: Any, options: Any, on_record: Callable[[Record], None], *_: Any
-    ) -> None:
+    def fake(cells: Any, target: Any, options: Any, on_record: Callable[[Record], None], *_: Any) -> None:
         assert options.time is False
         for index, cell in enumerate(cells):
             on_record(Record(cell=cell, **wanted[index % len(wanted)]))

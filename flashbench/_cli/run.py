@@ -37,7 +37,7 @@ TimeBudget = Annotated[
 CellTimeout = Annotated[
     str | None,
     typer.Option(
-        help="End a cell that gives no sign of life for this time. Default: 5m, or 10 times what is expected.",
+        help="End a cell that gives no sign of life for this time. Default: 5m, or 10 times the expected.",
         metavar="TIME",
         rich_help_panel=_PANEL,
     ),

@@ -201,9 +201,7 @@ class Entry:
     def candidate(self) -> Candidate:
         """The call as it is timed, of an entry that is ready."""
         assert self._call is not None
-        return Candidate(
-            name=self.cell.implementation, call=self._call, again=self._again, context=self.turn
-        )
+        return Candidate(name=self.cell.implementation, call=self._call, again=self._again, context=self.turn)
 
     def timed(self, timing: Timing) -> dict[str, Any]:
         """The fields of a cell that was timed."""

@@ -16,7 +16,7 @@ def held_bytes(target: Target) -> int | None:
     if target.type == "cuda":
         import torch
 
-        return torch.cuda.memory_allocated(target.device)
+        return int(torch.cuda.memory_allocated(target.device))
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     except (OSError, ValueError, IndexError):

@@ -6,8 +6,8 @@
 The worker owns the device and has torch imported; this process owns the file, the screen and the clock. One
 worker serves all groups (cells of one problem and pass, which are timed in turns) until it
 
-- dies (a segmentation fault, an abort, ``os._exit``, the kernel's killer): the cell whose turn it was is tried
-  once more, alone in a new worker, after the others of its group; a second time it is ``failed``;
+- dies (a segmentation fault, an abort, ``os._exit``, the kernel's killer): the cell whose turn it was is
+  tried once more, alone in a new worker, after the others of its group; a second time it is ``failed``;
 - hangs: the cell whose turn it was is a ``timeout``, and not tried again, as that takes the time once more;
 - loses its device (a sticky CUDA error): the cell has its row, those that did not start are measured;
 - keeps memory that no cell holds: the next problem starts in a new worker.
@@ -179,7 +179,9 @@ class Bench:
                 self._supply.drop()
                 outcome = {"status": error.status, "reason": str(error)}
                 # between two cells nobody is to blame
-                return None if current in batch.measured else _Blame(cell=current, outcome=outcome, again=True)
+                return (
+                    None if current in batch.measured else _Blame(cell=current, outcome=outcome, again=True)
+                )
             except death.Silent:
                 reason = f"no sign of life for {duration(self._limit_s(current))}{serving.where()}"
                 self._supply.drop()

@@ -76,7 +76,7 @@ def _plain(line: str) -> str:
 
 
 def oom_kills() -> int:
-    """How often the kernel killed for want of memory so far, here or in this container; 0 if it is unknown."""
+    """How often the kernel killed for want of memory so far, in this container if it is one; 0 if unknown."""
     for path, name in (("/sys/fs/cgroup/memory.events", "oom_kill"), ("/proc/vmstat", "oom_kill")):
         try:
             text = Path(path).read_text(encoding="ascii")

@@ -2,7 +2,9 @@
 
 To the worker, first ``{"target", "options", "elapsed_s", "times", "implementations"}``, then any of
 
-    {"do": "overheads", "cupti": bool}      {"do": "precompile", "cells": [...]}     {"do": "cells", "cells": [...]}
+    {"do": "overheads", "cupti": bool}
+    {"do": "precompile", "cells": [...]}
+    {"do": "cells", "cells": [...], "alone": why one is measured apart from the others, or null}
 
 From the worker ``{"ready": true}``, then for each of these any number of
 

@@ -43,7 +43,7 @@ class Worker:
         self._gone = False
         self._readers = [
             threading.Thread(target=read, args=(stream,), daemon=True)
-            for read, stream in ((self._hear, self._process.stdout), (self._overhear, self._process.stderr))
+            for read, stream in zip((self._hear, self._overhear), self._streams(), strict=True)
         ]
         for reader in self._readers:
             reader.start()
@@ -107,16 +107,18 @@ class Worker:
             else:
                 self._process.kill()
         self._process.wait()
-        for stream in (self._process.stdin, *self._streams()):
-            with suppress(OSError):
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        for reader, stream in zip(self._readers, self._streams(), strict=True):
+            reader.join(1.0)
+            if not reader.is_alive():  # else a stray fork keeps it open
                 stream.close()
 
-    def _streams(self) -> list[IO[bytes]]:
-        """What its readers have come to the end of; what a stray fork keeps open is left to them."""
-        pairs = zip(self._readers, (self._process.stdout, self._process.stderr), strict=True)
-        for reader in self._readers:
-            reader.join(1.0)
-        return [stream for reader, stream in pairs if stream is not None and not reader.is_alive()]
+    def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        return self._process.stdout, self._process.stderr
 
     def _ended(self) -> death.Ended:
         try:
