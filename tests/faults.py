@@ -1,8 +1,9 @@
 """Implementations that break what measures them, and ``flashbench`` with them.
 
-python tests/faults.py run --impls naive,segfault …      as flashbench, with these beside naive and sdpa
-python tests/faults.py --worker PARENT_PID               the worker of that
-python tests/faults.py --light PARENT_PID                one that calls the faults alone: without torch
+    python tests/faults.py run --impls naive,segfault …      as flashbench, with these beside naive and sdpa
+    python tests/faults.py --quick run …                     the same without torch: nothing is computed
+    python tests/faults.py --worker PARENT_PID               the worker of the first
+    python tests/faults.py --light PARENT_PID                that of the second: it calls the faults alone
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ DONE: dict[str, Any] = {}
 """What faults did that a process has once."""
 
 
+class OutOfMemoryError(RuntimeError):
+    """As torch calls it."""
+
+
 def _segfault() -> None:
     ctypes.string_at(1)
 
@@ -40,9 +45,7 @@ def _abort() -> None:
 
 
 def _out_of_memory() -> None:
-    import torch
-
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
 
 def _leak() -> None:
@@ -186,7 +189,17 @@ class Light:
             if "illegal memory access" in str(error):
                 self.lost = f"{LOST} in {cell.key}: {what(error)}"
             return failure(error)
+        time.sleep(0.002)
         return {"status": "ok", "samples": Samples(samples_s=(1e-3,) * 3, cache="hot", method="wall")}
+
+
+def _spare_torch() -> None:
+    """Leave out what a run does before and after it measures."""
+    from flashbench import environment
+    from flashbench._cli import measure
+
+    environment.collect = lambda _: {"device_name": "CPU"}  # type: ignore[assignment]
+    measure.write_page = measure._show = lambda *_: None  # type: ignore[assignment]
 
 
 def install() -> None:
@@ -204,8 +217,11 @@ def main(arguments: Sequence[str]) -> None:
     else:
         from flashbench.cli import main as flashbench
 
-        worker.COMMAND = WORKER
-        flashbench(arguments)
+        quick = arguments[0] == "--quick"
+        worker.COMMAND = LIGHT if quick else WORKER
+        if quick:
+            _spare_torch()
+        flashbench(arguments[quick:])
 
 
 if __name__ == "__main__":

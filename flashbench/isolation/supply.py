@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from flashbench.isolation import death
-from flashbench.isolation.worker import COMMAND, Worker
+from flashbench.isolation import death, worker
 
 log = logging.getLogger("flashbench")
 
@@ -28,10 +27,10 @@ class Supply:
     def __init__(self, setup: Callable[[], Mapping[str, Any]], command: Sequence[str] | None = None) -> None:
         self.starting_s = 0.0
         self._setup = setup
-        self._command = command or COMMAND
-        self._worker: Worker | None = None
+        self._command = command or worker.COMMAND
+        self._worker: worker.Worker | None = None
 
-    def get(self) -> Worker:
+    def get(self) -> worker.Worker:
         """The worker. Raises death.Ended where none starts."""
         start = time.monotonic()
         for left in reversed(range(STARTS)):
@@ -49,7 +48,7 @@ class Supply:
         return self._worker
 
     def _start(self) -> None:
-        self._worker = Worker(self._command)
+        self._worker = worker.Worker(self._command)
         self._worker.send(self._setup())
         message = self.heard(START_S)
         if "raised" in message:
