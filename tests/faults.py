@@ -1,9 +1,9 @@
 """Implementations that break what measures them, and ``flashbench`` with them.
 
-    python tests/faults.py run --impls naive,segfault …      as flashbench, with these beside naive and sdpa
-    python tests/faults.py --quick run …                     the same without torch: nothing is computed
-    python tests/faults.py --worker PARENT_PID               the worker of the first
-    python tests/faults.py --light PARENT_PID                that of the second: it calls the faults alone
+python tests/faults.py run --impls naive,segfault …      as flashbench, with these beside naive and sdpa
+python tests/faults.py --quick run …                     the same without torch: nothing is computed
+python tests/faults.py --worker PARENT_PID               the worker of the first
+python tests/faults.py --light PARENT_PID                that of the second: it calls the faults alone
 """
 
 from __future__ import annotations

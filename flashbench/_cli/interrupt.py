@@ -46,9 +46,9 @@ def stoppable(told: str, *, quiet: bool = False) -> Iterator[Stop]:
             _leave_terminal()
         if stop() and name in _URGENT:
             raise KeyboardInterrupt
-        if not stop() and not quiet:
+        first, stop.by = not stop(), stop.by or name  # before it is told: the next one may come meanwhile
+        if first and not quiet:
             _say(f"{name}: {told}")
-        stop.by = stop.by or name
 
     with _handling(handle, *_URGENT, "SIGHUP"):
         yield stop
