@@ -2,8 +2,8 @@
 
 python tests/faults.py run --impls naive,segfault …      as flashbench, with these beside naive and sdpa
 python tests/faults.py --quick run …                     the same without torch: nothing is computed
-python tests/faults.py --worker PARENT_PID               the worker of the first
-python tests/faults.py --light PARENT_PID                that of the second: it calls the faults alone
+python tests/faults.py --worker                          the worker of the first
+python tests/faults.py --light                           that of the second: it calls the faults alone
 """
 
 from __future__ import annotations
@@ -87,6 +87,33 @@ def _lost_device() -> None:
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
+def _on_gpu(kind: str) -> Callable[[], None]:
+    """What a broken kernel does to its device."""
+
+    def fault() -> None:
+        import torch
+
+        here = torch.zeros(4, device="cuda")
+        if kind == "assert":
+            here[torch.tensor([9], device="cuda")] = 1.0
+        elif kind == "illegal":
+            import triton
+            import triton.language as tl
+
+            def store(pointer, off: tl.constexpr) -> None:
+                tl.store(pointer + off, 1.0)
+
+            triton.jit(store)[(1,)](here, off=2**40)
+        elif kind == "oom":
+            DONE[len(DONE)] = torch.ones(2**29, device="cuda")
+            torch.empty(2**50, device="cuda", dtype=torch.uint8)
+        elif kind not in DONE:
+            DONE[kind] = torch.ones(2**29, device="cuda")
+        torch.cuda.synchronize()
+
+    return fault
+
+
 def _first_time(then: Callable[[], None]) -> Callable[[], None]:
     """Only in the first process that comes here."""
 
@@ -114,6 +141,10 @@ FAULTS: dict[str, Callable[[], object]] = {
     "fork-sleeper": _fork_sleeper,
     "lost": _lost_device,
     "once": _first_time(_segfault),
+    "cuda-assert": _on_gpu("assert"),
+    "cuda-illegal": _on_gpu("illegal"),
+    "cuda-leak": _on_gpu("leak"),
+    "oom-cuda": _on_gpu("oom"),
     "right": lambda: None,
 }
 """What the call of that name does before it computes attention."""
@@ -211,9 +242,9 @@ def main(arguments: Sequence[str]) -> None:
     install()
     leftover.WORTH = 2**25
     if arguments[0] == "--worker":
-        child.main(int(arguments[1]))
+        child.main()
     elif arguments[0] == "--light":
-        child.main(int(arguments[1]), Light)
+        child.main(Light)
     else:
         from flashbench.cli import main as flashbench
 

@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = {"policy": QUICK, "environment": {"device_name": "CPU"
 
 EXPECTED = {
     "segfault": ("failed", "its process was killed by SIGSEGV"),
-    "abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered (faults.py:"),
+    "abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered (fau"),
     "killed": ("failed", "its process was killed by SIGKILL"),
     "os-exit": ("failed", "its process exited with code 7"),
     "exit": ("failed", "SystemExit: bye"),
@@ -251,7 +251,7 @@ def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Pa
         env=surroundings, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.monotonic() + 30
-    while len(processes.workers(tag)) < 2:  # the worker and what it forked
+    while len(processes.workers(tag)) < 3:  # the worker, its guard and what it forked
         assert time.monotonic() < deadline
         assert parent.poll() is None
         time.sleep(0.02)
@@ -259,3 +259,45 @@ def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Pa
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     assert processes.left(tag) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["late-segfault", "cuda-assert", "cuda-illegal", "cuda-leak", "oom-cuda"])
+def test_on_a_gpu_the_others_measure_as_if_it_had_not_happened(name: str, tmp_path: Path) -> None:
+    """Memory exactly, time within noise; and the card has its memory back."""
+    import torch
+
+    from flashbench import environment
+
+    target = environment.target("cuda:0")
+    shape = {"dtype": "fp16", "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64, "head_dim_v": 64}
+    problems = [problem(**shape, batch=batch) for batch in (2, 4)]
+    rows: dict[str, list[Record]] = {}
+    free = torch.cuda.mem_get_info(0)[0]
+    for faulty in ("right", name):
+        cells = [
+            Cell(implementation=one, problem=p, pass_="fwd")
+            for p in problems
+            for one in ("naive", faulty, "sdpa")
+        ]
+        found: list[Record] = []
+        about = environment.collect(target)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            Bench(target, RunOptions(environment=about), command=faults.WORKER) as bench,
+        ):
+            patch.setattr(kernels, "registry", faults.registry)
+            bench.run(cells, found.append)
+        order = {cell: number for number, cell in enumerate(cells)}
+        rows[faulty] = sorted(found, key=lambda record: order[record.cell])
+    bad = [record for record in rows[name] if record.cell.implementation == name]
+    assert all(record.status != "ok" or name == "cuda-leak" for record in bad), bad
+    for one, other in zip(rows["right"], rows[name], strict=True):
+        if one.cell.implementation in ("naive", "sdpa"):
+            assert one.samples is not None
+            assert other.samples is not None, other.reason
+            assert one.memory is not None
+            assert other.memory is not None
+            assert other.memory.peak_extra_bytes == one.memory.peak_extra_bytes
+            assert other.samples.median_s == pytest.approx(one.samples.median_s, rel=0.1)
+    assert free - torch.cuda.mem_get_info(0)[0] < 2**26

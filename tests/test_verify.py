@@ -75,14 +75,14 @@ def test_an_edited_row_is_named_and_told_by_every_reader(
     edit(whole, 3, "X: y", "X: z")
     code, out, err = verify(capsys, whole)
     assert code == 4
-    assert out.splitlines()[1:] == ["  line 3: its checksum is another's"]
-    assert f"error: 1 of 1 files are damaged, first: {whole}, line 3: its checksum is another's" in err
+    assert out.splitlines()[1:] == ["  line 3: its checksum does not fit"]
+    assert f"error: 1 of 1 files are damaged, first: {whole}, line 3: its checksum does not fit" in err
     found = runfile.load(whole)
     assert found.notes == (f"{whole}, line 3: not as written, by the checksum: edited or damaged",)
     assert found.edited == {PLANNED[1].key}
     code, out, _ = verify(capsys, whole, "--json")
     [row] = json.loads(out)
-    assert (code, row["ok"], row["damage"]) == (4, False, [{"line": 3, "what": "its checksum is another's"}])
+    assert (code, row["ok"], row["damage"]) == (4, False, [{"line": 3, "what": "its checksum does not fit"}])
 
 
 def test_a_row_whose_checksum_was_taken_out_is_damaged(whole: Path) -> None:

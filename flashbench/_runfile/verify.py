@@ -62,7 +62,7 @@ def verify(path: Path, data: bytes, newest: int) -> Verdict:
             found.unsealed += 1
         elif not sealed:
             found.damage.append(
-                (number, "it has no checksum" if sealed is None else "its checksum is another's")
+                (number, "it has no checksum" if sealed is None else "its checksum does not fit")
             )
     found.rows = len(keys)
     found.missing = len({key for key in planned if isinstance(key, str)} - keys)

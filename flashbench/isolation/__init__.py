@@ -183,7 +183,7 @@ class Bench:
                     None if current in batch.measured else _Blame(cell=current, outcome=outcome, again=True)
                 )
             except death.Silent:
-                reason = f"no sign of life for {duration(self._limit_s(current))}{serving.where()}"
+                reason = f"no sign of life for {duration(self._limit_s(current))}{self._supply.where()}"
                 self._supply.drop()
                 return _Blame(cell=current, outcome={"status": "timeout", "reason": reason})
             if "at" in message:

@@ -1,6 +1,6 @@
 """The worker: the process that owns the device and measures what it is told to.
 
-    python -m flashbench.isolation.child PARENT_PID
+    python -m flashbench.isolation.child
 
 Messages come on stdin and go to what stdout was when it started (``protocol.py``). What implementations
 print, on stdout too, goes to stderr, of which the parent keeps the end.
@@ -14,7 +14,6 @@ import logging
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -86,9 +85,9 @@ def session(*arguments: Any, **options: Any) -> Session:
     return Session(*arguments, **options)
 
 
-def main(parent: int, make: Callable[..., Any] = session) -> None:
+def main(make: Callable[..., Any] = session) -> None:
     """Serve the parent until it closes the pipe; make: what measures, as ``session``."""
-    lifeline.die_with(parent)
+    lifeline.guarded()
     faulthandler.enable()
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1)  # the parent asks so where it hangs
@@ -98,7 +97,7 @@ def main(parent: int, make: Callable[..., Any] = session) -> None:
     try:
         with unworried():
             serving = _session(channel, channel.receive(), make)
-            channel.send(ready=True)
+            channel.send(ready=True, pid=os.getpid())
             while True:
                 _serve(serving, channel, channel.receive())
     except BaseException as error:  # SystemExit too: an implementation may call sys.exit
@@ -171,4 +170,4 @@ def _measure(session: Any, channel: Channel, cells: list[Cell], alone: str | Non
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main()

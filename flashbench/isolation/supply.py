@@ -29,6 +29,7 @@ class Supply:
         self._setup = setup
         self._command = command or worker.COMMAND
         self._worker: worker.Worker | None = None
+        self._pid = 0
 
     def get(self) -> worker.Worker:
         """The worker. Raises death.Ended where none starts."""
@@ -53,6 +54,7 @@ class Supply:
         message = self.heard(START_S)
         if "raised" in message:
             raise death.Ended(said=message["raised"])
+        self._pid = message["pid"]
 
     def heard(self, limit_s: float) -> Mapping[str, Any]:
         """The worker's next message that is no warning; those are logged. Raises as Worker.receive."""
@@ -78,6 +80,10 @@ class Supply:
         self.drop()
         log.warning("%s: %s", message["do"], reason)
         return None
+
+    def where(self) -> str:
+        """Where in Python the worker is, as " (file:line in function)", or nothing."""
+        return self._worker.where(self._pid) if self._worker else ""
 
     def drop(self) -> None:
         """End the worker, if there is one; the next ``get`` starts another."""

@@ -18,7 +18,7 @@ from flashbench import environment
 from flashbench.isolation import death
 
 COMMAND: Sequence[str] = (sys.executable, "-m", "flashbench.isolation.child")
-"""Starts a worker; the pid of this process follows."""
+"""Starts a worker."""
 
 TAIL = 2**16
 """Bytes of what it prints that are kept."""
@@ -35,7 +35,7 @@ class Worker:
         self._kills = death.oom_kills()
         # a session of its own: Ctrl-C and a hangup of the terminal are the parent's to judge
         self._process = subprocess.Popen(
-            [*command, str(os.getpid())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [*command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env=environment.for_child(), start_new_session=True,
         )  # fmt: skip
         self._inbox: queue.Queue[bytes | None] = queue.Queue()
@@ -50,7 +50,7 @@ class Worker:
 
     @property
     def pid(self) -> int:
-        """Of the process, which leads a group of the same number."""
+        """Of what was started (lifeline.py), which leads a group of the same number."""
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -82,13 +82,13 @@ class Worker:
                 self.kill()
                 raise death.Ended(said=said) from None
 
-    def where(self) -> str:
-        """Where in Python it hangs, as " (file:line in function)", or nothing. It is of no use afterwards."""
+    def where(self, pid: int) -> str:
+        """Where in Python it hangs, as " (file:line in function)", or nothing. pid: of the process itself."""
         if not hasattr(signal, "SIGUSR1"):
             return ""
         mark = len(self._output)
         with suppress(OSError):
-            self._process.send_signal(signal.SIGUSR1)
+            os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + DUMP_S
         while not (found := death.place(bytes(self._output[mark:]).decode(errors="replace"))):
             if time.monotonic() > deadline:
