@@ -33,6 +33,7 @@ from flashbench._cli.profile import profile
 from flashbench._cli.report import report
 from flashbench._cli.run import run
 from flashbench._cli.tune import tune
+from flashbench._cli.verify import verify
 from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UsageError
 
 EXIT_BROKEN_PIPE = 141
@@ -58,6 +59,7 @@ app.command("history")(history)
 app.command("bisect")(bisect)
 app.command("profile")(profile)
 app.command("report")(report)
+app.command("verify")(verify)
 app.command("list")(list_)
 app.command("doctor")(doctor)
 

@@ -69,6 +69,10 @@ def _path(text: str, label: str, _: Collection[str]) -> Path:
     return Path(text)
 
 
+def _duration(text: str, label: str, _: Collection[str]) -> float:
+    return units.parse_duration(text, label)
+
+
 def _of_feature(row: features.Feature) -> Callable[[str, str, Collection[str]], Any] | None:
     rule = row.parse
     return None if rule is None else lambda text, label, _: rule(text, label)
@@ -117,11 +121,9 @@ OPTIONS = {
             parse=lambda t, label, _: units.parse_choice(t, label, LOADS),
         ),
         Opt(name="seed", accepted=_NUMBER, parse=_int(2**63 - 1, minimum=0)),
-        Opt(
-            name="time_budget",
-            accepted="a time such as '5m'",
-            parse=lambda t, label, _: units.parse_duration(t, label),
-        ),
+        Opt(name="time_budget", accepted="a time such as '5m'", parse=_duration),
+        Opt(name="cell_timeout", accepted="a time such as '10m'", parse=_duration),
+        Opt(name="in_process", accepted="true or false"),
         Opt(name="tuned", accepted="a path such as 'tuned.json'", parse=_path),
         Opt(name="out", accepted="a path such as 'results/today'", parse=_path),
         Opt(name="resume", accepted="true or false"),

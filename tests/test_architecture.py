@@ -33,7 +33,9 @@ LAYERS = [
     {
         "runner",
         "_runner",
+        "isolation",
         "runfile",
+        "_runfile",
         "plan",
         "calibrate",
         "_calibrate",
@@ -179,6 +181,7 @@ def test_files_and_functions_stay_small(path: Path) -> None:
         ["io-model", "--sram", "192KB"],
         ["run", "--help"],
         ["list", "devices"],
+        ["verify", "--help"],
         ["list", "presets"],
         ["kv-cache", "--model", "llama-3-70b", "--gpu", "h100-sxm"],
     ],

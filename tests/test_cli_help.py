@@ -22,7 +22,7 @@ GRID = (
 )
 EXPECTED = {
     "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run --strict "
-    "--model --tuned",
+    "--model --tuned --cell-timeout --in-process",
     "check": GRID,
     "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
     "--known --import --arch --gpu --trace-limit --detail --by-kernel --tuned --config --out",
@@ -33,6 +33,7 @@ EXPECTED = {
     "--output --markdown --json --csv --quiet",
     "noise": "--metric --out --json --csv --quiet",
     "report": "--output --quiet",
+    "verify": "--json --quiet",
     "list": "--json --csv",
     "doctor": "--json --csv",
     "io-model": "--seqlens --sram --json --csv",

@@ -34,6 +34,15 @@ TimeBudget = Annotated[
     ),
 ]
 
+CellTimeout = Annotated[
+    str | None,
+    typer.Option(
+        help="End a cell that gives no sign of life for this time. Default: 5m, or 10 times the expected.",
+        metavar="TIME",
+        rich_help_panel=_PANEL,
+    ),
+]
+
 
 @with_features
 def run(
@@ -132,6 +141,15 @@ def run(
         ),
     ] = None,
     time_budget: TimeBudget = None,
+    cell_timeout: CellTimeout = None,
+    in_process: Annotated[
+        bool | None,
+        options.flag(
+            "Measure in this process, for a debugger: a cell that crashes ends the sweep.",
+            "--in-process/--no-in-process",
+            panel=_PANEL,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool | None,
         options.flag(
@@ -157,6 +175,9 @@ def run(
 
     Axes multiply into cells. What an option's default is depends on the device: on a GPU the
     papers' grid (1k-64k, bf16, 16k tokens, hidden 2048), on a CPU a small one.
+
+    Cells run in a process of their own; one that crashes or hangs is a row, and the others are measured.
+    Ctrl-C and SIGTERM stop after the cells at work, a second one at once; --resume measures the rest.
 
     Exits 0 when every cell ended with a status, 5 with --strict if one is wrong or failed, 3 if nothing can
     run here, 130 when interrupted.

@@ -43,12 +43,16 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """What an entry needs to know of its run. timed: False checks only. call_limit_s: of a single call."""
+    """What an entry needs to know of its run.
+
+    timed: False checks only. call_limit_s: of a single call. at: told of the cell before it does anything.
+    """
 
     target: Target
     timed: bool
     call_limit_s: float
     tuned: Callable[[Cell], Mapping[str, Any]]
+    at: Callable[[Cell], None]
 
 
 @dataclass(kw_only=True)
@@ -106,6 +110,13 @@ class Entry:
         from torch import set_grad_enabled
 
         with self.implementation.context(self.cell.problem), set_grad_enabled(self.cell.pass_ != "fwd"):
+            yield
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The same, once it is told whose turn it is; nothing of it is timed."""
+        self.how.at(self.cell)
+        with self.switches():
             yield
 
     def check(self, shared: Shared) -> dict[str, Any] | None:
@@ -190,9 +201,7 @@ class Entry:
     def candidate(self) -> Candidate:
         """The call as it is timed, of an entry that is ready."""
         assert self._call is not None
-        return Candidate(
-            name=self.cell.implementation, call=self._call, again=self._again, context=self.switches
-        )
+        return Candidate(name=self.cell.implementation, call=self._call, again=self._again, context=self.turn)
 
     def timed(self, timing: Timing) -> dict[str, Any]:
         """The fields of a cell that was timed."""
