@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flashbench.declared import implementation
     from flashbench.errors import FlashbenchError
     from flashbench.iomodel import Estimate, Traffic, estimate
     from flashbench.problem import Cell, Problem
@@ -25,6 +26,7 @@ _HOME = {
     "Sweep": "sweep",
     "Traffic": "iomodel",
     "estimate": "iomodel",
+    "implementation": "declared",
     "io_table": "whatif",
 }
 
@@ -39,6 +41,7 @@ __all__ = [
     "Traffic",
     "__version__",
     "estimate",
+    "implementation",
     "io_table",
 ]
 

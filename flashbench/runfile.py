@@ -13,7 +13,8 @@ torn by a kill is dropped with a note. A header with a newer schema is refused.
 
 Resuming (``resume``) measures the cells of the present plan that the file has no final row for:
 rows that were not started (time budget, lost device) are taken out and measured again, every other
-row stays, rows of cells outside the present plan stay too, and the header's list of cells becomes
+row stays, rows of a function of somebody's own whose file has changed since are measured again, rows of
+cells outside the present plan stay too, and the header's list of cells becomes
 the union. What would make rows incomparable is refused: another device, another ``cache``, ``seed`` or flush;
 and to leave out what the file's rows are given after they ran (``AFTERWARDS``).
 """
@@ -44,6 +45,9 @@ NOT_STARTED = ("time budget of", "the device was lost")
 
 CONDITIONS = ("cache", "seed", "timing", "load")
 """Options that all rows of one file share."""
+
+SOURCE_HASH = "source_sha256"
+"""Of the configuration of an implementation that is not flashbench's: which file it was measured from."""
 
 AFTERWARDS = ("counters", "trace")
 """Fields of a record that are found after the sweep, by the option of the same name."""
@@ -215,20 +219,32 @@ def is_final(record: Record) -> bool:
 
 
 def resume(
-    path: Path | str, cells: Sequence[Cell], environment: Mapping[str, Any], options: Mapping[str, Any]
+    path: Path | str,
+    cells: Sequence[Cell],
+    environment: Mapping[str, Any],
+    options: Mapping[str, Any],
+    sources: Mapping[str, str] | None = None,
 ) -> Resumed:
     """Prepare to complete a results file: repair and extend it in place, say what is missing.
+
+    sources: by implementation that is not flashbench's, the hash of its file now; a row of another is
+    measured again.
 
     Raises as ``load`` does, and UsageError where the file is of another device or was measured
     under other conditions (``CONDITIONS``, ``AFTERWARDS``).
     """
     found = load(path)
     _refuse_unlike(found, environment, options)
-    kept = tuple(record for record in found.records if is_final(record))
+    changed = {record.cell.key for record in found.records if _changed(record, sources or {})}
+    kept = tuple(r for r in found.records if is_final(r) and r.cell.key not in changed)
     known = {record.cell.key for record in kept}
     missing = tuple(cell for cell in cells if cell.key not in known)
     planned = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
     notes = [*found.notes, *_environment_notes(found.header.get("environment", {}), environment)]
+    if changed:
+        notes.append(
+            f"{found.path}: {len(changed)} rows are of another source than now and are measured again"
+        )
     outside = len(known - {cell.key for cell in cells})
     if outside:
         notes.append(f"{found.path}: {outside} rows of cells that are not asked for now are kept")
@@ -236,6 +252,12 @@ def resume(
     head = {**found.header, "schema": SCHEMA, "options": {**found.header["options"], **more}}
     _replace(found.path, [{**head, "cells": planned}, *map(record_to_json, kept), *found.timings])
     return Resumed(writer=Writer(found.path, known), missing=missing, kept=kept, notes=tuple(notes))
+
+
+def _changed(record: Record, sources: Mapping[str, str]) -> bool:
+    """Whether the row is of another file than the implementation of its name is now."""
+    before, now = record.config.get(SOURCE_HASH), sources.get(record.cell.implementation)
+    return now is not None and before != now
 
 
 def _line(value: Mapping[str, Any]) -> str:

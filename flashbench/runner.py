@@ -244,8 +244,10 @@ class _Run:
         return fields | {"timing": how}
 
     def _record(self, entry: Entry) -> Record:
-        spent = dict(entry.spent)
+        spent, outcome = dict(entry.spent), dict(entry.outcome or {})
         entry.drop()
+        if origin := entry.implementation.origin:  # whatever became of it, the row says of which source
+            outcome["config"] = {**outcome.get("config", {}), **origin.facts()}
         wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_THE_ROUNDS)
         return Record(
             cell=entry.cell,
@@ -255,7 +257,7 @@ class _Run:
             started_at=entry.started_at,
             wall_s=wall_s,
             spent=spent,
-            **(entry.outcome or {}),
+            **outcome,
         )
 
     def _not_started(self) -> dict[str, Any] | None:

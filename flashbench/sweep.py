@@ -77,6 +77,7 @@ def _of_feature(row: features.Feature) -> Callable[[str, str, Collection[str]], 
 _NUMBER = "a whole number such as 16 or '16k'"
 _LENGTHS = "lengths such as '1k-64k' or [512, 1024]"
 _NAMES = "names such as 'naive,sdpa' or ['naive', 'sdpa']"
+_SPECS = "names such as 'my_kernels.py:attention'"
 
 OPTIONS = {
     row.name: row
@@ -87,6 +88,7 @@ OPTIONS = {
         Opt(name="head_dims_v", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
         Opt(name="dtypes", accepted=_NAMES, parse=lambda t, label, _: units.parse_names(t, label, DTYPES)),
         Opt(name="impls", accepted=_NAMES, parse=units.parse_names),
+        Opt(name="impl", accepted=_SPECS, parse=lambda t, label, _: units.parse_names(t, label, None)),
         Opt(
             name="causal",
             accepted="'yes', 'no', 'both', 'top-left', true or false",
@@ -311,13 +313,14 @@ def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 AXES = tuple(name for name in Sweep.__dataclass_fields__ if name != "features")
 
-ASKED = (*AXES, *features.NAMES)
+ASKED = (*AXES, "impl", *features.NAMES)
 """Options that decide which cells there are."""
 
 
 def sweep_of(options: Mapping[str, Any]) -> Sweep:
     """The Sweep within joined options, which may hold others beside."""
     axes = {name: options[name] for name in AXES if name in options}
+    axes["impls"] = tuple(dict.fromkeys((*options.get("impls", ()), *options.get("impl", ()))))
     if options.get("varlen"):
         axes |= {"seqlens": (1,), "batch": 1}
     return Sweep(**axes, features={name: options[name] for name in features.NAMES if name in options})

@@ -27,7 +27,18 @@ LAYERS = [
         "decode_configs",
         "hopper_configs",
     },
-    {"sweep", "features", "covering", "iomodel", "_iomodel", "crossover", "kvcache", "record", "record_json"},
+    {
+        "sweep",
+        "features",
+        "covering",
+        "declared",
+        "iomodel",
+        "_iomodel",
+        "crossover",
+        "kvcache",
+        "record",
+        "record_json",
+    },
     {"kernels"},
     {"profilers", "_profilers", "environment"},
     {
@@ -55,7 +66,7 @@ TORCH_FREE = {"errors", "paths", "units", "problem", "block_masks", "named_masks
               "iomodel", "_iomodel", "kvcache", "record", "record_json", "runfile", "metrics", "table",
               "whatif",
               "console", "report", "flash_configs", "decode_configs", "hopper_configs",
-              "features", "covering"}  # fmt: skip
+              "features", "covering", "declared"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}
 LINES_PER_MODULE = 400
 LINES_PER_FUNCTION = 60

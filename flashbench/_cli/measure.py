@@ -84,7 +84,7 @@ def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Write
     from flashbench import console, runfile
 
     if request.flag("resume") and results.exists():
-        resumed = runfile.resume(results, request.cells, about, request.texts)
+        resumed = runfile.resume(results, request.cells, about, request.texts, _sources(request))
         if not request.flag("quiet"):
             for text in resumed.notes:
                 console.note(text)
@@ -99,6 +99,15 @@ def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Write
         cells=request.cells,
     )
     return runfile.create(results, head), request.cells
+
+
+def _sources(request: Request) -> dict[str, str]:
+    """The hash of the file of each function that is not flashbench's."""
+    from flashbench import kernels, runfile
+
+    rows = [kernels.get(name) for name in dict.fromkeys(cell.implementation for cell in request.cells)]
+    able = [row for row in rows if row.origin and not row.why_unavailable(request.target)]
+    return {row.name: row.origin.facts()[runfile.SOURCE_HASH] for row in able if row.origin}
 
 
 def _overheads(request: Request) -> dict[str, Any]:

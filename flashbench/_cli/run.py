@@ -43,6 +43,7 @@ def run(
     head_dims_v: options.HeadDimsV = None,
     dtypes: options.Dtypes = None,
     impls: options.Impls = None,
+    impl: options.Impl = None,
     causal: options.Causal = None,
     passes: options.Passes = None,
     batch: options.Batch = None,
@@ -216,6 +217,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     typed = sweep.parse(line, options.on_line, known)
     filed = sweep.parse(file, in_file, known)
     joined = sweep.combine(typed, filed)
+    options.own(joined.get("impl", ()))
     out = check_out(joined.get("out"), resume=joined.get("resume") is True)
     before = _earlier(out / RESULTS) if out and joined.get("resume") and (out / RESULTS).exists() else {}
     earlier = sweep.parse(before, lambda name: f"{name} in the header of {out}", known)
@@ -241,7 +243,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
 
     target = environment.target(asked)
     values, cells = complete(target.type)
-    options.settle(values["impls"], target)
+    options.settle(dict.fromkeys(cell.implementation for cell in cells), target)
     texts = sweep.combine(line, file, before, sweep.DEFAULTS[target.type])
     kept = (*sweep.ASKED, *runfile.CONDITIONS, "time_budget", *KEPT)
     return Request(

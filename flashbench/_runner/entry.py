@@ -139,6 +139,7 @@ class Entry:
                 "config": implementation.describe(cell.problem, cell.pass_, target),
                 "backend": implementation.backend(call),
                 "tuned": self.how.tuned(cell),
+                "stated": implementation.stated(cell.problem, cell.pass_),
             }
             timed, o, gradients = timed_call(cell.pass_, call, inputs)
         with self.spending("check_s"):

@@ -6,6 +6,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from flashbench.kernels import Misbehaviour, Refusal
 from flashbench.record import Accuracy
 
 
@@ -14,7 +15,9 @@ class ReferenceFailed(Exception):
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """``oom`` or ``failed``, and why."""
+    """``oom`` or ``failed``, or what a Refusal or a Misbehaviour stands for, and why."""
+    if isinstance(error, Refusal | Misbehaviour):
+        return {"status": "unsupported" if isinstance(error, Refusal) else "wrong", "reason": str(error)}
     where = ""
     cause: BaseException = error
     if isinstance(error, ReferenceFailed) and error.__cause__ is not None:
