@@ -248,7 +248,7 @@ class _Run:
         entry.drop()
         if origin := entry.implementation.origin:  # whatever became of it, the row says of which source
             outcome["config"] = {**outcome.get("config", {}), **origin.facts()}
-        wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_THE_ROUNDS)
+        wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_OTHERS)
         return Record(
             cell=entry.cell,
             io_model=entry.implementation.model(entry.cell.problem, self.target),
@@ -298,5 +298,5 @@ class _Run:
         return {"reason": reason}
 
 
-OF_THE_ROUNDS = ("samples_s", "flushes_s")
-"""Of what a row spent, the parts that ``rounds_s`` holds."""
+OF_OTHERS = ("samples_s", "flushes_s", "compile_s")
+"""Of what a row spent, the parts that ``rounds_s`` and ``prepare_s`` hold."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 Call = Callable[[], "Tensor"]
 """What is timed: no argument, returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype."""
 
+SPENT = "spent"
+"""Attribute that ``prepare`` may give its call: seconds that it took, by what they went to
+(``compile_s``)."""
+
 
 class Refusal(Exception):
     """Raised by ``prepare`` or its call: the implementation does not take the problem, as the message
