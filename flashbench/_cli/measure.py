@@ -38,13 +38,13 @@ def measure(request: Request) -> None:
     out = request.out or new_folder(request.target)
     results = out / RESULTS
     about = environment.collect(request.target)
-    writer, missing = _open(request, results, about)
+    writer, missing = open_results(request, results, about)
     quiet = request.flag("quiet")
     if not quiet:
         console.note(f"{len(missing)} cells on {request.target.name}; results go to {results}")
     try:
         with terminable(), writer:
-            _run(request, missing, writer, about)
+            run_missing(request, missing, writer, about)
             if request.flag("counters"):
                 _count(request, results, writer)
             if request.flag("trace"):
@@ -79,7 +79,7 @@ def new_folder(target: Target) -> Path:
     return path
 
 
-def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Writer, Sequence[Cell]]:
+def open_results(request: Request, results: Path, about: dict[str, Any]) -> tuple[Writer, Sequence[Cell]]:
     """The file to append to and the cells that it lacks."""
     from flashbench import console, runfile
 
@@ -119,7 +119,7 @@ def _overheads(request: Request) -> dict[str, Any]:
     return dict(profilers.measure_overheads(request.target.device, cupti=request.values["timing"] == "cupti"))
 
 
-def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[str, Any]) -> None:
+def run_missing(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[str, Any]) -> None:
     from flashbench import console, runner, units
 
     options = runner.RunOptions(

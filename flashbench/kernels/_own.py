@@ -33,6 +33,7 @@ from flashbench.kernels import (
     Origin,
     Target,
     _triton,
+    registry,
     unsupported_features,
 )
 from flashbench.problem import LAYOUTS, UNLIMITED, Problem
@@ -174,6 +175,14 @@ def row(spec: str) -> Implementation:
     elif not all(part.isidentifier() for part in place.split(".")):
         raise UsageError(f"{where}: {place!r} is no module and ends not in .py; accepted: {ACCEPTED}")
     return _implementation(_Source(spec, partial(_function, spec), spec), f"yours: {spec}")
+
+
+def known(function: Callable[..., Any]) -> str:
+    """The name, ``MODULE:FUNCTION``, by which the function itself is an implementation in this process."""
+    own = getattr(function, "__name__", "")
+    name = f"{getattr(function, '__module__', '')}:{own if own.isidentifier() else 'function'}"
+    registry()[name] = _implementation(_Source(name, lambda: function, name), f"yours: {name}")
+    return name
 
 
 def offered() -> list[Implementation]:
