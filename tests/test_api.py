@@ -83,12 +83,12 @@ def test_what_is_shown_of_lse_and_refused() -> None:
 @pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fast", "full"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_gradcheck_holds_on_the_kernels_themselves(causal: bool, fast: bool) -> None:
-    """In fp32, as the kernels compute: eps 1e-2 of central differences, whose error is of order 1e-4."""
+    """In fp32, as the kernels compute: central differences of eps 1e-2 err by some 1e-5."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, 3, 4, generator=generator, requires_grad=True) for _ in range(3))
     assert torch.autograd.gradcheck(
         lambda q, k, v: flashbench.attention(q, k, v, causal=causal), (q, k, v),
-        eps=1e-2, atol=2e-3, rtol=1e-2, fast_mode=fast,
+        eps=1e-2, atol=2e-4, rtol=1e-3, fast_mode=fast,
     )  # fmt: skip
 
 
