@@ -127,6 +127,38 @@ def test_torch_compile_keeps_it_whole() -> None:
         assert torch.allclose(mine, theirs, atol=1e-5)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("more", [{}, {"window": (63, 0)}], ids=str)
+def test_on_a_gpu_it_is_right_compiled_and_eager(more: dict[str, Any], layout: str) -> None:
+    from flashbench.kernels._reference import Reference
+
+    p = problem(
+        dtype="bf16",
+        seqlen_q=200,
+        seqlen_k=200,
+        head_dim=64,
+        head_dim_v=64,
+        num_kv_heads=2,
+        layout=layout,
+        **more,
+    )
+    inputs = make_inputs(p, "cuda:0", 2).detached(grad=True)
+    swap = (lambda x: x.transpose(1, 2)) if layout == "bshd" else (lambda x: x)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return swap(flashbench.attention(swap(q), swap(k), swap(v), causal=True, layout=layout, **more))
+
+    for function in (call, torch.compile(call, fullgraph=True)):
+        o = function(inputs.q, inputs.k, inputs.v)
+        gradients = torch.autograd.grad(o, inputs.leaves, inputs.dout)
+        assert Reference(p, inputs).compare(o.detach(), gradients).ok
+    torch.library.opcheck(
+        torch.ops.flashbench.attention.default,
+        (inputs.q, inputs.k, inputs.v, None, None, None, True, -1, -1, 0.125, 0.0, -1, -1),
+    )
+
+
 def slow(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     return (q @ k.mT * scale).softmax(-1) @ v
 

@@ -374,6 +374,31 @@ def test_a_declaration_leaves_the_function_as_it_is() -> None:
     assert declared.of(len) == declared.Declared()
 
 
+def test_pairs_of_features_are_checked_of_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write(
+        "def attention(q, k, v, causal=False, scale=None, softcap=0.0, enable_gqa=False):\n"
+        "    import torch\n"
+        "    s = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * scale\n"
+        "    s = softcap * torch.tanh(s / softcap) if softcap else s\n"
+        "    if causal:\n"
+        "        seen = torch.ones(s.shape[2:], dtype=torch.bool).tril(s.shape[3] - s.shape[2])\n"
+        "        s = s.masked_fill(~seen, float('-inf'))\n"
+        "    return s.softmax(-1).nan_to_num(0) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)\n"
+    )
+    assert flashbench_("check", "--pairs", "--impl", spec, "--dtypes", "fp32", "--json") == 0
+    out, err = capsys.readouterr()
+    rows = json.loads(out)
+    assert {row["implementation"] for row in rows} == {spec}
+    assert {bool(row["softcap"]) for row in rows} == {True, False}
+    assert not any(row["alibi"] or row["bias"] or row["block_mask"] for row in rows)
+    assert f"{spec}: " in err
+
+
+def test_what_holds_no_triton_is_not_traced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert flashbench_("profile", "--trace", "--impl", write(RIGHT), *GRID, "--json") == 3
+    assert "mine.py:attention holds no Triton kernel: nothing to interpret" in capsys.readouterr().err
+
+
 def test_packages_offer_functions_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     write(RIGHT)
     entries = [

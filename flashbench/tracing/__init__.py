@@ -66,12 +66,14 @@ def trace_cell(
     implementation = kernels.get(cell.implementation)
     if reason := why_no_triton(implementation):
         return {"reason": reason}
-    if reason := implementation.why_unavailable(CPU) or why_unavailable():
-        return {"reason": reason}
-    if reason := implementation.why_unsupported(cell.problem, cell.pass_, CPU):
+    if reason := implementation.why_unavailable(CPU):
         return {"reason": reason}
     if implementation.origin is not None and not implementation.interpreted(CPU):
         return {"reason": f"{cell.implementation} holds no Triton kernel: nothing to interpret"}
+    if reason := why_unavailable():
+        return {"reason": reason}
+    if reason := implementation.why_unsupported(cell.problem, cell.pass_, CPU):
+        return {"reason": reason}
     config = config or implementation.describe(cell.problem, cell.pass_, CPU)
     if reason := why_not_interpreted(cell, config):
         return {"reason": reason}
