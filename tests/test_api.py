@@ -33,8 +33,11 @@ def leaves(p: Any, seed: int = 0) -> list[Tensor]:
 
 
 @interpreted
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
-@pytest.mark.parametrize("options", [{}, {"window": (3, 2)}, {"softcap": 1.5}, {"num_kv_heads": 2}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "layout"),
+    [({}, "bhsd"), ({"window": (3, 2)}, "bshd"), ({"softcap": 1.5}, "bhsd"), ({"num_kv_heads": 2}, "bshd")],
+    ids=str,
+)
 def test_attention_and_its_gradients_are_exact_in_both_layouts(options: dict[str, Any], layout: str) -> None:
     p = problem(seqlen_q=9, **options)
     inputs = make_inputs(p, "cpu", 3)
@@ -80,8 +83,10 @@ def test_what_is_shown_of_lse_and_refused() -> None:
 
 @interpreted
 @pytest.mark.filterwarnings("ignore:Input #")
-@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fast", "full"])
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fast", "every"])
+@pytest.mark.parametrize(
+    "causal", [pytest.param(False, marks=pytest.mark.slow), True], ids=["full", "causal"]
+)
 def test_gradcheck_holds_on_the_kernels_themselves(causal: bool, fast: bool) -> None:
     """In fp32, as the kernels compute: central differences of eps 1e-2 err by some 1e-5."""
     generator = torch.Generator().manual_seed(0)
@@ -94,7 +99,7 @@ def test_gradcheck_holds_on_the_kernels_themselves(causal: bool, fast: bool) -> 
 
 @interpreted
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("layout", ["bhsd", pytest.param("bshd", marks=pytest.mark.slow)])
 def test_the_operators_are_what_torch_takes_them_for(layout: str) -> None:
     p = problem(batch=1, num_heads=2, num_kv_heads=1, layout=layout)
     q, k, v = leaves(p)

@@ -45,14 +45,13 @@ def right(name: str, p, seed: int = 2) -> None:
         assert torch.allclose(mine.double(), theirs, atol=4e-6)
 
 
-@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FAKES)
 def test_every_shape_arrives_as_the_package_wants_it(
-    name: str, shape: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FAKES[name](monkeypatch)
-    p = problem(causal=causal, **SHAPES[shape])
+    p = problem(**SHAPES[shape])
     row, pass_ = kernels.get(name), "fwd" if name == "flashinfer" else "bwd"
     assert row.why_unavailable(GPU) is None
     assert row.why_unsupported(p, pass_, GPU) is None
