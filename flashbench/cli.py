@@ -28,6 +28,7 @@ from flashbench._cli.history import history
 from flashbench._cli.io_model import io_model
 from flashbench._cli.kv_cache import kv_cache
 from flashbench._cli.list import list_
+from flashbench._cli.new_impl import new_impl
 from flashbench._cli.noise import noise
 from flashbench._cli.profile import profile
 from flashbench._cli.report import report
@@ -51,6 +52,7 @@ app.command("decode")(decode)
 app.command("calibrate")(calibrate)
 app.command("tune")(tune)
 app.command("check")(check)
+app.command("new-impl")(new_impl)
 app.command("compare")(compare)
 app.command("noise")(noise)
 app.command("gate")(gate)

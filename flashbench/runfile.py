@@ -5,11 +5,10 @@ Line 1 is the header::
     {"type": "header", "schema": 5, "created_at", "argv", "options", "environment", "cells": [keys],
      "checksum"}
 
-then one ``{"type": "record", …}`` per cell, on disk before the next cells start, and, for cells
-that were counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type":
-"trace", "key", "trace"}`` lines, which belong to the record of that key, and ``{"type": "timings", …}``
-when a run ends. ``check --numerics`` writes lines
-of type numerics alone. JSON is strict (no NaN); a value that is not finite is null.
+then one ``{"type": "record", …}`` per cell, on disk before the next cells start, and, for cells that were
+counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type": "trace", …}``
+lines, which belong to the record of that key, and ``{"type": "timings", …}`` when a run ends. ``check
+--numerics`` writes lines of type numerics alone. JSON is strict; a value that is not finite is null.
 
 A line is written whole or, where the disk is full, not at all, and ends in a checksum
 (``_runfile/lines.py``). A last line that was torn by a kill is dropped with a note; a line that is not as
@@ -17,11 +16,12 @@ it was written is told (``verify`` says which), and its cell measured again by `
 into a folder at a time (``_runfile/lock.py``). A header with a newer schema is refused; an older file is read
 as it is and becomes one of this schema when it is resumed.
 
-Resuming (``resume``) measures the cells of the present plan that the file has no final row for:
-rows that were not started (time budget, lost device) are taken out and measured again, every other
-row stays, rows of cells outside the present plan stay too, and the header's list of cells becomes
-the union. What would make rows incomparable is refused: another device, another ``cache``, ``seed`` or flush;
-and to leave out what the file's rows are given after they ran (``AFTERWARDS``).
+Resuming (``resume``) measures the cells of the present plan that the file has no final row for: rows that
+were not started (time budget, lost device) and those of a function of somebody's own whose file has changed
+are taken out and measured again, every other row stays, rows of cells outside the present plan stay too, and
+the header's list of cells becomes the union. What would make rows incomparable is refused: another device,
+another ``cache``, ``seed`` or flush; and to leave out what the file's rows are given after they ran
+(``AFTERWARDS``). Nothing that a file holds is executed or imported.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flashbench._runfile import lines
-from flashbench._runfile.alike import AFTERWARDS, CONDITIONS, environment_notes, refuse_unlike
+from flashbench._runfile import alike, lines
+from flashbench._runfile.alike import AFTERWARDS, CONDITIONS, SOURCE_HASH
 from flashbench._runfile.lock import Lock
 from flashbench._runfile.verify import SEALED, Verdict
 from flashbench._runfile.verify import verify as _verify
@@ -53,8 +53,8 @@ NOT_STARTED = ("time budget of", "the device was lost")
 """How the reason of a skipped row begins that ``resume`` measures after all."""
 
 __all__ = [
-    "AFTERWARDS", "CONDITIONS", "NOT_STARTED", "SCHEMA", "Resumed", "RunFile", "Verdict", "Writer", "create",
-    "header", "is_final", "load", "resume", "verify",
+    "AFTERWARDS", "CONDITIONS", "NOT_STARTED", "SCHEMA", "SOURCE_HASH", "Resumed", "RunFile", "Verdict",
+    "Writer", "create", "header", "is_final", "load", "resume", "verify",
 ]  # fmt: skip
 
 
@@ -278,17 +278,22 @@ def is_final(record: Record) -> bool:
 
 
 def resume(
-    path: Path | str, cells: Sequence[Cell], environment: Mapping[str, Any], options: Mapping[str, Any]
+    path: Path | str,
+    cells: Sequence[Cell],
+    environment: Mapping[str, Any],
+    options: Mapping[str, Any],
+    sources: Mapping[str, str] | None = None,
 ) -> Resumed:
     """Prepare to complete a results file: repair and extend it in place, say what is missing.
 
-    Raises as ``load`` does, and UsageError where the file is of another device or was measured
-    under other conditions (``CONDITIONS``, ``AFTERWARDS``).
+    sources: as of alike.of_another_source, whose rows are measured again. Raises as ``load`` does, and
+    UsageError where the file is of another device or was measured under other conditions (``CONDITIONS``,
+    ``AFTERWARDS``).
     """
     path = Path(path)
     lock = _locked(path)
     try:
-        return _resume(load(path), cells, environment, options, lock)
+        return _resume(load(path), cells, environment, options, sources or {}, lock)
     except BaseException:
         lock.release()
         raise
@@ -299,19 +304,24 @@ def _resume(
     cells: Sequence[Cell],
     environment: Mapping[str, Any],
     options: Mapping[str, Any],
+    sources: Mapping[str, str],
     lock: Lock,
 ) -> Resumed:
-    refuse_unlike(found, environment, options)
-    kept = tuple(
-        record for record in found.records if is_final(record) and record.cell.key not in found.edited
-    )
+    alike.refuse_unlike(found, environment, options)
+    changed = {record.cell.key for record in found.records if alike.of_another_source(record, sources)}
+    again = found.edited | changed
+    kept = tuple(r for r in found.records if is_final(r) and r.cell.key not in again)
     known = {record.cell.key for record in kept}
     missing = tuple(cell for cell in cells if cell.key not in known)
     planned = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
-    notes = [*found.notes, *environment_notes(found.header.get("environment", {}), environment)]
+    notes = [*found.notes, *alike.environment_notes(found.header.get("environment", {}), environment)]
     if found.edited:
         notes.append(
             f"{found.path}: {len(found.edited)} rows that are not as they were written are taken out"
+        )
+    if changed:
+        notes.append(
+            f"{found.path}: {len(changed)} rows are of another source than now and are measured again"
         )
     outside = len(known - {cell.key for cell in cells})
     if outside:

@@ -20,7 +20,7 @@ from typing import Any
 from flashbench import environment, plan, profilers, tuned
 from flashbench._runner import gates, leftover
 from flashbench._runner.entry import Entry, How, Shared, does_not_fit
-from flashbench._runner.outcomes import duration, what, why_wrong
+from flashbench._runner.outcomes import duration, what, why_wrong, with_source
 from flashbench.kernels import Target
 from flashbench.problem import Cell, Problem
 from flashbench.record import LOADS, Record, Samples
@@ -279,9 +279,9 @@ class Session:
         return fields | {"timing": how}
 
     def _record(self, entry: Entry) -> Record:
-        spent = dict(entry.spent)
+        spent, outcome = dict(entry.spent), with_source(entry.outcome or {}, entry.implementation)
         entry.drop()
-        wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_THE_ROUNDS)
+        wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_OTHERS)
         return Record(
             cell=entry.cell,
             io_model=entry.implementation.model(entry.cell.problem, self.target),
@@ -290,7 +290,7 @@ class Session:
             started_at=entry.started_at,
             wall_s=wall_s,
             spent=spent,
-            **(entry.outcome or {}),
+            **outcome,
         )
 
     def _not_started(self) -> dict[str, Any] | None:
@@ -344,5 +344,5 @@ class Session:
         return {"reason": reason}
 
 
-OF_THE_ROUNDS = ("samples_s", "flushes_s")
-"""Of what a row spent, the parts that ``rounds_s`` holds."""
+OF_OTHERS = ("samples_s", "flushes_s", "compile_s")
+"""Of what a row spent, the parts that ``rounds_s`` and ``prepare_s`` hold."""

@@ -17,8 +17,8 @@ from flashbench.cli import app, main
 
 COMMANDS = {command.name: command.callback for command in app.registered_commands}
 GRID = (
-    "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --causal --passes --batch --heads "
-    "--kv-heads --device --seed --json --csv --quiet --verbose"
+    "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --impl --causal --passes --batch "
+    "--heads --kv-heads --device --seed --json --csv --quiet --verbose"
 )
 EXPECTED = {
     "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run --strict "
@@ -34,7 +34,8 @@ EXPECTED = {
     "noise": "--metric --out --json --csv --quiet",
     "report": "--output --quiet",
     "verify": "--json --quiet",
-    "list": "--json --csv",
+    "new-impl": "--triton",
+    "list": "--impl --json --csv",
     "doctor": "--json --csv",
     "io-model": "--seqlens --sram --json --csv",
     "kv-cache": "--model --layers --heads --kv-heads --head-dim --head-dim-v --window --windowed-layers "

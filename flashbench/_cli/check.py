@@ -64,6 +64,7 @@ def check(
     head_dims_v: options.HeadDimsV = None,
     dtypes: options.Dtypes = None,
     impls: options.Impls = None,
+    impl: options.Impl = None,
     causal: options.Causal = None,
     passes: options.Passes = None,
     batch: options.Batch = None,
@@ -169,12 +170,15 @@ def resolve(line: dict[str, str | bool], *, pairs: bool = False, quiet: bool = F
         check_pairs.refuse_others(line)
     known = kernels.registry()
     typed = sweep.parse(line, options.on_line, known)
+    options.own(typed.get("impl", ()))
     out = check_out(typed.get("out"), resume=False, hint="name another folder")
 
     def grid_of(device_type: str) -> dict[str, str]:
         grid = dict(GRIDS[device_type])
         if "heads" in line:
             del grid["kv_heads"]
+        if "impl" in line:
+            del grid["impls"]
         return grid
 
     def cells(device_type: str) -> tuple[Cell, ...]:

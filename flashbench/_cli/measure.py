@@ -43,7 +43,7 @@ def measure(request: Request) -> None:
     about = environment.collect(request.target)
     quiet = request.flag("quiet")
     try:
-        with terminable(), _sweep(request, results, about) as writer:
+        with terminable(), sweep(request, results, about) as writer:
             if request.flag("counters"):
                 _count(request, results, writer)
             if request.flag("trace"):
@@ -52,7 +52,7 @@ def measure(request: Request) -> None:
         if results.exists():
             done = len(runfile.load(results).records)
             console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
-            console.note(f"'flashbench run --resume --out {out}' measures the rest")
+            console.note(f"'flashbench run --resume --out {out}{_own(request)}' measures the rest")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     found = runfile.load(results)
     write_page([found], out / REPORT)
@@ -68,6 +68,11 @@ def measure(request: Request) -> None:
     verdict(records, strict=request.flag("strict"))
 
 
+def _own(request: Request) -> str:
+    """The options that a results file does not stand in for: which functions to import."""
+    return "".join(f" --impl {spec}" for spec in request.values.get("impl", ()))
+
+
 def new_folder(target: Target) -> Path:
     """A folder that does not exist yet, named by the time and the device."""
     device = re.sub(r"[^a-z0-9]+", "-", target.name.lower()).strip("-") if target.type != "cpu" else "cpu"
@@ -80,12 +85,13 @@ def new_folder(target: Target) -> Path:
 
 
 @contextmanager
-def _sweep(request: Request, results: Path, about: dict[str, Any]) -> Iterator[Writer]:
+def sweep(request: Request, results: Path, about: dict[str, Any]) -> Iterator[Writer]:
     """Measure what is missing into the file, and leave it open for what follows; the device is free then."""
     from flashbench import console
     from flashbench.isolation import Bench
 
-    bench = Bench(request.target, _how(request, about), in_process=request.flag("in_process"))
+    here = request.flag("in_process") or _only_here(request.cells)
+    bench = Bench(request.target, _how(request, about), in_process=here)
     with ExitStack() as stack:
         with bench:
             writer, missing = _open(request, results, about, bench)
@@ -96,6 +102,14 @@ def _sweep(request: Request, results: Path, about: dict[str, Any]) -> Iterator[W
         yield writer
 
 
+def _only_here(cells: Sequence[Cell]) -> bool:
+    """Whether one of them is of a function that no other process finds."""
+    from flashbench import kernels
+
+    origins = [kernels.get(name).origin for name in {cell.implementation for cell in cells}]
+    return any(origin.here for origin in origins if origin)
+
+
 def _open(
     request: Request, results: Path, about: dict[str, Any], bench: Bench
 ) -> tuple[Writer, Sequence[Cell]]:
@@ -103,7 +117,7 @@ def _open(
     from flashbench import console, runfile
 
     if request.flag("resume") and results.exists():
-        resumed = runfile.resume(results, request.cells, about, request.texts)
+        resumed = runfile.resume(results, request.cells, about, request.texts, _sources(request))
         if not request.flag("quiet"):
             for text in resumed.notes:
                 console.note(text)
@@ -118,6 +132,15 @@ def _open(
         cells=request.cells,
     )
     return runfile.create(results, head), request.cells
+
+
+def _sources(request: Request) -> dict[str, str]:
+    """The hash of the file of each function that is not flashbench's."""
+    from flashbench import kernels, runfile
+
+    rows = [kernels.get(name) for name in dict.fromkeys(cell.implementation for cell in request.cells)]
+    able = [row for row in rows if row.origin and not row.why_unavailable(request.target)]
+    return {row.name: row.origin.facts()[runfile.SOURCE_HASH] for row in able if row.origin}
 
 
 def _how(request: Request, about: dict[str, Any]) -> RunOptions:

@@ -10,6 +10,7 @@ from flashbench.record import FLUSH
 from flashbench.record_json import json_able
 
 if TYPE_CHECKING:
+    from flashbench.record import Record
     from flashbench.runfile import RunFile
 
 CONDITIONS = ("cache", "seed", "timing", "load")
@@ -17,6 +18,18 @@ CONDITIONS = ("cache", "seed", "timing", "load")
 
 AFTERWARDS = ("counters", "trace")
 """Fields of a record that are found after the sweep, by the option of the same name."""
+
+SOURCE_HASH = "source_sha256"
+"""Of the configuration of an implementation that is not flashbench's: which file it was measured from."""
+
+
+def of_another_source(record: Record, sources: Mapping[str, str]) -> bool:
+    """Whether the row is of another file than the implementation of its name is now.
+
+    sources: the hash of the file now, by implementation that is not flashbench's.
+    """
+    now = sources.get(record.cell.implementation)
+    return now is not None and record.config.get(SOURCE_HASH) != now
 
 
 def refuse_unlike(found: RunFile, environment: Mapping[str, Any], options: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench import environment, plan, profilers, units
 from flashbench._runner.outcomes import ReferenceFailed, failure, why_wrong
-from flashbench.kernels import Implementation, Target
+from flashbench.kernels import SPENT, Implementation, Target
 from flashbench.problem import Cell, Problem
 from flashbench.profilers import Candidate, Timing
 from flashbench.record import Memory
@@ -146,10 +146,12 @@ class Entry:
         inputs = shared.inputs.detached(grad=cell.pass_ != "fwd")
         with self.spending("prepare_s"):
             call = implementation.prepare(cell.problem, inputs)
+            self.spent |= getattr(call, SPENT, {})
             self._fields = {
                 "config": implementation.describe(cell.problem, cell.pass_, target),
                 "backend": implementation.backend(call),
                 "tuned": self.how.tuned(cell),
+                "stated": implementation.stated(cell.problem, cell.pass_),
             }
             timed, o, gradients = timed_call(cell.pass_, call, inputs)
         with self.spending("check_s"):

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flashbench import environment, plan, runner, tuned, units
-from flashbench._runner.outcomes import duration
+from flashbench._runner.outcomes import duration, with_source
 from flashbench.isolation import death, protocol
 from flashbench.isolation.supply import Supply
 from flashbench.kernels import Target
@@ -224,10 +224,10 @@ class Bench:
         options = self.options
         if options.cell_timeout_s is not None:
             return options.cell_timeout_s
-        (planned,) = plan.plan(
-            [cell], self.target, timed=options.time, energy=options.energy, load=options.load
+        expected_s = plan.expected_s(
+            cell, self.target, timed=options.time, energy=options.energy, load=options.load
         )
-        return max(LEAST_S, TIMES_EXPECTED * planned.expected_s)
+        return max(LEAST_S, TIMES_EXPECTED * expected_s)
 
     def _setup(self) -> dict[str, Any]:
         elapsed_s = time.monotonic() - self._began
@@ -237,13 +237,14 @@ class Bench:
 
     def _record(self, cell: Cell, outcome: Mapping[str, Any]) -> Record:
         """The row of a cell that no worker told of."""
+        implementation = tuned.get(self.options.tuned, cell.implementation)
         return Record(
             cell=cell,
-            io_model=tuned.get(self.options.tuned, cell.implementation).model(cell.problem, self.target),
+            io_model=implementation.model(cell.problem, self.target),
             environment=environment.row_fields(self.options.environment or {}),
             device_type=self.target.type,
             started_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-            **outcome,
+            **with_source(outcome, implementation),
         )
 
 
