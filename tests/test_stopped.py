@@ -158,6 +158,7 @@ def test_a_terminal_that_goes_away_loses_nothing(out: Path) -> None:
     tag, surroundings = processes.tagged()
     pid, terminal = pty.fork()
     if not pid:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else that of a suite under nohup is inherited
         os.execve(sys.executable, command(out), surroundings)
     said = b""
     while b"[2/" not in said:

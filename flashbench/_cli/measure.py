@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ def measure(request: Request) -> None:
 
 def _own(request: Request) -> str:
     """The options that a results file does not stand in for: which functions to import."""
-    return "".join(f" --impl {spec}" for spec in request.values.get("impl", ()))
+    return "".join(f" --impl {shlex.quote(spec)}" for spec in request.values.get("impl", ()))
 
 
 def new_folder(target: Target) -> Path:

@@ -36,7 +36,8 @@ def verify(
     if bad := [verdict for verdict in found if not verdict.ok]:
         number, what = bad[0].damage[0]
         said = f"{len(bad)} of {len(found)} files are damaged, first: {bad[0].path}, line {number}: {what}"
-        raise RunFileError(said, hint="'flashbench run --resume' measures the cells of damaged rows again")
+        hint = "'flashbench run --resume' measures the cells of edited rows again; take out what is no row"
+        raise RunFileError(said, hint=hint)
 
 
 def _row(verdict: Verdict) -> dict[str, object]:
