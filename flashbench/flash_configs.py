@@ -21,6 +21,9 @@ FP8_CAPABILITY = (8, 9)
 STATISTICS_BYTES = 1024
 BARRIER_BYTES = 320
 
+SUMMED_ROWS = 1024
+"""Rows of delta that the kernels of dsinks, and of a bias that all keys share, sum at a time."""
+
 SECTION_BYTES = 16 * 2**20
 """Of the L2 cache (50 MB on an H100), what the heads in flight may stream; twice that is in use."""
 

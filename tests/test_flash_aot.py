@@ -202,6 +202,36 @@ def test_only_what_tritons_cache_lacks_is_compiled_and_looking_compiles_nothing(
     assert done.stdout.splitlines() == ["2 0", "[0] 1"], done.stderr
 
 
+LAUNCHERS = """
+import sys, threading
+sys.path.insert(0, sys.argv[1])
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from flashbench.kernels import _compile
+from test_flash_aot import ask
+built, both = [], threading.Barrier(2, timeout=60)
+def build(source, metadata):
+    both.wait()  # as neither goes on alone, they are built at once
+    built.append(source.name)
+    if source.name == "delta_rows":
+        raise RuntimeError("no C compiler")
+device = _compile._NoDevice(GPUTarget("cuda", 90, 32))
+device.launcher_cls = build
+driver.set_active(device)
+_compile.build_launchers([ask(kernel, (9, 0), "bf16", 64) for kernel in ("delta", "fwd")])
+print(sorted(built))
+"""
+
+
+def test_launchers_are_built_at_once_and_one_that_fails_is_left(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHERS, str(Path(__file__).parent)],
+        capture_output=True, text=True, check=False, env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["['delta_rows', 'forward']"], done.stderr
+
+
 @pytest.mark.gpu
 def test_workers_start_for_what_is_missing_only(monkeypatch: pytest.MonkeyPatch) -> None:
     from flashbench import environment

@@ -158,6 +158,16 @@ def test_a_window_is_a_bias_that_hides_a_band(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 2, 37, 1), (1, 1, 37, 1), (1, 2, 1, 1), (1, 1, 1, 1)])
+def test_a_bias_that_all_keys_share_has_no_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    leaves = [x.detach().to(dtype).requires_grad_() for x in (*qkv(37, 53, 24), rand(*shape, seed=4))]
+    o = flash(*leaves[:3], bias=leaves[3], causal=True, dropout_p=0.1, seed=3)
+    [dbias] = torch.autograd.grad(o, leaves[3:], torch.randn_like(o))
+    assert dbias.shape == shape
+    assert not dbias.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize(("nq", "nk"), [(2, 1), (2, 2), (37, 53)])
 def test_a_row_that_a_bias_hides_is_a_row_without_keys(nq: int, nk: int, dtype: torch.dtype) -> None:
     q, k, v = (x.to(dtype) for x in qkv(nq, nk, 24))

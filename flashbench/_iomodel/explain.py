@@ -72,11 +72,11 @@ _FORMULAS["flash-v2-atomic-triton"] = {
 }
 _FORMULAS["flash"] = {
     **_FORMULAS[""],
-    "dkdv": f"{_FORMULAS['']['dkdv']}; fp32 and tf32 without sinks read g·ΣQ·4 more (norm)",
-    "dq": "read Nq(d·e + dv·e + 8) + ΣK(d+dv)e; write Nq·d·e, fp32 and tf32 without sinks 8Nq more (norm,"
-          " delta), per query head",
-    "dbias": "read Tk·Nq(d·e + dv·e + 8) + Tq·Nk(d+dv)e and the bias, fp32 and tf32 without sinks Tk·4Nq"
-             " more (norm), per query head, masked or not; write the bias's size",
+    "dkdv": f"{_FORMULAS['']['dkdv']}; fp32 and tf32 read g·ΣQ·4 more (norm)",
+    "dq": "read Nq(d·e + dv·e + 8) + ΣK(d+dv)e; write Nq·d·e, fp32 and tf32 8Nq more (norm, delta), per"
+          " query head, and read 4 per program with sinks",
+    "dbias": "read Tk·Nq(d·e + dv·e + 8) + Tq·Nk(d+dv)e and the bias, fp32 and tf32 Tk·4Nq more (norm),"
+             " per query head, masked or not; of a bias that all keys share 8Nq alone; write the bias's size",
     "dsinks": "read 8Nq, per query head, and 4 per head; write 4 per head",
 }  # fmt: skip
 _FORMULAS["flash-v3-gluon"] = {

@@ -1,9 +1,9 @@
 """The bundled Triton kernels of the implementation ``flash``, load by load: FlashAttention-2 as they run it.
 
-Beside ``flash-v2``: in fp32 and tf32 without sinks the dQ kernel runs first, renews delta and hands a factor
-per row to the dK, dV kernel, so that a row's p sums to 1 and its dS to 0; head dims are multiplied in pieces
-of powers of two. What scores take beside q and k is in flash_scores.py; softcap and dropout move nothing.
-Held to the kernels themselves, traced in Triton's interpreter, by tests/test_trace.py and
+Beside ``flash-v2``: in fp32 and tf32 the dQ kernel runs first, renews delta and hands a factor per row to
+the dK, dV kernel, so that a row's p sums to 1 and its dS to 0, with its sink's; head dims are multiplied in
+pieces of powers of two. What scores take beside q and k is in flash_scores.py; softcap and dropout move
+nothing. Held to the kernels themselves, traced in Triton's interpreter, by tests/test_trace.py and
 tests/test_trace_features.py.
 """
 
@@ -69,6 +69,7 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
                 **scores.bias(p, tiles["dq"]),
                 **metadata(p, tiles["dq"], dq.ctas),
                 **scores.slopes(p, dq.ctas),
+                **(scores.sinks(p, dq.ctas) if norm else {}),
                 **scores.lengths(p, dq.ctas),
             },
             write={**dq.write, **({"norm": lse, "delta": lse} if norm else {})},
@@ -104,8 +105,8 @@ def _flash_v2(
 
 
 def refines(problem: Problem) -> bool:
-    """Whether the backward corrects row sums: where the inputs are fp32 and they are known to be 1 and 0."""
-    return problem.dtype_bytes == FP32 and not problem.sinks
+    """Whether the backward corrects row sums, which are known: where the inputs are fp32."""
+    return problem.dtype_bytes == FP32
 
 
 def padded(problem: Problem) -> tuple[int, int]:

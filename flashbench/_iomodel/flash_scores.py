@@ -6,6 +6,7 @@ from flashbench._iomodel.listed import looked_up
 from flashbench._iomodel.tensors import FP32, INT32, bias_bytes
 from flashbench._iomodel.types import Step, Tiles
 from flashbench._iomodel.visits import Band, Visits, band_visits, visits
+from flashbench.flash_configs import SUMMED_ROWS
 from flashbench.problem import Problem
 
 
@@ -47,12 +48,14 @@ def _bias(p: Problem, seen: Visits) -> dict[str, int]:
 def dbias(problem: Problem, tile: Tiles, products: int, *, refined: bool) -> Step:
     """The gradient of the bias: every tile of every query head, whether or not the mask shows any of it.
 
-    A program has a tile of the bias, or all tiles along a side that it does not vary along, and goes over the
+    A program has a tile of the bias, or all tiles of queries where one row serves all, and goes over the
     batches and heads that share it. products: columns of head dim that are multiplied for each pair; refined:
-    whether it reads the dq kernel's norm.
+    whether it reads the dq kernel's norm. A bias that all keys share has the sum of p_sink * delta instead.
     """
     p, e = problem, problem.dtype_bytes
     batches, bias_heads, rows, columns = p.bias_shape
+    if columns == 1:
+        return _dbias_of_rows(p)
     nq, nk = p.seqlen_q, p.seqlen_k
     heads, tiles_q, tiles_k = p.batch * p.num_heads, -(-nq // tile.block_q), -(-nk // tile.block_k)
     every = band_visits(Band(nq, nk, -nq, nk), tile.block_q, tile.block_k)
@@ -69,8 +72,20 @@ def dbias(problem: Problem, tile: Tiles, products: int, *, refined: bool) -> Ste
         write={"dbias": bias_bytes(p)},
         flops=2 * pairs * products,
         exps=pairs,
-        ctas=batches * bias_heads * (tiles_q if rows > 1 else 1) * (tiles_k if columns > 1 else 1),
+        ctas=batches * bias_heads * (tiles_q if rows > 1 else 1) * tiles_k,
     )  # fmt: skip
+
+
+def _dbias_of_rows(p: Problem) -> Step:
+    batches, bias_heads, rows, _ = p.bias_shape
+    heads, tiles = p.batch * p.num_heads, -(-p.seqlen_q // SUMMED_ROWS)
+    vector = heads * p.seqlen_q * FP32
+    return Step(
+        name="dbias",
+        read={"lse": vector, "delta": vector, **sinks(p, heads * tiles)},
+        write={"dbias": bias_bytes(p)},
+        ctas=batches * bias_heads * (tiles if rows > 1 else 1),
+    )
 
 
 def dsinks(problem: Problem, rows: int) -> Step:

@@ -112,7 +112,7 @@ class Call:
         """The configuration, and the launch options and compile-time constants that follow from it."""
         config = self.config(name, q, v)
         tallest = max(config.block_q, config.block_k)
-        limit = register_limit(name, config, self.math(q), max(q.shape[-1], v.shape[-1]), card(q.device)[0])
+        limit = self._register_limit(name, config, q, v)
         return config, {
             "BLOCK_M": config.block_q,
             "BLOCK_N": config.block_k,
@@ -133,6 +133,11 @@ class Call:
             **({} if limit is None else {"maxnreg": limit}),
             "enable_fp_fusion": True,  # off by default from Triton 3.10 on: an operation more per score
         }
+
+    def _register_limit(self, name: str, config: Config, q: Tensor, v: Tensor) -> int | None:
+        if self.softcap or self.dropout_p or self.biased:  # more to hold: it would be spilled
+            return None
+        return register_limit(name, config, self.math(q), max(q.shape[-1], v.shape[-1]), card(q.device)[0])
 
     @property
     def numbers(self) -> tuple[Any, ...]:

@@ -14,8 +14,9 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from multiprocessing import get_context
@@ -82,8 +83,8 @@ def precompile(cells: Sequence[Cell], target: Target) -> None:
     """Compile what the cells will launch on the target, each kernel once, before anything is timed.
 
     Kernels that Triton's cache holds are loaded here, which their first launch would do; workers
-    start for the others only. A kernel that does not compile is left to the cell that needs it,
-    which then says why.
+    start for the others only. What launches a kernel is built too. A kernel that does not compile is
+    left to the cell that needs it, which then says why.
     """
     if target.capability is None or not cells:
         return
@@ -97,8 +98,27 @@ def precompile(cells: Sequence[Cell], target: Target) -> None:
 
     with torch.cuda.device(target.device):
         missing = lacking(tasks.values())
-    if len(missing) > 1:
-        compile_all(missing)
+        done = compile_all(missing) if len(missing) > 1 else [Compiled(task) for task in missing]
+        broken = {one.task for one in done if one.error}
+        build_launchers(task for task in tasks.values() if task not in broken)
+
+
+def build_launchers(tasks: Iterable[Task]) -> None:
+    """Build what launches the kernels of the tasks, for the active device.
+
+    Triton 3.6 writes a C module for every new list of arguments and has it compiled at the first launch,
+    half a second each; here as many at once as there are cores. Kernels are in Triton's cache by now.
+    """
+    from triton.runtime import driver
+
+    def build(kernel: Any) -> None:
+        with suppress(Exception):  # the cell will meet it again, and name it
+            driver.active.launcher_cls(kernel.src, kernel.metadata)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for task in tasks:
+            with suppress(Exception):
+                pool.submit(build, launch(task).compile())
 
 
 def lacking(tasks: Iterable[Task]) -> list[Task]:

@@ -207,9 +207,15 @@ def probabilities(s, lse, unit, BIAS, EXACT: tl.constexpr):
     return p
 
 
+@triton.jit
+def of_sink(sink, lse):
+    """p of a head's sink in rows of that lse. lse is -inf, as the sink, of a row without keys: -inf + inf."""
+    return tl.where(sink == float("-inf"), 0.0, tiles.exp(sink - lse))
+
+
 @triton.jit(do_not_specialize=RUNTIME)
 def backward_dq(
-    Q, K, V, DO, LSE, DELTA, NORM, DQ, SLOPES, BIAS, CU_Q, CU_K, SPANS, BLOCKS, SLOTS, BITS,
+    Q, K, V, DO, LSE, DELTA, NORM, DQ, SLOPES, BIAS, SINKS, CU_Q, CU_K, SPANS, BLOCKS, SLOTS, BITS,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, do_b, do_h, do_n, b_b, b_h, b_m, b_n, l_b, l_h,
     heads, num_heads, group, seqlen_q, seqlen_k, num_tiles, section, before, after,
     seed, threshold, keep_scale, scale, cap,
@@ -222,9 +228,10 @@ def backward_dq(
 ):  # fmt: skip
     """dQ of one block of queries, walking the keys as the forward does. Grid: num_tiles times heads.
 
-    A row's p sums to 1 and its dS to 0, but for rounding: LSE is one rounded number, and delta came
-    from O while dP comes from V. REFINE takes both sums, corrects dQ by them, and hands them on to the
-    other kernel through NORM and DELTA, so that the errors cancel as where a whole row is at hand.
+    A row's p sums to 1 and its dS to 0, with a sink's own p and dS = -p * delta, but for rounding: LSE is
+    one rounded number, and delta came from O while dP comes from V. REFINE takes both sums, corrects dQ by
+    them, and hands them on to the other kernels through NORM and DELTA, so that the errors cancel as where
+    a whole row is at hand.
     ALONE: rows that see one key have no gradient, to the last bit.
     """
     SCORED: tl.constexpr = CAPPED or SLOPES is not None or BIAS is not None
@@ -315,6 +322,10 @@ def backward_dq(
         if REFINE:
             pk = tiles.add_dot(pk, p, k, PRECISION)
     if REFINE:
+        if SINKS is not None:
+            sink = of_sink(of_head(SINKS, h), lse)
+            sum_p += sink
+            sum_ds -= sink * delta
         norm = tl.where(sum_p > 0.0, 1.0 / tl.where(sum_p > 0.0, sum_p, 1.0), 1.0)
         if BIAS is not None:
             norm = tl.where(lse < float("inf"), norm, 0.0)  # of a hidden row p is not 0, but tiny

@@ -207,10 +207,7 @@ def _differentiate(
     """The gradients, filled. tensors: q, k, v as the kernels take them, o, lse and do."""
     q, k, v, o, lse, do = tensors
     o, do = (unit_stride(computable(x)) for x in (o, do))
-    work = backward_launches(
-        Saved(q=q, k=k, v=v, o=o, lse=lse, do=do), call, extra,
-        lse_has_gradient=dlse is not None, wanted=wanted,
-    )  # fmt: skip
+    work = backward_launches(Saved(q=q, k=k, v=v, o=o, lse=lse, do=do), call, extra, dlse=dlse, wanted=wanted)
     with on(q.device):
         for launch in work.launches:
             launch.run()

@@ -2,7 +2,9 @@
 
 Source: with P from LSE and delta = rowsum(dO * O), d bias = dS = P * (dP - delta), summed over whatever the
 bias is shared by (Dao 2022, arXiv:2205.14135, appendix B.2, for dS); d sink = -sum over rows of p_sink *
-delta, as the sink's own dP is 0. Both sum in registers, in a fixed order: no atomics, equal bits every run.
+delta, as the sink's own dP is 0. A row of dS and its sink's sum to 0, so that a bias shared by all keys has
+sum over its rows of p_sink * delta: 0 without sinks, exactly, where a sum of dS is left with its rounding.
+All sum in registers, in a fixed order: no atomics, equal bits every run.
 """
 
 # Triton reads the bodies below, not Python: no annotations but tl.constexpr, tensors by their capitals.
@@ -39,24 +41,24 @@ def backward_dbias(
     PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
     REFINE: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
-    """One block of the bias's gradient, summed over batches, heads, rows or columns that share it.
+    """One block of the gradient of a bias that varies along the keys, summed over what shares it.
 
     Grid: blocks of the bias over its own rows and columns, times its own batches and heads. A program goes
-    over shared_batches batches, shared_heads heads, and all query or key tiles where one entry serves all.
+    over shared_batches batches, shared_heads heads, and all query tiles where one row serves all.
     """
     pid = tl.program_id(0)
-    own_m, own_n = (tiles_m if BIAS_ROWS else 1), (tiles_n if BIAS_COLS else 1)
-    many_m, many_n = (1 if BIAS_ROWS else tiles_m), (1 if BIAS_COLS else tiles_n)
-    own, tile = pid // (own_m * own_n), pid % (own_m * own_n)
+    own_m = tiles_m if BIAS_ROWS else 1
+    many_m = 1 if BIAS_ROWS else tiles_m
+    own, tile = pid // (own_m * tiles_n), pid % (own_m * tiles_n)
     own_heads = num_heads // shared_heads
     low, high, diagonal = scores.band(seqlen_q, seqlen_k, before, after, TOP_LEFT)
     r, c = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_N)[None, :]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for index in range(shared_batches * shared_heads * many_m * many_n):
-        batch = own // own_heads + index // (many_n * many_m * shared_heads)
-        h = own % own_heads + index // (many_n * many_m) % shared_heads
-        start_m = (tile // own_n + index // many_n % many_m) * BLOCK_M
-        start_n = (tile % own_n + index % many_n) * BLOCK_N
+    start_n = tile % tiles_n * BLOCK_N
+    for index in range(shared_batches * shared_heads * many_m):
+        batch = own // own_heads + index // (many_m * shared_heads)
+        h = own % own_heads + index // many_m % shared_heads
+        start_m = (tile // tiles_n + index % many_m) * BLOCK_M
         left, more = seqlen_q - start_m, seqlen_k - start_n
         Qh = tiles.at(tiles.head_at(Q, batch, q_b, h, q_h), start_m, q_n)
         DOh = tiles.at(tiles.head_at(DO, batch, do_b, h, do_h), start_m, do_n)
@@ -92,43 +94,53 @@ def backward_dbias(
             dp = tl.where(kept, dp * keep_scale, 0.0)
         delta = flash.load_rows(DELTA + row, left, BLOCK_M, True, 0.0)
         total += p * (dp - delta[:, None])
-    if not BIAS_ROWS:
-        total = tl.sum(total, 0)[None, :]
-    if not BIAS_COLS:
-        total = tl.sum(total, 1)[:, None]
-    _store_block(
-        DBIAS,
-        total,
-        own,
-        tile // own_n,
-        tile % own_n,
-        seqlen_q,
-        seqlen_k,
-        BLOCK_M,
-        BLOCK_N,
-        BIAS_ROWS,
-        BIAS_COLS,
-    )
+    columns = start_n + tl.arange(0, BLOCK_N)
+    if BIAS_ROWS:
+        rows = tile // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
+        at = tiles.at(DBIAS, own, tl.cast(seqlen_q, tl.int64) * seqlen_k)
+        at += rows[:, None].to(tl.int64) * seqlen_k + columns[None, :]
+        there = (rows < seqlen_q)[:, None] & (columns < seqlen_k)[None, :]
+    else:
+        total = tl.sum(total, 0)
+        at = tiles.at(DBIAS, own, seqlen_k) + columns
+        there = columns < seqlen_k
+    tl.store(at, total.to(DBIAS.dtype.element_ty), mask=there)
 
 
-@triton.jit
-def _store_block(
-    X, x, matrix, tile_m, tile_n, rows, columns, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    HAS_ROWS: tl.constexpr, HAS_COLS: tl.constexpr,
+@triton.jit(do_not_specialize=["l_b", "l_h", *RUNTIME])
+def backward_dbias_of_rows(
+    LSE, DELTA, DLSE, SINKS, DBIAS, l_b, l_h, num_heads, shared_batches, shared_heads, seqlen_q, tiles_m,
+    BIAS_ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Store a block of contiguous matrices of rows x columns, either of which may be 1."""
-    if HAS_ROWS:
-        r = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
+    """One block of the gradient of a bias that all keys share: p_sink * delta, summed over what shares it.
+
+    delta is less DLSE where lse has a gradient, and that is what a row of dS and its sink's then sum to.
+    Without sinks the product with 0 keeps a NaN. Grid: as ``backward_dbias``, of one tile along the keys.
+    """
+    pid = tl.program_id(0)
+    own_m = tiles_m if BIAS_ROWS else 1
+    many_m = 1 if BIAS_ROWS else tiles_m
+    own, tile = pid // own_m, pid % own_m
+    own_heads = num_heads // shared_heads
+    total = tl.zeros([BLOCK_M], tl.float32)
+    for index in range(shared_batches * shared_heads * many_m):
+        batch = own // own_heads + index // (many_m * shared_heads)
+        h = own % own_heads + index // many_m % shared_heads
+        start_m = (tile + index % many_m) * BLOCK_M
+        row, left = tiles.head_at(0, batch, l_b, h, l_h) + start_m, seqlen_q - start_m
+        delta = flash.load_rows(DELTA + row, left, BLOCK_M, True, 0.0)
+        lse = flash.load_rows(LSE + row, left, BLOCK_M, True, float("inf"))
+        p = 0.0 if SINKS is None else flash.of_sink(flash.of_head(SINKS, h), lse)
+        total += p * delta
+        if DLSE is not None:
+            keys = lse != float("-inf")
+            total += tl.where(keys, flash.load_rows(DLSE + row, left, BLOCK_M, True, 0.0), 0.0)
+    if BIAS_ROWS:
+        rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        at = tiles.at(DBIAS, own, seqlen_q) + rows
+        tl.store(at, total.to(DBIAS.dtype.element_ty), mask=rows < seqlen_q)
     else:
-        r = tl.zeros([1, 1], tl.int32)
-        rows = 1
-    if HAS_COLS:
-        c = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
-    else:
-        c = tl.zeros([1, 1], tl.int32)
-        columns = 1
-    at = tiles.at(X, matrix, tl.cast(rows, tl.int64) * columns) + r.to(tl.int64) * columns + c
-    tl.store(at, x.to(X.dtype.element_ty), mask=(r < rows) & (c < columns))
+        tl.store(DBIAS + own, tl.sum(total, 0).to(DBIAS.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["l_b", "l_h", "batches", "rows"])
@@ -143,7 +155,5 @@ def backward_dsinks(LSE, DELTA, SINKS, DSINKS, l_b, l_h, batches, rows, BLOCK_M:
         row = tiles.head_at(0, index // blocks, l_b, h, l_h) + start
         lse = flash.load_rows(LSE + row, rows - start, BLOCK_M, True, float("inf"))
         delta = flash.load_rows(DELTA + row, rows - start, BLOCK_M, True, 0.0)
-        # lse is -inf, as the sink, of a row without keys: -inf + inf
-        p = tl.where(sink == float("-inf"), 0.0, tiles.exp(sink - lse))
-        total -= p * delta
+        total -= flash.of_sink(sink, lse) * delta
     tl.store(DSINKS + h, tl.sum(total, 0))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton import cdiv
 
-from flashbench.flash_configs import section
+from flashbench.flash_configs import SUMMED_ROWS, section
 from flashbench.kernels import _flash_dkdv_kernels as dkdv_kernels
 from flashbench.kernels import _flash_kernels as kernels
 from flashbench.kernels import _gradient_kernels as gradients
@@ -76,20 +76,19 @@ def backward_launches(
     call: Call,
     extra: Extra = NOTHING,
     *,
-    lse_has_gradient: bool = False,
+    dlse: Tensor | None = None,
     wanted: Container[str] = ("bias", "sinks"),
 ) -> Backward:
-    """The backward of one call. lse_has_gradient: then a row's dS does not sum to 0, as with sinks.
+    """The backward of one call. dlse: the gradient of lse, with which a row's dS does not sum to 0.
 
     wanted: of ``bias`` and ``sinks``, those whose gradient is.
     """
     s = saved
     dq, dk, dv = empty_gradients(s)
     delta = torch.empty_like(s.lse)
-    closed = extra.sinks is None and not lse_has_gradient
     exactness = {
-        "REFINE": closed and s.q.element_size() == 4,
-        "ALONE": closed and (extra.block_mask is None or call.alone),
+        "REFINE": dlse is None and s.q.element_size() == 4,
+        "ALONE": dlse is None and extra.sinks is None and (extra.block_mask is None or call.alone),
     }
     norm = torch.empty_like(s.lse) if exactness["REFINE"] else s.lse
     shared = _Shared(saved, call, extra, delta, norm, exactness)
@@ -97,7 +96,8 @@ def backward_launches(
     dbias = dsinks = None
     if extra.bias is not None and "bias" in wanted:
         dbias = torch.empty_like(extra.bias, memory_format=torch.contiguous_format)
-        launches.append(_dbias(shared, dbias))
+        of_rows = dbias.shape[3] == 1
+        launches.append(_dbias_of_rows(shared, dbias, dlse) if of_rows else _dbias(shared, dbias))
     if extra.sinks is not None and "sinks" in wanted:
         dsinks = torch.empty_like(extra.sinks, memory_format=torch.contiguous_format)
         launches.append(_dsinks(shared, dsinks))
@@ -158,7 +158,7 @@ def _dq(shared: _Shared, dq: Tensor) -> Launch:
     heads, tiles = s.q.shape[1], cdiv(seqlen_q, config.block_q)
     args = (
         *(s.q, s.k, s.v, s.do, s.lse, shared.delta, shared.norm, dq),
-        *(extra.slopes, extra.bias, extra.cu_q, extra.cu_k), *extra.lists(), *shared.strides,
+        *(extra.slopes, extra.bias, extra.sinks, extra.cu_q, extra.cu_k), *extra.lists(), *shared.strides,
         *(batch * heads, heads, _group(s.q, s.k), seqlen_q, seqlen_k, tiles),
         _section(s.k, s.v, batch * heads, extra.grows(call)), *call.numbers,
     )  # fmt: skip
@@ -199,21 +199,31 @@ def _dbias(shared: _Shared, dbias: Tensor) -> Launch:
         *(heads, _group(s.q, s.k), s.q.shape[0] // max(1, batches), heads // max(1, bias_heads)),
         *(seqlen_q, seqlen_k, tiles_m, tiles_n), *call.numbers,
     )  # fmt: skip
-    programs = batches * bias_heads
-    programs *= (tiles_m if options["BIAS_ROWS"] else 1) * (tiles_n if options["BIAS_COLS"] else 1)
+    programs = batches * bias_heads * (tiles_m if options["BIAS_ROWS"] else 1) * tiles_n
     options["num_stages"] = 1
     return Launch("dbias", gradients.backward_dbias, programs, args, options)
 
 
-SINK_ROWS = 1024
-"""Rows that the sink kernel sums at a time."""
+def _dbias_of_rows(shared: _Shared, dbias: Tensor, dlse: Tensor | None) -> Launch:
+    lse, extra = shared.saved.lse, shared.extra
+    batches, bias_heads, rows, _ = dbias.shape
+    batch, heads, seqlen_q = lse.shape
+    tiles = cdiv(seqlen_q, SUMMED_ROWS)
+    args = (
+        *(lse, shared.delta, None if dlse is None else dlse.contiguous(), extra.sinks, dbias),
+        *_row_strides(extra, lse), heads, batch // max(1, batches), heads // max(1, bias_heads),
+        *(seqlen_q, tiles),
+    )  # fmt: skip
+    options = {"BIAS_ROWS": rows != 1, "BLOCK_M": SUMMED_ROWS, "num_warps": 4}
+    programs = batches * bias_heads * (tiles if rows != 1 else 1)
+    return Launch("dbias", gradients.backward_dbias_of_rows, programs, args, options)
 
 
 def _dsinks(shared: _Shared, dsinks: Tensor) -> Launch:
     lse, extra = shared.saved.lse, shared.extra
     args = (lse, shared.delta, extra.sinks, dsinks, *_row_strides(extra, lse), lse.shape[0], lse.shape[2])
     return Launch(
-        "dsinks", gradients.backward_dsinks, lse.shape[1], args, {"BLOCK_M": SINK_ROWS, "num_warps": 4}
+        "dsinks", gradients.backward_dsinks, lse.shape[1], args, {"BLOCK_M": SUMMED_ROWS, "num_warps": 4}
     )
 
 

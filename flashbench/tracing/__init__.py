@@ -26,7 +26,7 @@ from flashbench.problem import Cell, Problem
 
 STEPS = {
     "forward": "forward", "delta_rows": "delta", "backward_dq": "dq", "backward_dkdv": "dkdv",
-    "backward_dbias": "dbias", "backward_dsinks": "dsinks",
+    "backward_dbias": "dbias", "backward_dbias_of_rows": "dbias", "backward_dsinks": "dsinks",
 }  # fmt: skip
 """Kernel → step of its model, else that of its name. A tensor argument is the model's tensor in capitals."""
 
@@ -138,7 +138,8 @@ def parts_of(problem: Problem) -> int:
 def _own(problem: Problem) -> dict[str, int]:
     """Programs, but for tiles, of the kernels that sum over what shares an entry: of bias and sinks."""
     batches, heads = problem.bias_shape[:2] if problem.bias else (1, 1)
-    return {"backward_dbias": batches * heads, "backward_dsinks": problem.num_heads}
+    bias = dict.fromkeys(("backward_dbias", "backward_dbias_of_rows"), batches * heads)
+    return {**bias, "backward_dsinks": problem.num_heads}
 
 
 def why_too_large(cell: Cell, config: Mapping[str, Any], limit: int) -> str | None:
@@ -171,15 +172,19 @@ def _times(launch: Launch, count: int, own: tuple[dict[str, int], dict[str, int]
     programs = launch.programs * whole // part if part else count * launch.programs
     arguments = {}
     for name, moved in launch.arguments.items():
-        times = whole // part if part and name in _ONCE else count
+        times = whole // part if part and name in _ONCE[launch.kernel] else count
         arguments[name] = Moved(**{what: times * number for what, number in asdict(moved).items()})
     return Launch(
         launch.kernel, arguments, flops=count * launch.flops, exps=count * launch.exps, programs=programs
     )
 
 
-_ONCE = ("DBIAS", "SINKS", "DSINKS")
-"""Arguments that a program of those kernels moves once, however long it loops."""
+_ONCE = {
+    "backward_dbias": ("DBIAS",),
+    "backward_dbias_of_rows": ("DBIAS",),
+    "backward_dsinks": ("SINKS", "DSINKS"),
+}
+"""Kernel → arguments that a program of it moves once, however long it loops."""
 
 
 def tile_visits(row: Estimate) -> int:
