@@ -134,23 +134,26 @@ def _call_bytes(cell: Cell, target: Target) -> tuple[int, int]:
     implementation = kernels.get(cell.implementation)
     inputs, output = _input_bytes(problem), _output_bytes(problem)
     held, extra = 0, output
-    forward = _estimate(implementation, problem, "fwd")
+    forward = _estimate(implementation, problem, "fwd", target)
     if pass_ == "fwd":
         extra = forward.extra_bytes if forward else output
     else:
-        backward = _estimate(implementation, problem, "bwd")
+        backward = _estimate(implementation, problem, "bwd", target)
         held = output + (forward.saved_bytes if forward else 0)
         extra = backward.extra_bytes if backward else inputs
     return held + implementation.prepared_bytes(problem, pass_, target), extra
 
 
-def _estimate(implementation: Implementation, problem: Problem, pass_: str) -> iomodel.Estimate | None:
-    if implementation.io_model is None:
+def _estimate(
+    implementation: Implementation, problem: Problem, pass_: str, target: Target
+) -> iomodel.Estimate | None:
+    model = implementation.model(problem, target)
+    if model is None:
         return None
     plain = replace(problem, softcap=0.0, alibi=False, bias="", sinks=False, block_mask="")
     for one in dict.fromkeys((problem, plain)):  # what the model does not count needs more, if anything
         try:
-            return iomodel.estimate(implementation.io_model, one, pass_)
+            return iomodel.estimate(model, one, pass_)
         except FlashbenchError:  # the model does not cover this problem
             continue
     return None
@@ -190,7 +193,7 @@ def _call_s(implementation: Implementation, cell: Cell, target: Target) -> float
     if implementation.interpreted(target):
         return flops / INTERPRETER_FLOPS_PER_S
     flops_per_s, bytes_per_s = _rates(cell.problem, target)
-    estimate = _estimate(implementation, cell.problem, cell.pass_)
+    estimate = _estimate(implementation, cell.problem, cell.pass_, target)
     if estimate is not None and estimate.model == "standard":
         compute_s = estimate.done_flops / (NAIVE_EFFICIENCY * flops_per_s)
         return max(compute_s, estimate.requested.total_bytes / (NAIVE_EFFICIENCY * bytes_per_s))

@@ -239,6 +239,10 @@ def _mask(s: Tensor, last: Tensor, columns: int) -> Tensor:
     return s.masked_fill(torch.arange(columns) > last[:, None], -math.inf)
 
 
+def _mask_before(s: Tensor, first: Tensor, columns: int) -> Tensor:
+    return s.masked_fill(torch.arange(columns) < first[:, None], -math.inf)
+
+
 def _module(name: str, **names: Any) -> None:
     module = types.ModuleType(name)
     module.__dict__.update(names, __path__=[])
@@ -291,9 +295,11 @@ def install(module: str) -> Any:
     _module("triton._C.libtriton", ir=None)
     _module("triton.runtime")
     _module("triton.runtime.jit", constexpr_function=_itself)
-    from flashbench.kernels import _hopper_asm, _hopper_tiles
+    from flashbench.kernels import _hopper_asm, _hopper_backward_tiles, _hopper_tiles
 
-    _hopper_asm.mask = _mask
+    _hopper_asm.mask, _hopper_asm.mask_before = _mask, _mask_before
+    _hopper_backward_tiles.tma_add = _add
+    _hopper_backward_tiles.retiled = lambda memory, shape, layout: memory.reshape(shape)
     _hopper_asm.rescale = lambda acc, alpha, columns: acc * alpha[:, None]
     partial_sums = _hopper_tiles.partial_sums
     _hopper_tiles.partial_sums = lambda p, columns: partial_sums(p, columns).as_subclass(Typed)

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,11 +167,19 @@ def test_the_configuration_of_a_row_is_one_that_can_be_asked_for() -> None:
 
 def test_the_row_says_which_kernels_run() -> None:
     hopper = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=SHARED_LIMIT)
-    p = problem(dtype="bf16", head_dim=128, head_dim_v=128, causal=True)
-    config = get("flash-v3").describe(p, "fwd+bwd", hopper)
-    assert config["bwd_kernels"] == "flash-v2"
-    assert config["fwd_block_q"] == 128
-    assert config["dkdv_block_k"] == 64
+
+    def config(dim: int, **changes) -> Mapping[str, object]:
+        p = problem(dtype="bf16", head_dim=dim, head_dim_v=dim, causal=True, **changes)
+        return get("flash-v3").describe(p, "fwd+bwd", hopper)
+
+    own, repeatable, wide = config(128), config(128, deterministic=True), config(192)
+    assert own["fwd_block_q"] == 128
+    assert (own["bwd_block_q"], own["bwd_block_k"], own["bwd_kernels"]) == (64, 128, "flash-v3")
+    assert "dq_block_q" not in own
+    assert repeatable["bwd_kernels"] == "flash-v3, dq by flash-v2: deterministic"
+    assert (repeatable["bwd_block_q"], "dq_block_q" in repeatable, "dkdv_block_q" in repeatable) == (64, 1, 0)
+    assert wide["bwd_kernels"] == "flash-v2: head_dim 192 is larger than 128"
+    assert (wide["dkdv_block_k"], "bwd_block_q" in wide) == (64, False)
 
 
 NOT_V3 = """
@@ -179,14 +188,22 @@ from flashbench.hopper_configs import SHARED_LIMIT
 from flashbench.kernels import Target, _compile, get
 
 row = get("flash")
-for capability, changes in (((9, 0), {}), ((9, 0), {"softcap": 30.0}), ((8, 0), {})):
+asked = ({}, {"deterministic": True}, {"head_dim": 136, "head_dim_v": 136}, {"softcap": 30.0})
+for capability, changes in (*(((9, 0), one) for one in asked), ((8, 0), {})):
     target = Target(device="cuda", capability=capability, smem_per_block_bytes=SHARED_LIMIT)
     p = problem(**{"dtype": "bf16", "head_dim": 64, "head_dim_v": 64, **changes})
     for pass_ in ("fwd", "bwd"):
         config = row.describe(p, pass_, target)
         task = _compile.Task("", p, capability, SHARED_LIMIT, implementation="flash")
-        launched = " ".join(one.name for one in _compile.rehearse(task, pass_))
-        print(row.model(p, target), config.get("kernels"), config.get("bwd_kernels"), launched, sep=", ")
+        launched = _compile.rehearse(task, pass_)
+        for one in launched:
+            if hasattr(one, "made"):  # it is started with its constants in the order of the parameters
+                assert one.kernel.arg_names[len(one.args):] == list(one.made.constants)
+        assert changes.get("deterministic") or {one.name for one in launched} == {
+            name for pass_s in ("fwd", pass_) for name in _compile.bundled(task).kernels[pass_s]
+        }
+        names = " ".join(one.name for one in launched)
+        print(row.model(p, target), config.get("kernels"), config.get("bwd_kernels"), names, sep="; ")
 """
 
 
@@ -199,11 +216,17 @@ def test_flash_runs_flash_v3_where_it_can_and_says_why_not() -> None:
     done = subprocess.run(
         [sys.executable, "-c", NOT_V3], capture_output=True, text=True, check=False, env=environment
     )
+    repeatable = "flash-v3, dq by flash-v2: deterministic; v3_fwd v3_prepare v3_bwd delta dq"
+    wide, capped = "flash-v2: head_dim 136 is larger than 128", "flash-v2: it does not take softcap"
     assert done.stdout.splitlines() == [
-        "flash-v3-gluon, flash-v3, None, v3_fwd",
-        "flash-v3-gluon, flash-v3, flash-v2, v3_fwd delta dq dkdv",
-        "flash, flash-v2: it does not take softcap, None, fwd",
-        "flash, flash-v2: it does not take softcap, None, fwd delta dq dkdv",
-        "flash, None, None, fwd",
-        "flash, None, None, fwd delta dq dkdv",
+        "flash-v3-gluon; flash-v3; None; v3_fwd",
+        "flash-v3-gluon; flash-v3; flash-v3; v3_fwd v3_prepare v3_bwd v3_convert",
+        "flash-v3-gluon; flash-v3; None; v3_fwd",
+        f"flash-v3-gluon; flash-v3; {repeatable}",
+        "flash-v3-gluon; flash-v3; None; v3_fwd",
+        f"flash-v3-gluon; flash-v3; {wide}; v3_fwd delta dq dkdv",
+        f"flash; {capped}; None; fwd",
+        f"flash; {capped}; None; fwd delta dq dkdv",
+        "flash; None; None; fwd",
+        "flash; None; None; fwd delta dq dkdv",
     ], done.stderr

@@ -5,6 +5,7 @@ Every group runs in a process of its own with a time limit: a kernel whose mbarr
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import subprocess
@@ -114,20 +115,53 @@ def strides() -> None:
     assert flash.flash_attention(base[:0], base[:0], base[:0]).shape == (0, 4, 300, 200)
 
 
-def gradients() -> None:
-    """By flash-v2's kernels from this forward's o and lse, a gradient of lse with them."""
+GRADIENTS = [
+    ((2, 4, 2, 200, 333), (64, 64)), ((1, 4, 4, 130, 257), (128, 96)), ((1, 2, 1, 300, 113), (96, 96)),
+    ((2, 8, 2, 1000, 1000), (40, 64)), ((1, 16, 16, 2049, 2049), (128, 128)), ((3, 3, 3, 70, 1), (64, 64)),
+    ((1, 2, 2, 200, 333), (192, 128)),
+]  # fmt: skip
+
+
+def gradients(case: int) -> None:
+    """Of every form of the backward, without and with a gradient of lse."""
     from flashbench.kernels import _flash_v3 as flash
 
-    for shape, dims in (((2, 4, 2, 200, 333), (64, 64)), ((1, 4, 4, 130, 257), (128, 96))):
-        for causal in (False, True):
-            leaves = [x.requires_grad_() for x in inputs(shape, dims, torch.float16, turned=True)]
-            outputs = flash.flash_attention(*leaves, causal=causal, return_lse=True)
-            doubles = [x.detach().double().requires_grad_() for x in leaves]
-            into = [torch.randn_like(x) for x in outputs]
-            got = torch.autograd.grad(outputs, leaves, into)
-            want = torch.autograd.grad(exact(*doubles, causal), doubles, [x.double() for x in into])
-            for x, y in zip(got, want, strict=True):
-                assert float((x.double() - y).norm() / y.norm()) < 2e-3, (shape, causal)
+    shape, dims = GRADIENTS[case]
+    for causal, deterministic, of_lse in itertools.product((False, True), repeat=3):
+        what = shape, dims, causal, deterministic, of_lse
+        leaves = [x.requires_grad_() for x in inputs(shape, dims, torch.float16, turned=True)]
+        outputs = flash.flash_attention(*leaves, causal=causal, deterministic=deterministic, return_lse=True)
+        outputs = outputs[: 1 + of_lse]
+        into = [torch.randn_like(x[..., :1]).expand_as(x) if n else torch.randn_like(x)
+                for n, x in enumerate(outputs)]  # fmt: skip
+        got = torch.autograd.grad(outputs, leaves, into, retain_graph=True)
+        want = exact_gradients(*leaves, into, causal)
+        for x, y in zip(got, want, strict=True):
+            assert float((x.double() - y).norm()) < 2e-3 * float(y.norm()) + 1e-4, what
+        if not of_lse:
+            alone = seen(shape, causal) == 1
+            assert not got[0][:, :, alone].any(), (*what, "rows that see one key")
+        for _ in range(20 if deterministic else 0):
+            again = torch.autograd.grad(outputs, leaves, into, retain_graph=True)
+            assert all(torch.equal(x, y) for x, y in zip(got, again, strict=True)), what
+
+
+def exact_gradients(q, k, v, into, causal: bool):
+    """(dq, dk, dv) in fp64 of gradients of o and maybe lse, a K/V head at a time to spare memory."""
+    group, parts = q.shape[1] // k.shape[1], []
+    for head in range(k.shape[1]):
+        own, queries = slice(head, head + 1), slice(head * group, (head + 1) * group)
+        leaves = [x.detach().double().requires_grad_() for x in (q[:, queries], k[:, own], v[:, own])]
+        outputs = exact(*leaves, causal)[: len(into)]
+        parts.append(torch.autograd.grad(outputs, leaves, [x[:, queries].double() for x in into]))
+    return [torch.cat(grads, 1) for grads in zip(*parts, strict=True)]
+
+
+def seen(shape, causal: bool):
+    """Keys that each query sees."""
+    *_, rows, keys = shape
+    count = torch.full((rows,), keys, device="cuda")
+    return count.minimum(torch.arange(rows, device="cuda") + 1 + keys - rows) if causal else count
 
 
 def graph_and_host() -> None:
@@ -164,7 +198,7 @@ def host_us(call: Callable[[int], object]) -> float:
 
 GROUPS = [
     *(f"{kind} {dim} {dim_v}" for kind in ("shapes", "repeats") for dim, dim_v in DIMS),
-    "strides", "gradients", "graph_and_host",
+    *(f"gradients {case}" for case in range(len(GRADIENTS))), "strides", "graph_and_host",
 ]  # fmt: skip
 
 

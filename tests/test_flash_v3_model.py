@@ -1,12 +1,14 @@
-"""flash-v3's forward moves to the byte what its model says: a walk over its schedule, box by box.
+"""flash-v3 moves to the byte what its model says: walks over its schedules, box by box.
 
-The kernel has no interpreted form. What it loads is decided by the schedule and the descriptors that the
-host makes, which are the real ones here; the walk does with them what ``produce`` and ``consume`` do.
+The kernels have no interpreted form. What they load is decided by the schedule and the descriptors that the
+host makes, which are the real ones here; a walk does with them what ``produce`` and ``consume`` do.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from attention import problem
@@ -14,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flashbench import hopper_configs, iomodel, kernels
-from flashbench.hopper_configs import Tiles
+from flashbench.devices import find
+from flashbench.hopper_configs import BackwardTiles, Tiles
 from flashbench.kernels import _hopper_schedule as schedule
 from flashbench.problem import Problem
 
@@ -110,19 +113,96 @@ def test_a_tile_of_queries_without_keys_loads_one_of_keys(causal: bool) -> None:
 
 def test_the_model_has_the_tiles_that_the_row_says() -> None:
     target = kernels.Target(device="cuda", capability=(9, 0))
-    for dim in (64, 128, 256):
-        for keys in (512, 4096, 16384):
-            for causal in (False, True):
-                p = problem(
-                    seqlen_q=keys, seqlen_k=keys, head_dim=dim, head_dim_v=dim, dtype="fp16", causal=causal
-                )
-                config = kernels.get("flash-v3").describe(p, "fwd", target)
-                tiles = iomodel.estimate("flash-v3-gluon", p, "fwd").tiles
-                assert tiles == {name: config[name] for name in tiles}
+    for dim, keys, causal, deterministic in itertools.product(
+        (64, 128, 256), (512, 4096, 16384), (False, True), (False, True)
+    ):
+        p = problem(
+            seqlen_q=keys, seqlen_k=keys, head_dim=dim, head_dim_v=dim, dtype="fp16", causal=causal,
+            deterministic=deterministic,
+        )  # fmt: skip
+        config = kernels.get("flash-v3").describe(p, "fwd+bwd", target)
+        tiles = iomodel.estimate("flash-v3-gluon", p, "fwd+bwd", device=find("h100-sxm")).tiles
+        said = {name for name in config if name.endswith(("_block_q", "_block_k"))}
+        assert said <= set(tiles)
+        assert tiles == {name: config.get(name, tiles[name]) for name in tiles}
 
 
-def test_the_backward_is_flashs() -> None:
-    p = problem(seqlen_q=200, seqlen_k=200, head_dim=64, head_dim_v=64, dtype="bf16")
+def walk_back(p: Problem, tiles: BackwardTiles, programs: int) -> tuple[Counter[str], ...]:
+    """Bytes read, written and added by the kernel of dK and dV, as ``walk``."""
+    width, block = tiles.width, tiles.block_q
+    shape = schedule.KeyShape(
+        heads=p.batch * p.num_kv_heads, group=p.group, seqlen_q=p.seqlen_q, seqlen_k=p.seqlen_k,
+        block_m=block, block_n=hopper_configs.KEYS, causal=p.causal, kv_bytes=0,
+    )  # fmt: skip
+    table = schedule.table(shape, programs)
+    read, write, added = Counter[str](), Counter[str](), Counter[str]()
+    tiles_q = -(-p.seqlen_q // block)
+    rows, warpgroups, half = p.batch * p.num_heads * tiles_q * block, 2, hopper_configs.ROWS
+
+    def box(row: int, length: int, dim: int) -> int:
+        return 2 * inside(row, half, length) * inside(0, width, dim)
+
+    covered = Counter[int]()
+    for program, total in enumerate(table[0]):
+        roles = warpgroups + 1
+        read["schedule"] += 4 * roles
+        j = tile = 0
+        while j < total:
+            tile += 1
+            entry = table[tile][program]
+            read["schedule"] += 4 * roles
+            covered[entry] += 1
+            head, start_n = divmod(entry, shape.tiles)
+            start_n *= hopper_configs.KEYS
+            first = max(start_n + p.seqlen_q - p.seqlen_k, 0) // block if p.causal else 0
+            for wg in range(warpgroups):
+                for name, dim in (("k", p.head_dim), ("v", p.head_dim_v)):
+                    size = box(start_n + wg * half, p.seqlen_k, dim)
+                    read[name] += size
+                    write[f"d{name}"] += size
+            for g in range(p.group):
+                for m in range(first, tiles_q):
+                    at = ((head * p.group + g) * tiles_q + m) * block
+                    for row in range(0, block, half):
+                        read["q"] += box(m * block + row, p.seqlen_q, p.head_dim)
+                        read["do"] += box(m * block + row, p.seqlen_q, p.head_dim_v)
+                        for name in ("lse_2", "delta"):
+                            read[name] += 4 * inside(at + row, half, rows)
+                    lines = range(at * width // 32, (at + block) * width // 32, 128)
+                    assert len(lines) == warpgroups, "each adds one block of the tile's dQ"
+                    added["dq_acc"] += sum(4 * 32 * inside(line, 128, rows * width // 32) for line in lines)
+                    j += 1
+        assert j == total, "a program ends with the last tile of queries of its last tile of keys"
+    assert set(covered) == set(range(shape.heads * shape.tiles))
+    assert set(covered.values()) == {1}
+    return read, write, added
+
+
+@settings(max_examples=200, deadline=None)
+@given(asked(), st.booleans())
+def test_the_walk_back_and_the_model_agree_to_the_byte(p: Problem, deterministic: bool) -> None:
+    p = replace(p, head_dim=min(128, p.head_dim), head_dim_v=min(128, p.head_dim_v))
+    p = replace(p, deterministic=deterministic)
+    steps = {step.name: step for step in iomodel.estimate("flash-v3-gluon", p, "bwd").steps}
+    tiles = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+    read, write, added = walk_back(p, tiles, hopper_configs.PROGRAMS)
+    main = steps["backward"]
+    assert main.read == dict(read)
+    assert main.write == dict(write)
+    assert main.atomic == ({} if deterministic else dict(added))
+    rows = p.batch * p.num_heads * -(-p.seqlen_q // tiles.block_q) * tiles.block_q
+    filled = {"lse_2": 4 * rows, "delta": 4 * rows, "dq_acc": 4 * rows * tiles.width}
+    if deterministic:
+        assert list(steps) == ["prepare", "backward", "delta", "dq"]
+        del filled["dq_acc"]
+    else:
+        assert list(steps) == ["prepare", "backward", "convert"]
+        assert steps["convert"].read == {"dq_acc": filled["dq_acc"]}
+    assert steps["prepare"].write == filled
+
+
+def test_the_backward_of_wide_heads_is_flashs() -> None:
+    p = problem(seqlen_q=200, seqlen_k=200, head_dim=136, head_dim_v=64, dtype="bf16")
     tiles = {"block_q": 64, "block_k": 32}
     assert (
         iomodel.estimate("flash-v3-gluon", p, "bwd", tiles=tiles).requested

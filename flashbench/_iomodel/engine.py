@@ -151,8 +151,10 @@ def choose(row: Model, problem: Problem, pass_: str, choice: Choice) -> tuple[di
             tile, source = row.sram_tiles(shape, kernel, fallback if sram is None else sram), "sram"
         else:
             assert row.shipped_tiles is not None, row.name
-            tile = row.shipped_tiles(problem, kernel, device)
-            source = "kernel" if row.bundled else "shipped"
+            shipped = row.shipped_tiles(problem, kernel, device)
+            if shipped is None:
+                continue
+            tile, source = shipped, "kernel" if row.bundled else "shipped"
         chosen[kernel] = tile
     if not given:
         return chosen, source

@@ -1,10 +1,12 @@
-"""The bundled Gluon kernel of the implementation ``flash-v3``, box by box; its backward is flash's.
+"""The bundled Gluon kernels of the implementation ``flash-v3``, box by box.
 
 TMA moves boxes: 64 rows of Q or O, a K/V tile, by the columns of a piece of the head dim. Of a box that
 hangs over the tensor's edge only what is inside is moved: the rest of shared memory is filled with zeros
 that nobody fetched (CUDA C++ Programming Guide, tensor memory access). A tile of queries that sees no key
-loads its first K/V tile all the same. Held to a walk over the kernel's own schedule and descriptors by
-tests/test_flash_v3_model.py.
+loads its first K/V tile all the same. The backward's dQ is added to an fp32 accumulator, tile by tile and
+in whole tiles, as are its rows' lse and delta; flash-v2's kernels do what ``hopper_configs.why_portable``
+names, and dQ where it is to be deterministic. Held to walks over the kernels' own schedules and descriptors
+by tests/test_flash_v3_model.py.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from flashbench import hopper_configs
 from flashbench._iomodel import flash, flash_v2
-from flashbench._iomodel.tensors import INT32
-from flashbench._iomodel.types import Tiles, Work
+from flashbench._iomodel.tensors import FP32, INT32, sizes
+from flashbench._iomodel.types import Step, Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
 from flashbench._iomodel.visits import visits
 from flashbench.problem import Problem
@@ -25,7 +27,8 @@ if TYPE_CHECKING:
 
 ASSUMPTIONS = (
     "boxes of TMA, of which what lies outside the tensor is not moved; a schedule for 132 SMs, read once per"
-    " warpgroup and producer; products on whole tiles and padded head dims; backward as flash"
+    " warpgroup and producer; products on whole tiles and padded head dims; the backward of head dims over"
+    " 128 as flash"
 )
 
 
@@ -52,6 +55,59 @@ def _entries(tiles: int, warpgroups: int) -> int:
     return warpgroups * (tiles + 2 * programs) + tiles + programs
 
 
+def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
+    """Rows' lse and delta prepared, dK and dV with dQ's additions, dQ converted; or flash's kernels.
+
+    A program reads Q, dO and two fp32 numbers per row of each tile of queries that its keys see, for all
+    query heads of the group, so K and V are read, and dK and dV written, once per K/V head.
+    """
+    p, s = problem, sizes(problem)
+    if hopper_configs.why_portable(p.head_dim, p.head_dim_v):
+        return flash.backward(p, tiles, variant)
+    rows = 2 * FP32 * p.batch * p.num_heads * _padded(p, tiles["bwd"].block_q)
+    dq_acc = 0 if p.deterministic else rows // 2 * hopper_configs.width(p.head_dim, p.head_dim_v)
+    prepared = {"lse_2": rows // 2, "delta": rows // 2, **({"dq_acc": dq_acc} if dq_acc else {})}
+    prepare = Step(name="prepare", read={"o": s.o, "do": s.o, "lse": s.lse}, write=prepared)
+    steps = [prepare, _gradients(p, tiles["bwd"])]
+    gradients = s.q + s.k + s.v
+    if dq_acc:
+        steps.append(Step(name="convert", read={"dq_acc": dq_acc}, write={"dq": s.q}))
+        return Work(steps=tuple(steps), extra_bytes=gradients + rows + dq_acc)
+    steps += [step for step in flash.backward(p, {**tiles, "dkdv": tiles["dq"]}, variant).steps
+              if step.name != "dkdv"]  # fmt: skip
+    return Work(steps=tuple(steps), extra_bytes=gradients + rows + s.lse)
+
+
+def _gradients(p: Problem, tile: Tiles) -> Step:
+    """The kernel of dK and dV, which adds dQ to its accumulator unless that is to be deterministic."""
+    s, heads, e = sizes(p), p.batch * p.num_heads, p.dtype_bytes
+    width = hopper_configs.width(p.head_dim, p.head_dim_v)
+    seen = visits(p, tile.block_q, tile.block_k)
+    visited = heads * seen.tiles * tile.block_q
+    key_tiles = p.batch * p.num_kv_heads * -(-p.seqlen_k // tile.block_k)
+    programs = min(hopper_configs.PROGRAMS, key_tiles)
+    streamed, pairs = heads * seen.query_rows * e, visited * tile.block_k
+    return Step(
+        name="backward",
+        read={"k": s.k, "v": s.v, "q": streamed * p.head_dim, "do": streamed * p.head_dim_v,
+              "lse_2": visited * FP32, "delta": visited * FP32,
+              "schedule": INT32 * (WARPGROUPS + 1) * (programs + key_tiles)},
+        write={"dk": s.k, "dv": s.v},
+        atomic={} if p.deterministic else {"dq_acc": visited * width * FP32},
+        flops=2 * pairs * width * (4 if p.deterministic else 5),
+        exps=pairs,
+        ctas=programs,
+    )  # fmt: skip
+
+
+WARPGROUPS = 2
+"""Of the backward's kernel, beside the warp that loads."""
+
+
+def _padded(p: Problem, block: int) -> int:
+    return -(-p.seqlen_q // block) * block
+
+
 def refuses(problem: Problem) -> str | None:
     """Why the kernels do not run the problem, or None."""
     if problem.dtype_bytes != 2:
@@ -61,13 +117,20 @@ def refuses(problem: Problem) -> str | None:
     return flash.refuses_plain(problem)
 
 
-def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles:
-    """The tile that the kernel ships with."""
-    if kernel != "fwd":
-        return flash.shipped_tiles(problem, kernel, device)
+def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles | None:
+    """The tile that the kernel ships with; None of a kernel that the problem is computed without."""
     p = problem
-    tiles = hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
-    return Tiles(tiles.block_q, tiles.block_k)
+    if kernel == "fwd":
+        tiles = hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+        return Tiles(tiles.block_q, tiles.block_k)
+    portable = hopper_configs.why_portable(p.head_dim, p.head_dim_v) is not None
+    if kernel == "bwd":
+        if portable:
+            return None
+        own = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+        return Tiles(own.block_q, hopper_configs.KEYS)
+    runs = portable or (p.deterministic and kernel != "dkdv")
+    return flash.shipped_tiles(p, kernel, device) if runs else None
 
 
-backward, footprint = flash.backward, flash.footprint
+footprint = flash.footprint

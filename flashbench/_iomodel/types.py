@@ -138,17 +138,17 @@ class Model:
     """One algorithm. To add one: its functions, and a row of iomodel.MODELS.
 
     forward, backward (problem, tiles per kernel, variant) -> Work, of a batch of equal sequences.
-    fwd_kernels, bwd_kernels: the kernels that have tiles. sram_tiles(problem, kernel, elements): the
-    tile that a fast memory of so many elements gives; None if the algorithm has no such rule.
-    shipped_tiles(problem, kernel, device): the tile of the published code. footprint(problem,
-    kernel, tiles): elements that must be in fast memory at once. refuses(problem): why the model
-    does not cover it, or None. takes: the options of a Variant that it knows. settle(problem,
-    tiles, variant, device): the variant with what is left open (pack_gqa None, num_splits 0) decided. pads: a
-    packed batch is padded to its longest sequence. packs: forward and backward take a packed batch whole,
-    empty sequences too; else it is the sum over its sequences (varlen.py). covers: features of a problem
-    (problem.FEATURES) that it counts beyond those that every model does. shown: in the default table. passes:
-    those that it covers. bundled: describes an implementation of this package, launch by launch, with the
-    tiles that it ships with.
+    fwd_kernels, bwd_kernels: the kernels that have tiles. sram_tiles(problem, kernel, elements): the tile
+    that a fast memory of so many elements gives; None if the algorithm has no such rule.
+    shipped_tiles(problem, kernel, device): the tile of the published code, None of a kernel that the problem
+    is computed without. footprint(problem, kernel, tiles): elements that must be in fast memory at once.
+    refuses(problem): why the model does not cover it, or None. takes: the options of a Variant that it knows.
+    settle(problem, tiles, variant, device): the variant with what is left open (pack_gqa None, num_splits 0)
+    decided. pads: a packed batch is padded to its longest sequence. packs: forward and backward take a packed
+    batch whole, empty sequences too; else it is the sum over its sequences (varlen.py). covers: features of a
+    problem (problem.FEATURES) that it counts beyond those that every model does. shown: in the default table.
+    passes: those that it covers. bundled: describes an implementation of this package, launch by launch, with
+    the tiles that it ships with.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Model:
     fwd_kernels: tuple[str, ...] = ()
     bwd_kernels: tuple[str, ...] = ()
     sram_tiles: Callable[[Problem, str, int], Tiles] | None = None
-    shipped_tiles: Callable[[Problem, str, Device | None], Tiles] | None = None
+    shipped_tiles: Callable[[Problem, str, Device | None], Tiles | None] | None = None
     footprint: Callable[[Problem, str, Tiles], int] | None = None
     refuses: Callable[[Problem], str | None] = lambda _: None
     takes: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from functools import lru_cache
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Any
 
-from flashbench import kernels
+from flashbench import hopper_configs, kernels
 from flashbench.decode_configs import DecodeConfig
 from flashbench.errors import UnavailableError
 from flashbench.flash_configs import Config
@@ -301,6 +301,8 @@ def _flash_decode(task: Task) -> Launch:
 
 
 _PORTABLE = Bundled({"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq")})
+_V3_WIDE = Bundled({"fwd": ("v3_fwd",), "bwd": _PORTABLE.kernels["bwd"]})
+"""flash-v3's of head dims for which its backward is flash-v2's."""
 BUNDLED = {
     "flash": _PORTABLE,
     "flash-v1": Bundled(
@@ -310,7 +312,7 @@ BUNDLED = {
     "flash-v2-atomic": Bundled(
         {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, described={"atomic": "bwd"}
     ),
-    "flash-v3": Bundled({"fwd": ("v3_fwd",), "bwd": ("delta", "dkdv", "dq")}),
+    "flash-v3": Bundled({"fwd": ("v3_fwd",), "bwd": ("v3_prepare", "v3_bwd", "v3_convert")}),
     "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}),
     "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
 }
@@ -320,7 +322,9 @@ BUNDLED = {
 def bundled(task: Task) -> Bundled:
     """The kernels of the task's implementation, or of that which it runs in place of its own there."""
     target = Target(device="cuda", capability=task.capability, smem_per_block_bytes=task.limit)
-    return BUNDLED[kernels.get(task.implementation).runs(task.problem, target) or task.implementation]
+    name = kernels.get(task.implementation).runs(task.problem, target) or task.implementation
+    wide = name == "flash-v3" and hopper_configs.why_portable(task.problem.head_dim, task.problem.head_dim_v)
+    return _V3_WIDE if wide else BUNDLED[name]
 
 
 class _NoDevice:

@@ -53,6 +53,11 @@ def mask_asm(cols):
 
 
 @constexpr_function
+def mask_before_asm(cols):
+    return mask_asm(cols).replace("setp.ge", "setp.le")
+
+
+@constexpr_function
 def rescale_asm(cols):
     n = cols // 2
     low, high = f"${2 * n}", f"${2 * n + 2}"
@@ -77,6 +82,16 @@ def mask(s, last, COLS: gl.constexpr):
     TIED: gl.constexpr = tied(COLS, "r")
     last, _ = gl.broadcast(last[:, None], s)
     return gl.inline_asm_elementwise(ASM, TIED, [s, last], gl.float32, is_pure=True, pack=N)
+
+
+@gluon.jit
+def mask_before(s, first, COLS: gl.constexpr):
+    """s with -inf in the columns before ``first``, a column number per row, from 0 at the tile's edge."""
+    N: gl.constexpr = packed(COLS)
+    ASM: gl.constexpr = mask_before_asm(COLS)
+    TIED: gl.constexpr = tied(COLS, "r")
+    first, _ = gl.broadcast(first[:, None], s)
+    return gl.inline_asm_elementwise(ASM, TIED, [s, first], gl.float32, is_pure=True, pack=N)
 
 
 @gluon.jit

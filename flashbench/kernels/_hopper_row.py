@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +24,17 @@ NAME = "flash-v3"
 IO_MODEL = "flash-v3-gluon"
 """Of iomodel.MODELS."""
 
-BACKWARD = Kernels(
-    name=NAME,
-    module="_flash_v3",
-    fwd={},
-    bwd={"delta": "delta", "dkdv": "dkdv", "dq": "dq"},
-    taken=TAKEN,
-)
-"""flash-v2's kernels."""
+_PORTABLE = {"delta": "delta", "dkdv": "dkdv", "dq": "dq"}
+"""flash-v2's kernels of the backward."""
+
+
+def backward(problem: Problem) -> Kernels:
+    """Those of flash-v2's kernels that the problem's backward runs: all, dq's or none."""
+    names: Iterable[str] = ("delta", "dq") if problem.deterministic else ()
+    if hopper_configs.why_portable(problem.head_dim, problem.head_dim_v):
+        names = _PORTABLE
+    bwd = {name: _PORTABLE[name] for name in names}
+    return Kernels(name=NAME, module="_flash_v3", fwd={}, bwd=bwd, taken=TAKEN)
 
 
 def prepare(problem: Problem, inputs: Inputs) -> Call:
@@ -63,7 +66,8 @@ def _call(
     return partial(
         flash.flash_attention, inputs.q, inputs.k, inputs.v,
         causal=problem.causal, softmax_scale=problem.softmax_scale, return_lse=return_lse,
-        tiles=hopper_configs.given(config, choose(problem)), configs=BACKWARD.given(config),
+        tiles=hopper_configs.given(config, choose(problem)), configs=backward(problem).given(config),
+        deterministic=problem.deterministic,
     )  # fmt: skip
 
 
@@ -96,7 +100,7 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
         return reason
     if dims := [dim for dim in (p.head_dim, p.head_dim_v) if dim % 8]:
         return f"head_dim {dims[0]} is not a multiple of 8, as TMA wants"
-    return None if pass_ == "fwd" else BACKWARD.why_unsupported(p, "bwd", target)
+    return None if pass_ == "fwd" else backward(p).why_unsupported(p, "bwd", target)
 
 
 def _why_other(target: Target) -> str | None:
@@ -113,5 +117,15 @@ def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     if pass_ != "bwd":
         config |= hopper_configs.described(choose(problem))
     if pass_ != "fwd":
-        config |= {**BACKWARD.on_card(problem, "bwd", target), "bwd_kernels": "flash-v2"}
+        config |= {**_describe_backward(problem), **backward(problem).on_card(problem, "bwd", target)}
     return config
+
+
+def _describe_backward(problem: Problem) -> Mapping[str, Any]:
+    """Its own kernel's tiles, and ``bwd_kernels``: whose kernels run, and why not all are its own."""
+    p = problem
+    if reason := hopper_configs.why_portable(p.head_dim, p.head_dim_v):
+        return {"bwd_kernels": f"flash-v2: {reason}"}
+    own = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+    dq = ", dq by flash-v2: deterministic" if p.deterministic else ""
+    return {**hopper_configs.described_backward(own), "bwd_kernels": f"{NAME}{dq}"}

@@ -58,6 +58,31 @@ class Shape:
         ]
 
 
+@dataclass(frozen=True)
+class KeyShape(Shape):
+    """As a backward has it, whose programs take tiles of keys. kv_bytes: of what such a tile streams."""
+
+    @property
+    def tiles(self) -> int:
+        """Of keys, per head (of K/V, as heads counts here)."""
+        return -(-self.seqlen_k // self.block_n)
+
+    def blocks(self, tile: int) -> int:
+        """Tiles of queries that the tile of keys visits, of all heads of the group; at least one."""
+        first = max(0, tile * self.block_n + self.seqlen_q - self.seqlen_k) if self.causal else 0
+        return self.group * (-(-self.seqlen_q // self.block_m) - first // self.block_m)
+
+    def order(self) -> list[int]:
+        """Every tile as head · tiles + tile, in the order to start them."""
+        together = max(1, L2_BYTES // max(1, self.kv_bytes)) if self.causal else 1
+        return [
+            head * self.tiles + tile
+            for first in range(0, self.heads, together)
+            for tile in range(self.tiles)
+            for head in range(first, min(first + together, self.heads))
+        ]
+
+
 @lru_cache(maxsize=256)
 def table(shape: Shape, programs: int) -> tuple[tuple[int, ...], ...]:
     """Rows of one entry per program: K/V tiles in all, its tiles of queries in order, 0 to read past them."""

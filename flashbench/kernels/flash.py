@@ -165,6 +165,7 @@ IMPLEMENTATIONS = (
         describe=_describe_best,
         on_card=_on_card_best,
         candidates=_candidates_best,
+        deterministic=False,
         runs=_runs,
     ),
     _V2,

@@ -1,0 +1,112 @@
+"""flash-v3's backward compiles for sm_90 within a block's shared memory, and its products overlap.
+
+No GPU is needed: Triton compiles for an architecture by name.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from attention import problem
+
+from flashbench import hopper_configs
+from flashbench.hopper_configs import SHARED_LIMIT, BackwardTiles
+from flashbench.kernels import _compile, _triton
+
+pytest.importorskip("triton")
+
+SPILLS_ALLOWED = {(3, 6): (2, 2), (3, 7): (25, 80)}
+"""Instructions that spill in a warpgroup's loop over tiles, by first version of Triton; the second: where K
+and V are held in registers."""
+
+
+def ask(kernel: str, dim: int, causal: bool, dtype: str = "bf16", **changes) -> _compile.Task:
+    p = problem(
+        **{"num_heads": 16, "num_kv_heads": 4, "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": dim,
+           "head_dim_v": dim, "dtype": dtype, "causal": causal, **changes}
+    )  # fmt: skip
+    return _compile.Task(kernel, p, (9, 0), SHARED_LIMIT, implementation="flash-v3")
+
+
+CORE = [ask("v3_bwd", 64, False), ask("v3_bwd", 128, True, "fp16")]
+OTHERS = [
+    ask("v3_bwd", 64, True), ask("v3_bwd", 128, False), ask("v3_bwd", 64, True, "fp16", seqlen_k=512),
+    ask("v3_bwd", 64, False, "fp16", seqlen_k=512),
+    ask("v3_bwd", 96, True), ask("v3_bwd", 40, False),
+    ask("v3_bwd", 64, False, head_dim_v=128), ask("v3_prepare", 64, False), ask("v3_prepare", 128, False),
+    ask("v3_convert", 64, False), ask("v3_convert", 96, False),
+]  # fmt: skip
+
+
+def name(task: _compile.Task) -> str:
+    return f"{task.kernel} {task.problem.key}"
+
+
+@pytest.fixture(scope="module")
+def core() -> dict[_compile.Task, _compile.Compiled]:
+    return {done.task: done for done in _compile.compile_all(CORE, inspect=True)}
+
+
+@pytest.fixture(scope="module")
+def others() -> dict[_compile.Task, _compile.Compiled]:
+    return {done.task: done for done in _compile.compile_all(OTHERS, inspect=True)}
+
+
+@pytest.mark.parametrize("task", CORE, ids=name)
+def test_the_core_compiles_as_it_was_chosen(task, core) -> None:
+    holds(core[task])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", OTHERS, ids=name)
+def test_every_kernel_compiles_as_it_was_chosen(task, others) -> None:
+    holds(others[task])
+
+
+def holds(done: _compile.Compiled) -> None:
+    assert not done.error
+    assert done.shared_bytes <= SHARED_LIMIT
+    if done.unread:
+        pytest.skip(done.unread)
+    if done.task.kernel != "v3_bwd":
+        return
+    assert "USETMAXREG" in done.sass, "the producer's registers go to the consumers"
+    assert "UTMAREDG" in done.sass, "dQ is added to its accumulator by TMA"
+    loops = loops_of_products(done.sass)
+    assert len(loops) == 2, "one per warpgroup"
+    version = _triton._numbers(_triton._version())
+    p = done.task.problem
+    tiles = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+    allowed = SPILLS_ALLOWED[max(v for v in SPILLS_ALLOWED if v <= version)][tiles.held]
+    for loop in loops:
+        assert len(re.findall(r"\b(?:STL|LDL)\b", loop)) <= allowed, "in a loop over tiles"
+        # had ptxas serialised them (C7510 to C7520), it would wait for all after each
+        waits = [int(n) for n in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", loop)]
+        assert waits[0] == in_flight(tiles)
+        assert loop.count("HGMMA") >= 4 * len(waits)
+
+
+def in_flight(tiles: BackwardTiles) -> int:
+    """Products that a warpgroup leaves in flight when it takes the exponentials of a tile's first scores."""
+    if tiles.width == 128:
+        return 1
+    return 2 if tiles.held else 3
+
+
+def loops_of_products(code: str) -> list[str]:
+    """The shortest loops of the machine code with many products, none of them a part of another.
+
+    A branch back from where a wait goes on, at the end of the code, spans more than its loop.
+    """
+    lines = code.splitlines()
+    at = {found[1]: i for i, line in enumerate(lines) if (found := re.match(r"\s*(\.L_x_\d+):", line))}
+    ends = ((at.get(found[1], i), i) for i, line in enumerate(lines)
+            if (found := re.search(r"BRA.*(\.L_x_\d+)", line)))  # fmt: skip
+    spans = sorted((end - start, start, end) for start, end in ends if start < end)
+    loops: list[tuple[int, int]] = []
+    for _, start, end in spans:
+        apart = all(end < first or last < start for first, last in loops)
+        if apart and sum("HGMMA" in line for line in lines[start:end]) >= 32:
+            loops.append((start, end))
+    return ["\n".join(lines[start:end]) for start, end in loops]
