@@ -6,8 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flashbench.api import Judgement, Results, compare, io_model, run
+    from flashbench.declared import implementation
     from flashbench.errors import FlashbenchError
     from flashbench.iomodel import Estimate, Traffic, estimate
+    from flashbench.kernels._op import attention
     from flashbench.problem import Cell, Problem
     from flashbench.record import Record
     from flashbench.sweep import Sweep
@@ -17,6 +20,12 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Cell": "problem",
+    "Judgement": "api",
+    "Results": "api",
+    "attention": "kernels._op",
+    "compare": "api",
+    "io_model": "api",
+    "run": "api",
     "Estimate": "iomodel",
     "FlashbenchError": "errors",
     "IoTable": "whatif",
@@ -25,6 +34,7 @@ _HOME = {
     "Sweep": "sweep",
     "Traffic": "iomodel",
     "estimate": "iomodel",
+    "implementation": "declared",
     "io_table": "whatif",
 }
 
@@ -33,20 +43,29 @@ __all__ = [
     "Estimate",
     "FlashbenchError",
     "IoTable",
+    "Judgement",
     "Problem",
     "Record",
+    "Results",
     "Sweep",
     "Traffic",
     "__version__",
+    "attention",
+    "compare",
     "estimate",
+    "implementation",
+    "io_model",
     "io_table",
+    "run",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    found = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = found  # from now on a plain attribute, which torch.compile looks up, too
+    return found
 
 
 def __dir__() -> list[str]:

@@ -28,11 +28,13 @@ from flashbench._cli.history import history
 from flashbench._cli.io_model import io_model
 from flashbench._cli.kv_cache import kv_cache
 from flashbench._cli.list import list_
+from flashbench._cli.new_impl import new_impl
 from flashbench._cli.noise import noise
 from flashbench._cli.profile import profile
 from flashbench._cli.report import report
 from flashbench._cli.run import run
 from flashbench._cli.tune import tune
+from flashbench._cli.verify import verify
 from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UsageError
 
 EXIT_BROKEN_PIPE = 141
@@ -50,6 +52,7 @@ app.command("decode")(decode)
 app.command("calibrate")(calibrate)
 app.command("tune")(tune)
 app.command("check")(check)
+app.command("new-impl")(new_impl)
 app.command("compare")(compare)
 app.command("noise")(noise)
 app.command("gate")(gate)
@@ -58,6 +61,7 @@ app.command("history")(history)
 app.command("bisect")(bisect)
 app.command("profile")(profile)
 app.command("report")(report)
+app.command("verify")(verify)
 app.command("list")(list_)
 app.command("doctor")(doctor)
 

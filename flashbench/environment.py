@@ -213,7 +213,6 @@ def row_fields(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {name: environment.get(name) for name in ROW_FIELDS}
 
 
-@cache
 def for_child(**more: str) -> dict[str, str]:
     """The environment variables of a child that finds this package however it was found here, and more."""
     package = str(Path(__file__).resolve().parents[1])

@@ -97,11 +97,13 @@ def _modelled(cell: Cell, capability: tuple[int, int]) -> dict[str, Any]:
         smem_per_block_bytes=limits.smem_per_block_bytes,
     )  # fmt: skip
     reason = implementation.why_unsupported(cell.problem, cell.pass_, card)
-    if reason or implementation.io_model is None:
+    runs = implementation.runs(cell.problem, card)  # there, whatever interprets here
+    model = kernels.get(runs or cell.implementation).io_model
+    if reason or model is None:
         return row | {"status": UNSUPPORTED, "reason": reason or f"{cell.implementation} has no IO model"}
     tiles = implementation.on_card(cell.problem, cell.pass_, card)
     try:
-        found = iomodel.estimate(implementation.io_model, cell.problem, cell.pass_, tiles=tiles)
+        found = iomodel.estimate(model, cell.problem, cell.pass_, tiles=tiles)
     except FlashbenchError as error:
         return row | {"status": UNSUPPORTED, "reason": str(error)}
     return row | {

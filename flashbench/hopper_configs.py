@@ -5,10 +5,10 @@ Plain Python, so that a refusal and the IO model's tile sizes are to be had with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 CAPABILITY = (9, 0)
 """The compute capability whose TMA and wgmma the kernel is written in."""
@@ -64,14 +64,23 @@ class Tiles:
         return (240, 24) if self.warpgroups == 2 else (160, 32)
 
 
+_Cut = TypeVar("_Cut")
+
+
 @dataclass(frozen=True)
-class Row:
+class Row(Generic[_Cut]):
     """A table row: what runs head dims (the larger one) up to max_dim and keys up to max_keys."""
 
     max_dim: int
     causal: bool
     max_keys: float
-    tiles: Tiles
+    tiles: _Cut
+
+
+def _first(table: Iterable[Row[_Cut]], dim: int, causal: bool, seqlen_k: int) -> _Cut:
+    """What the first row has that takes the head dim, the mask and the keys of a sequence."""
+    rows = (row for row in table if row.max_dim >= dim and row.causal == causal and row.max_keys >= seqlen_k)
+    return next(rows).tiles
 
 
 _ANY = float("inf")
@@ -110,9 +119,7 @@ def pieces(dim: int, of_v: bool = False) -> tuple[int, int]:
 @cache
 def choose(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> Tiles:
     """The configuration for the head dims (at most 256), the mask and the keys of a sequence."""
-    dim = max(head_dim, head_dim_v)
-    rows = (row for row in TABLE if row.max_dim >= dim and row.causal == causal and row.max_keys >= seqlen_k)
-    return next(rows).tiles
+    return _first(TABLE, max(head_dim, head_dim_v), causal, seqlen_k)
 
 
 def described(tiles: Tiles) -> dict[str, int]:
@@ -156,20 +163,24 @@ _BARRIER_BYTES = 1024
 class BackwardTiles:
     """How the backward is cut: tiles of 128 keys, and of so many queries that their dQ is two 64 x 64 blocks.
 
-    width: columns that the head dims run in. stages: tiles of Q and dO in flight; ds_stages: of dS;
-    kv_stages: of K and V. lag: how many tiles later a tile's dQ is issued. early_dv: dV is issued before
-    dS is known. rotate: tiles of keys of one head start with different tiles of queries. held: of V and K,
-    in this order, how many are first operands from registers.
+    width: columns that the head dims run in. stages: tiles of Q and dO in flight; ds_stages: of dS. lag: how
+    many tiles later a tile's dQ is issued. early_dv: dV is issued before dS is known. rotate: tiles of keys
+    of one head start with different tiles of queries. held: K and V are first operands from registers.
     """
 
     width: int
     stages: int = 2
     ds_stages: int = 2
-    kv_stages: int = 1
     lag: int = 1
     early_dv: bool = False
     rotate: bool = False
-    held: int = 0
+    held: bool = False
+
+    @property
+    def name(self) -> str:
+        """Short text that tells it from others of its width."""
+        told = ".early" * self.early_dv + ".rotate" * self.rotate + ".held" * self.held
+        return f"ds{self.ds_stages}.lag{self.lag}{told}"
 
     @property
     def block_q(self) -> int:
@@ -231,8 +242,20 @@ def width(head_dim: int, head_dim_v: int) -> int:
     return 64 if max(head_dim, head_dim_v) <= 64 else 128
 
 
+_64 = BackwardTiles(64, ds_stages=3)
+_128 = BackwardTiles(128, ds_stages=4)
+BACKWARD_TABLE = (
+    # TFLOP/s as above (reports/h100-sxm/tuning/flash-v3-backward.json), of the next best in brackets
+    Row(64, False, 512, BackwardTiles(64, lag=0, held=True)),  # 299 (293)
+    Row(64, False, _ANY, replace(_64, held=True)),  # at 4096 512 (477 with lag 0, 444 from shared memory)
+    Row(64, True, 512, BackwardTiles(64, lag=0)),  # 177 (173)
+    Row(64, True, _ANY, replace(_64, rotate=True)),  # at 16384 510 (492); held 382
+    Row(128, False, _ANY, _128),  # at 4096 538 (523)
+    Row(128, True, _ANY, replace(_128, lag=0, early_dv=True)),  # at 8192 524 (512)
+)
+
+
+@cache
 def choose_backward(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> BackwardTiles:
     """The backward's configuration for head dims up to 128."""
-    if width(head_dim, head_dim_v) == 64:
-        return BackwardTiles(64, ds_stages=3)
-    return BackwardTiles(128, ds_stages=4)
+    return _first(BACKWARD_TABLE, max(head_dim, head_dim_v), causal, seqlen_k)

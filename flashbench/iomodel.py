@@ -34,6 +34,7 @@ from flashbench._iomodel.explain import explain
 from flashbench._iomodel.models import MODELS
 from flashbench._iomodel.paper import PaperView, crossover, lower_bound, paper_view
 from flashbench._iomodel.roofline import Roofs, roofs
+from flashbench._iomodel.stated import stated
 from flashbench._iomodel.tensors import compulsory, flops, flops_half_convention, flops_materialised
 from flashbench._iomodel.time import Prediction, kernels_alone, predict
 from flashbench._iomodel.types import Estimate, Model, Step, Tiles, Traffic, merge
@@ -48,7 +49,7 @@ __all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Alone", "Band", "BlockMask", "Choice
            "PaperView", "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant",
            "compulsory", "crossover", "estimate", "explain", "find", "flops", "flops_half_convention",
            "flops_materialised", "kernels_alone", "known", "lower_bound", "paper_view", "predict", "roofs",
-           "totals", "whole"]  # fmt: skip
+           "stated", "totals", "whole"]  # fmt: skip
 
 
 def estimate(

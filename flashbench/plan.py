@@ -58,19 +58,39 @@ def plan(
             planned.append(PlannedCell(cell=cell, needs_bytes=0, expected_s=0.0, note=refusal[1]))
             continue
         check = (cell.problem, cell.pass_ != "fwd")
-        expected_s = _expected_s(implementation, cell, target, timed)
-        if check not in checked:
-            expected_s += _check_s(cell, target)
+        seconds = expected_s(
+            cell, target, timed=timed, energy=energy, load=load, checked=check in checked
+        )  # fmt: skip
         checked.add(check)
-        if energy and not implementation.interpreted(target):
-            expected_s += ENERGY_S
-        if load == SUSTAINED and timed and not implementation.interpreted(target):
-            expected_s += LEAST_ROUNDS * LEAD_S
         note = "" if implementation.io_model else "scratch memory is not modelled"
         planned.append(
-            PlannedCell(cell=cell, needs_bytes=needs_bytes(cell, target), expected_s=expected_s, note=note)
+            PlannedCell(cell=cell, needs_bytes=needs_bytes(cell, target), expected_s=seconds, note=note)
         )
     return planned
+
+
+def expected_s(
+    cell: Cell,
+    target: Target,
+    *,
+    timed: bool = True,
+    energy: bool = False,
+    load: str = LOADS[0],
+    checked: bool = False,
+) -> float:
+    """Roughly how long a cell takes that is not refused, whether or not it is: nobody's code is asked.
+
+    checked: its problem was, for another cell.
+    """
+    implementation = kernels.get(cell.implementation)
+    seconds = _run_s(implementation, cell, target, timed)
+    if not checked:
+        seconds += _check_s(cell, target)
+    if energy and not implementation.interpreted(target):
+        seconds += ENERGY_S
+    if load == SUSTAINED and timed and not implementation.interpreted(target):
+        seconds += LEAST_ROUNDS * LEAD_S
+    return seconds
 
 
 def refuses(implementation: Implementation, cell: Cell, target: Target) -> tuple[str, str] | None:
@@ -180,7 +200,7 @@ def _call_s(implementation: Implementation, cell: Cell, target: Target) -> float
     return flops / (FUSED_EFFICIENCY * flops_per_s)
 
 
-def _expected_s(implementation: Implementation, cell: Cell, target: Target, timed: bool) -> float:
+def _run_s(implementation: Implementation, cell: Cell, target: Target, timed: bool) -> float:
     call_s = _call_s(implementation, cell, target)
     if not timed or implementation.interpreted(target):
         return CELL_OVERHEAD_S + call_s

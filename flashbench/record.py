@@ -112,6 +112,8 @@ class Record:
     """One row of results.
 
     io_model: the row of iomodel.MODELS that describes the implementation's traffic, if one does.
+    stated: what a model of the implementation's author says of the cell, as in declared.Stated; empty
+    without.
     backend: what really ran, where the name leaves it open (``sdpa``: ``flash``, ``cudnn``, …).
     config: the kernel's chosen configuration (block_q, block_k, num_warps, num_stages, …).
     tuned: where of that configuration the table's does not stand, the file it came from and the cases of it
@@ -139,6 +141,7 @@ class Record:
     memory: Memory | None = None
     accuracy: Accuracy | None = None
     io_model: str | None = None
+    stated: Mapping[str, Any] = field(default_factory=dict)
     backend: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     tuned: Mapping[str, Any] = field(default_factory=dict)

@@ -29,8 +29,8 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
         optional = {
             name: value[name]
             for name in (
-                "reason", "io_model", "backend", "config", "tuned", "clocks", "counters", "trace", "energy",
-                "timing", "spent", "environment", "device_type", "started_at", "wall_s",
+                "reason", "io_model", "stated", "backend", "config", "tuned", "clocks", "counters", "trace",
+                "energy", "timing", "spent", "environment", "device_type", "started_at", "wall_s",
             )
             if name in value
         }  # fmt: skip

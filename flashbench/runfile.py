@@ -2,25 +2,30 @@
 
 Line 1 is the header::
 
-    {"type": "header", "schema": 4, "created_at", "argv", "options", "environment", "cells": [keys]}
+    {"type": "header", "schema": 5, "created_at", "argv", "options", "environment", "cells": [keys],
+     "checksum"}
 
-then one ``{"type": "record", …}`` per cell, flushed to disk before the next cell starts, and, for cells
-that were counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type":
-"trace", "key", "trace"}`` lines, which belong to the record of that key, and ``{"type": "timings", …}``
-when a run ends. ``check --numerics`` writes lines
-of type numerics alone. JSON is strict (no NaN); a value that is not finite is null. A last line that was
-torn by a kill is dropped with a note. A header with a newer schema is refused.
+then one ``{"type": "record", …}`` per cell, on disk before the next cells start, and, for cells that were
+counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type": "trace", …}``
+lines, which belong to the record of that key, and ``{"type": "timings", …}`` when a run ends. ``check
+--numerics`` writes lines of type numerics alone. JSON is strict; a value that is not finite is null.
 
-Resuming (``resume``) measures the cells of the present plan that the file has no final row for:
-rows that were not started (time budget, lost device) are taken out and measured again, every other
-row stays, rows of cells outside the present plan stay too, and the header's list of cells becomes
-the union. What would make rows incomparable is refused: another device, another ``cache``, ``seed`` or flush;
-and to leave out what the file's rows are given after they ran (``AFTERWARDS``).
+A line is written whole or, where the disk is full, not at all, and ends in a checksum
+(``_runfile/lines.py``). A last line that was torn by a kill is dropped with a note; a line that is not as
+it was written is told (``verify`` says which), and its cell measured again by ``resume``. One process writes
+into a folder at a time (``_runfile/lock.py``). A header with a newer schema is refused; an older file is read
+as it is and becomes one of this schema when it is resumed.
+
+Resuming (``resume``) measures the cells of the present plan that the file has no final row for: rows that
+were not started (time budget, lost device) and those of a function of somebody's own whose file has changed
+are taken out and measured again, every other row stays, rows of cells outside the present plan stay too, and
+the header's list of cells becomes the union. What would make rows incomparable is refused: another device,
+another ``cache``, ``seed`` or flush; and to leave out what the file's rows are given after they ran
+(``AFTERWARDS``). Nothing that a file holds is executed or imported.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -30,29 +35,34 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flashbench._runfile import alike, lines
+from flashbench._runfile.alike import AFTERWARDS, CONDITIONS, SOURCE_HASH
+from flashbench._runfile.lock import Lock
+from flashbench._runfile.verify import SEALED, Verdict
+from flashbench._runfile.verify import verify as _verify
 from flashbench.errors import RunFileError, UsageError
 from flashbench.problem import Cell
-from flashbench.record import FLUSH, Record
+from flashbench.record import Record
 from flashbench.record_json import json_able, record_from_json, record_to_json
 
-SCHEMA = 4
+SCHEMA = 5
 """Raised by one when a reader of the old schema would misread the new. 2: lines of type counters; 3: of
-type trace; 4: of type timings."""
+type trace; 4: of type timings; 5: a line without a checksum is a damaged one."""
 
 NOT_STARTED = ("time budget of", "the device was lost")
 """How the reason of a skipped row begins that ``resume`` measures after all."""
 
-CONDITIONS = ("cache", "seed", "timing", "load")
-"""Options that all rows of one file share."""
-
-AFTERWARDS = ("counters", "trace")
-"""Fields of a record that are found after the sweep, by the option of the same name."""
+__all__ = [
+    "AFTERWARDS", "CONDITIONS", "NOT_STARTED", "SCHEMA", "SOURCE_HASH", "Resumed", "RunFile", "Verdict",
+    "Writer", "create", "header", "is_final", "load", "resume", "verify",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
     """A results file as read. header: line 1; notes: what had to be repaired; numerics: of numerics.rows;
-    timings: of each run that wrote rows, as runner.run_cells returns it."""
+    timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys of rows of which a line
+    is not as it was written."""
 
     path: Path
     header: Mapping[str, Any]
@@ -60,6 +70,7 @@ class RunFile:
     notes: tuple[str, ...] = ()
     numerics: tuple[Mapping[str, Any], ...] = ()
     timings: tuple[Mapping[str, Any], ...] = ()
+    edited: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,11 +86,12 @@ class Resumed:
 class Writer:
     """Appends records to a results file; each is on the disk when ``append`` returns."""
 
-    def __init__(self, path: Path, known: Iterable[str] = ()) -> None:
+    def __init__(self, path: Path, known: Iterable[str] = (), lock: Lock | None = None) -> None:
         self.path = path
         self._known = set(known)
+        self._lock = lock
         try:
-            self._file = path.open("a", encoding="utf-8", newline="\n")
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise _unwritable(path, error) from None
 
@@ -102,16 +114,21 @@ class Writer:
 
     def put(self, value: Mapping[str, Any]) -> None:
         """Write any line, such as a row of numerics, as safely; the caller gives its type."""
+        data, before = lines.seal(json_able(value)), os.fstat(self._file.fileno()).st_size
         try:
-            self._file.write(_line(json_able(value)))
-            self._file.flush()
+            while data:
+                data = data[self._file.write(data) :]
             os.fsync(self._file.fileno())
         except OSError as error:
+            with suppress(OSError):  # a part of a line would be taken for one that a kill tore off
+                os.ftruncate(self._file.fileno(), before)
             raise _unwritable(self.path, error) from None
 
     def close(self) -> None:
-        """Close the file; what was appended is safe without it."""
+        """Close the file and let go of its folder; what was appended is safe without it."""
         self._file.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self
@@ -150,12 +167,23 @@ def create(path: Path | str, head: Mapping[str, Any]) -> Writer:
     path = Path(path)
     if os.path.isdir(path):
         raise UsageError(f"{path} is a folder; a results file is wanted")
-    if os.path.exists(path):
-        raise UsageError(
-            f"{path} exists and is not overwritten", hint="pass --resume to complete it, or another --out"
-        )
-    _replace(path, [head])
-    return Writer(path)
+    lock = _locked(path)
+    try:
+        if os.path.exists(path):
+            raise UsageError(
+                f"{path} exists and is not overwritten", hint="pass --resume to complete it, or another --out"
+            )
+        _replace(path, [head])
+        return Writer(path, lock=lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def verify(path: Path | str) -> Verdict:
+    """Look for lines that are not as they were written. Raises UsageError for a path that cannot be read."""
+    path = Path(path)
+    return _verify(path, _read(path), SCHEMA)
 
 
 def load(path: Path | str) -> RunFile:
@@ -165,48 +193,83 @@ def load(path: Path | str) -> RunFile:
     file that opens but is not one of ours, is damaged before its last line, or has a newer schema.
     """
     path = Path(path)
-    lines = _read(path).split(b"\n")
-    torn_tail = lines.pop()  # empty where the file ends in a newline
-    if not lines:
+    whole = _read(path).split(b"\n")
+    torn_tail = whole.pop()  # empty where the file ends in a newline
+    if not whole:
         what = "is empty" if not torn_tail else "holds no complete line"
         raise RunFileError(f"{path} {what}; a results file begins with a header")
-    head = _parse_header(path, lines[0])
-    records: dict[str, Record] = {}
-    notes, numerics, timings = list[str](), list[Mapping[str, Any]](), list[Mapping[str, Any]]()
-    if "schema" not in head:
-        notes.append(f"{path}, line 1: no schema; read as the first")
-    for number, line in enumerate(lines[1:], start=2):
-        where = f"{path}, line {number}"
-        value = _parse_object(path, number, line)
-        if value.get("type") in AFTERWARDS:
-            _attach(records, value, where)
-        elif value.get("type") == "numerics":
-            numerics.append(value)
-        elif value.get("type") == "timings":
-            timings.append(value)
-        else:
-            record = record_from_json(value, where)
-            if record.cell.key in records:
-                notes.append(f"{where}: a second row for {record.cell.key}; the later one counts")
-            records[record.cell.key] = record
-    if torn_tail:
-        notes.append(f"{path}: the last line was torn off in the middle of a write and is ignored")
+    head = _parse_header(path, whole[0])
+    found = _Lines(path, head)
+    for number, line in enumerate(whole, start=1):
+        found.take(number, line)
     return RunFile(
         path=path,
         header=head,
-        records=tuple(records.values()),
-        notes=tuple(notes),
-        numerics=tuple(numerics),
-        timings=tuple(timings),
+        records=tuple(found.records.values()),
+        notes=found.notes(torn=bool(torn_tail)),
+        numerics=tuple(found.others["numerics"]),
+        timings=tuple(found.others["timings"]),
+        edited=frozenset(found.edited),
     )
 
 
-def _attach(records: dict[str, Record], value: Mapping[str, Any], where: str) -> None:
-    """Give the counters or the trace of a line to the record that it names."""
-    key, name = value.get("key"), value["type"]
-    if key not in records or not isinstance(value.get(name), dict):
-        raise RunFileError(f"{where}: {name} of {key!r}, which has no row above it")
-    records[key] = replace(records[key], **{name: value[name]})
+class _Lines:
+    """The lines of a file as they are read, one after the other."""
+
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+        self.path = path
+        self.records: dict[str, Record] = {}
+        self.others: dict[str, list[Mapping[str, Any]]] = {"numerics": [], "timings": []}
+        self.edited: set[str] = set()
+        self._schema = head.get("schema")
+        self._damaged: list[int] = []
+        self._twice: list[str] = []
+
+    def take(self, number: int, line: bytes) -> None:
+        """Take in a line. Raises RunFileError for one that cannot be read."""
+        intact = lines.intact(line)
+        damaged = intact is False or (intact is None and (self._schema or 1) >= SEALED)
+        if damaged:
+            self._damaged.append(number)
+        if number == 1:
+            return
+        where = f"{self.path}, line {number}"
+        value = _parse_object(self.path, number, line)
+        kind = value.get("type")
+        if isinstance(kind, str) and kind in self.others:
+            self.others[kind].append(value)
+            return
+        if kind in AFTERWARDS:
+            key = self._attach(value, where)
+        else:
+            record = record_from_json(value, where)
+            key = record.cell.key
+            if key in self.records:
+                self._twice.append(f"{where}: a second row for {key}; the later one counts")
+            self.records[key] = record
+        if damaged:
+            self.edited.add(key)
+
+    def _attach(self, value: Mapping[str, Any], where: str) -> str:
+        """Give the counters or the trace of a line to the record that it names."""
+        key, name = value.get("key"), value["type"]
+        if not isinstance(key, str) or key not in self.records or not isinstance(value.get(name), dict):
+            raise RunFileError(f"{where}: {name} of {key!r}, which has no row above it")
+        self.records[key] = replace(self.records[key], **{name: value[name]})
+        return key
+
+    def notes(self, *, torn: bool) -> tuple[str, ...]:
+        """What had to be repaired, or overlooked."""
+        notes = list(self._twice)
+        if self._schema is None:
+            notes.insert(0, f"{self.path}, line 1: no schema; read as the first")
+        if self._damaged:
+            shown = ", ".join(map(str, self._damaged[:5])) + ", …" * (len(self._damaged) > 5)
+            which = f"line{'s' * (len(self._damaged) > 1)} {shown}"
+            notes.append(f"{self.path}, {which}: not as written, by the checksum: edited or damaged")
+        if torn:
+            notes.append(f"{self.path}: the last line was torn off in the middle of a write and is ignored")
+        return tuple(notes)
 
 
 def is_final(record: Record) -> bool:
@@ -215,44 +278,66 @@ def is_final(record: Record) -> bool:
 
 
 def resume(
-    path: Path | str, cells: Sequence[Cell], environment: Mapping[str, Any], options: Mapping[str, Any]
+    path: Path | str,
+    cells: Sequence[Cell],
+    environment: Mapping[str, Any],
+    options: Mapping[str, Any],
+    sources: Mapping[str, str] | None = None,
 ) -> Resumed:
     """Prepare to complete a results file: repair and extend it in place, say what is missing.
 
-    Raises as ``load`` does, and UsageError where the file is of another device or was measured
-    under other conditions (``CONDITIONS``, ``AFTERWARDS``).
+    sources: as of alike.of_another_source, whose rows are measured again. Raises as ``load`` does, and
+    UsageError where the file is of another device or was measured under other conditions (``CONDITIONS``,
+    ``AFTERWARDS``).
     """
-    found = load(path)
-    _refuse_unlike(found, environment, options)
-    kept = tuple(record for record in found.records if is_final(record))
+    path = Path(path)
+    lock = _locked(path)
+    try:
+        return _resume(load(path), cells, environment, options, sources or {}, lock)
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _resume(
+    found: RunFile,
+    cells: Sequence[Cell],
+    environment: Mapping[str, Any],
+    options: Mapping[str, Any],
+    sources: Mapping[str, str],
+    lock: Lock,
+) -> Resumed:
+    alike.refuse_unlike(found, environment, options)
+    changed = {record.cell.key for record in found.records if alike.of_another_source(record, sources)}
+    again = found.edited | changed
+    kept = tuple(r for r in found.records if is_final(r) and r.cell.key not in again)
     known = {record.cell.key for record in kept}
     missing = tuple(cell for cell in cells if cell.key not in known)
     planned = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
-    notes = [*found.notes, *_environment_notes(found.header.get("environment", {}), environment)]
+    notes = [*found.notes, *alike.environment_notes(found.header.get("environment", {}), environment)]
+    if found.edited:
+        notes.append(
+            f"{found.path}: {len(found.edited)} rows that are not as they were written are taken out"
+        )
+    if changed:
+        notes.append(
+            f"{found.path}: {len(changed)} rows are of another source than now and are measured again"
+        )
     outside = len(known - {cell.key for cell in cells})
     if outside:
         notes.append(f"{found.path}: {outside} rows of cells that are not asked for now are kept")
     more = {name: True for name in AFTERWARDS if options.get(name) is True}
     head = {**found.header, "schema": SCHEMA, "options": {**found.header["options"], **more}}
     _replace(found.path, [{**head, "cells": planned}, *map(record_to_json, kept), *found.timings])
-    return Resumed(writer=Writer(found.path, known), missing=missing, kept=kept, notes=tuple(notes))
-
-
-def _line(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")) + "\n"
+    writer = Writer(found.path, known, lock)
+    return Resumed(writer=writer, missing=missing, kept=kept, notes=tuple(notes))
 
 
 def _parse_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    def refuse(constant: str) -> float:
-        raise ValueError(f"{constant} is not strict JSON")
-
     try:
-        value = json.loads(line.decode("utf-8"), parse_constant=refuse)
+        return lines.parse(line)
     except ValueError as error:
-        raise RunFileError(f"{path}, line {number}: not JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise RunFileError(f"{path}, line {number}: a JSON object is wanted")
-    return value
+        raise RunFileError(f"{path}, line {number}: {error}") from None
 
 
 def _parse_header(path: Path, line: bytes) -> dict[str, Any]:
@@ -270,49 +355,6 @@ def _parse_header(path: Path, line: bytes) -> dict[str, Any]:
     return head
 
 
-def _refuse_unlike(found: RunFile, environment: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-    before, now = found.header["environment"].get("device_name"), environment.get("device_name")
-    if before != now:
-        raise UsageError(
-            f"{found.path} was measured on {before!r}; this is {now!r}, and a file holds one kind of device",
-            hint="choose another --out",
-        )
-    for name in CONDITIONS:
-        old, new = found.header["options"].get(name), json_able(options.get(name))
-        if old is None and name == "cache":
-            raise UsageError(
-                f"{found.path} holds a check: nothing in it was timed", hint="choose another --out"
-            )
-        if old is None and new is not None:
-            raise UsageError(
-                f"{found.path} does not say with which --{name} it was measured; now it is {new!r}",
-                hint="choose another --out",
-            )
-        if old != new:
-            raise UsageError(
-                f"{found.path} was measured with {name} {old!r}; now {name} is {new!r}",
-                hint=f"pass --{name} {old}, or choose another --out",
-            )
-    if others := {record.samples.flush for record in found.records if record.samples} - {None, FLUSH}:
-        said = f"{found.path} was measured with the L2 flushed by a {others.pop()}; now it is by a {FLUSH}"
-        raise UsageError(said, hint="choose another --out")
-    for name in AFTERWARDS:
-        if found.header["options"].get(name) is True and options.get(name) is False:
-            raise UsageError(
-                f"{found.path} was measured with --{name}; now it is --no-{name}",
-                hint=f"leave --no-{name} out, or choose another --out",
-            )
-
-
-def _environment_notes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    names = ("driver", "torch", "triton", "cuda", "cudnn", "python", "flashbench", "source_hash")
-    return [
-        f"{name} was {before.get(name)} when the file was begun and is {now.get(name)} now"
-        for name in names
-        if before.get(name) != now.get(name)
-    ]
-
-
 def _read(path: Path) -> bytes:
     if os.path.isdir(path):
         raise UsageError(f"{path} is a folder; a results file is wanted")
@@ -324,13 +366,21 @@ def _read(path: Path) -> bytes:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
+def _locked(path: Path) -> Lock:
+    """The lock of the path's folder, which is made. Raises UsageError as ``create`` does."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Lock(path.parent)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
 def _replace(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
     """Write all lines to a neighbour, then rename it over the path: old or new, never half."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with scratch.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(map(_line, values))
+        with scratch.open("wb") as file:
+            file.writelines(map(lines.seal, values))
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
@@ -338,6 +388,12 @@ def _replace(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
         with suppress(OSError):
             scratch.unlink()
         raise _unwritable(path, error) from None
+    with suppress(OSError):  # the new name as well; not every system opens folders
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:

@@ -1,5 +1,5 @@
 """Cells to records: refuse, fit, prepare, check, measure memory, time. Nothing but a KeyboardInterrupt comes
-out of a sweep.
+out of a sweep. All of it happens in this process; ``isolation`` has it done in another one.
 
 Implementations of the same work (one problem and pass) are made ready one by one and timed together, in
 turns, where they fit in memory at once; their records come when they are done. Else each is timed alone.
@@ -18,20 +18,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashbench import environment, plan, profilers, tuned
-from flashbench._runner import gates
+from flashbench._runner import gates, leftover
 from flashbench._runner.entry import Entry, How, Shared, does_not_fit
-from flashbench._runner.outcomes import duration, what, why_wrong
+from flashbench._runner.outcomes import duration, what, why_wrong, with_source
 from flashbench.kernels import Target
 from flashbench.problem import Cell, Problem
 from flashbench.record import LOADS, Record, Samples
 
-__all__ = ["OnProgress", "OnRecord", "RunOptions", "run_cells", "unworried", "what", "why_wrong"]
+__all__ = [
+    "LOST", "OnProgress", "OnRecord", "RunOptions", "Session", "groups", "never", "precompile", "run_cells",
+    "unworried", "what", "why_wrong",
+]  # fmt: skip
 
 log = logging.getLogger("flashbench")
 
 OnRecord = Callable[[Record], None]
 OnProgress = Callable[[int, int, Cell], None]
 """(cells done, cells in all, the cell that starts now)."""
+
+LOST = "the device was lost"
+"""How the reason of a cell begins that did not start because an earlier one broke the device."""
+
+
+def never() -> bool:
+    """Nobody asks for a stop."""
+    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +51,9 @@ class RunOptions:
 
     cache: ``cold`` or ``hot``. seed: of the random inputs. time: False checks and does not time.
     time_budget_s: cells that have not started by then are skipped. call_limit_s: a single call that
-    takes longer is a ``timeout``. energy: also measure joules per call, a second or more per cell.
+    takes longer is a ``timeout``. cell_timeout_s: in a worker, a cell that gives no sign of life for so long
+    is one too; None leaves it to the time that is expected. energy: also measure joules per call, a second or
+    more per cell.
     timing: one of record.TIMINGS. load: ``burst`` or ``sustained``. seed is that of the rounds' order too.
     environment: as from ``environment.collect``, collected if None. tuned: configurations in place of the
     tables'.
@@ -51,6 +64,7 @@ class RunOptions:
     time: bool = True
     time_budget_s: float | None = None
     call_limit_s: float = 60.0
+    cell_timeout_s: float | None = None
     energy: bool = False
     timing: str = "auto"
     load: str = LOADS[0]
@@ -65,14 +79,15 @@ def run_cells(
     options: RunOptions,
     on_record: OnRecord,
     on_progress: OnProgress = lambda *_: None,
+    stop: Callable[[], bool] = never,
 ) -> dict[str, float]:
     """Measure the cells in the order given, neighbours of the same work together.
 
-    on_record gets the records of a group, in order, before the next group starts. Returns wall_s of it
-    all and of it precompile_s; what each cell took is in its record.
+    on_record gets the records of a group, in order, before the next group starts; none starts once ``stop``
+    says so. Returns wall_s of it all and of it precompile_s; what each cell took is in its record.
     """
     start = time.perf_counter()
-    run = _Run(target, options)
+    session = Session(target, options)
     compiling = time.perf_counter()
     precompile(cells, target, options.tuned)
     precompile_s = time.perf_counter() - compiling
@@ -82,10 +97,17 @@ def run_cells(
         on_progress(next(started), len(cells), cell)
 
     with unworried():
-        for _, group in itertools.groupby(cells, key=lambda cell: (cell.problem, cell.pass_)):
-            for record in run.records(list(group), begin):
+        for group in groups(cells):
+            if stop():
+                break
+            for record in session.records(group, begin):
                 on_record(record)
     return {"wall_s": time.perf_counter() - start, "precompile_s": precompile_s}
+
+
+def groups(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """Neighbours of the same work, a problem and a pass: what is measured together."""
+    return [list(group) for _, group in itertools.groupby(cells, lambda cell: (cell.problem, cell.pass_))]
 
 
 def precompile(cells: Sequence[Cell], target: Target, found: tuned.Tuned | None = None) -> None:
@@ -111,28 +133,40 @@ def unworried() -> Iterator[None]:
         yield
 
 
-class _Run:
-    def __init__(self, target: Target, options: RunOptions) -> None:
+class Session:
+    """What the cells of a sweep share in the process that measures them.
+
+    elapsed_s: of the sweep, before this. at: called with a cell before anything is done for it, and again
+    before each of its turns while it is timed. times: of cells that another process measured.
+    """
+
+    def __init__(
+        self, target: Target, options: RunOptions, *, elapsed_s: float = 0.0,
+        at: Callable[[Cell], None] = lambda _: None, times: Mapping[Cell, Samples] | None = None,
+    ) -> None:  # fmt: skip
         self.target = target
         self.options = options
-        self._started = time.monotonic()
+        self.lost: str | None = None
+        self._started = time.monotonic() - elapsed_s
         self._shared: Shared | None = None
-        self._lost: str | None = None
-        self._times: dict[Cell, Samples] = {}
+        self._times: dict[Cell, Samples] = {**(times or {})}
         facts = environment.collect(target) if options.environment is None else options.environment
         self._facts = environment.row_fields(facts)
+        self._usual = leftover.held_bytes(target)
         self._clocks = profilers.open_clocks(target.device) if options.time else None
         self._how = How(
-            target=target, timed=options.time, call_limit_s=options.call_limit_s,
+            target=target, timed=options.time, call_limit_s=options.call_limit_s, at=at,
             tuned=lambda cell: options.tuned.source(cell) if options.tuned else {},
         )  # fmt: skip
 
-    def records(self, cells: Sequence[Cell], begin: Callable[[Cell], None]) -> Iterator[Record]:
+    def records(
+        self, cells: Sequence[Cell], begin: Callable[[Cell], None], alone: str | None = None
+    ) -> Iterator[Record]:
         """What became of cells of the same work, in order; raises nothing but KeyboardInterrupt and the like.
 
-        begin: called with each cell as it starts.
+        begin: called with each cell as it starts. alone: why a cell is not timed with others of its work.
         """
-        alone = self._not_together(cells)
+        alone = alone or self._not_together(cells)
         for group in [cells] if alone is None else [[cell] for cell in cells]:
             yield from self._group(group, begin, alone)
 
@@ -179,6 +213,7 @@ class _Run:
 
     def _ready(self, cell: Cell) -> Entry:
         """The cell's entry, settled or ready to be timed."""
+        self._how.at(cell)
         entry = self._entry(cell)
         entry.outcome = self._not_started()
         if not entry.outcome and entry.attempt(lambda: self._prepare(entry)):
@@ -197,7 +232,7 @@ class _Run:
         if not entries:
             return
         options, device = self.options, self.target.device
-        if self._lost is not None:
+        if self.lost is not None:
             for entry in entries:
                 entry.outcome = self._not_started()
             return
@@ -239,14 +274,14 @@ class _Run:
             how["doubts"] = doubts
         self._times[cell] = timing.samples
         if self.options.energy:
-            with entry.spending("energy_s"), entry.switches():
+            with entry.spending("energy_s"), entry.turn():
                 fields["energy"] = self._energy(cell, entry.candidate.call)
         return fields | {"timing": how}
 
     def _record(self, entry: Entry) -> Record:
-        spent = dict(entry.spent)
+        spent, outcome = dict(entry.spent), with_source(entry.outcome or {}, entry.implementation)
         entry.drop()
-        wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_THE_ROUNDS)
+        wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_OTHERS)
         return Record(
             cell=entry.cell,
             io_model=entry.implementation.model(entry.cell.problem, self.target),
@@ -255,13 +290,13 @@ class _Run:
             started_at=entry.started_at,
             wall_s=wall_s,
             spent=spent,
-            **(entry.outcome or {}),
+            **outcome,
         )
 
     def _not_started(self) -> dict[str, Any] | None:
         """Why no further cell starts; reasons begin as runfile.NOT_STARTED says."""
-        if self._lost is not None:
-            return {"status": "skipped", "reason": self._lost}
+        if self.lost is not None:
+            return {"status": "skipped", "reason": self.lost}
         budget = self.options.time_budget_s
         if budget is not None and time.monotonic() - self._started > budget:
             return {"status": "skipped", "reason": f"time budget of {duration(budget)} spent"}
@@ -277,8 +312,21 @@ class _Run:
             torch.cuda.synchronize(self.target.device)
             torch.cuda.empty_cache()
         except Exception as error:  # an illegal access poisons the context for good
-            self._lost = f"the device was lost in {cell.key}: {what(error)}"
+            self.lost = f"{LOST} in {cell.key}: {what(error)}"
             self._shared = None
+
+    def left_behind(self, before: Problem | None = None) -> int:
+        """Bytes that are still allocated here although no cell is at work; 0 where it is no more than usual.
+
+        before: the problem that is next; while it is still the same one, its inputs stay and nothing is said.
+        """
+        if self._shared is None or self._shared.problem == before:
+            return 0
+        self._shared = None
+        gc.collect()
+        held = leftover.held_bytes(self.target)
+        usual = self._usual if self._usual is not None else held
+        return 0 if held is None or usual is None or held - usual < leftover.WORTH else held - usual
 
     def _of(self, problem: Problem) -> Shared:
         if self._shared is None or self._shared.problem != problem:
@@ -296,5 +344,5 @@ class _Run:
         return {"reason": reason}
 
 
-OF_THE_ROUNDS = ("samples_s", "flushes_s")
-"""Of what a row spent, the parts that ``rounds_s`` holds."""
+OF_OTHERS = ("samples_s", "flushes_s", "compile_s")
+"""Of what a row spent, the parts that ``rounds_s`` and ``prepare_s`` hold."""

@@ -9,6 +9,7 @@ from flashbench.record import Record
 
 PARTS = {
     "compiling ahead": (),
+    "starting workers": (),
     "inputs": ("inputs_s",),
     "fp64 reference": ("reference_s", "check_s"),
     "preparing, and compiling at the first call": ("prepare_s",),
@@ -37,6 +38,7 @@ def seconds(records: Sequence[Record], timings: Sequence[Mapping[str, Any]]) -> 
     }
     found["the rest of the rounds"] -= found["samples"] + found["flushes of the L2"]
     found["compiling ahead"] = sum(one.get("precompile_s", 0.0) for one in timings)
+    found["starting workers"] = sum(one.get("starting_s", 0.0) for one in timings)
     if timings:
         found[ELSE] = sum(one.get("wall_s", 0.0) for one in timings) - sum(found.values())
     return found

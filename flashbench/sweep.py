@@ -57,6 +57,10 @@ def _axis(maximum: int) -> Callable[[str, str, Collection[str]], tuple[int, ...]
     return lambda text, label, _: units.parse_axis(text, label, maximum=maximum)
 
 
+def _choice(known: Collection[str]) -> Callable[[str, str, Collection[str]], str]:
+    return lambda text, label, _: units.parse_choice(text, label, known)
+
+
 def _device(text: str, label: str, _: Collection[str]) -> str:
     if not _DEVICE.fullmatch(text):
         raise SpecError(f"{label} {units.quoted(text)}: not a device; accepted: cpu, cuda or cuda:N")
@@ -69,6 +73,10 @@ def _path(text: str, label: str, _: Collection[str]) -> Path:
     return Path(text)
 
 
+def _duration(text: str, label: str, _: Collection[str]) -> float:
+    return units.parse_duration(text, label)
+
+
 def _of_feature(row: features.Feature) -> Callable[[str, str, Collection[str]], Any] | None:
     rule = row.parse
     return None if rule is None else lambda text, label, _: rule(text, label)
@@ -77,6 +85,7 @@ def _of_feature(row: features.Feature) -> Callable[[str, str, Collection[str]], 
 _NUMBER = "a whole number such as 16 or '16k'"
 _LENGTHS = "lengths such as '1k-64k' or [512, 1024]"
 _NAMES = "names such as 'naive,sdpa' or ['naive', 'sdpa']"
+_SPECS = "names such as 'my_kernels.py:attention'"
 
 OPTIONS = {
     row.name: row
@@ -87,6 +96,7 @@ OPTIONS = {
         Opt(name="head_dims_v", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
         Opt(name="dtypes", accepted=_NAMES, parse=lambda t, label, _: units.parse_names(t, label, DTYPES)),
         Opt(name="impls", accepted=_NAMES, parse=units.parse_names),
+        Opt(name="impl", accepted=_SPECS, parse=lambda t, label, _: units.parse_names(t, label, None)),
         Opt(
             name="causal",
             accepted="'yes', 'no', 'both', 'top-left', true or false",
@@ -101,27 +111,13 @@ OPTIONS = {
         Opt(name="kv_heads", accepted=_LENGTHS, parse=_axis(MAX_HEADS)),
         Opt(name="model", accepted="a model such as 'llama-3-8b'", parse=lambda t, label, _: t),
         Opt(name="device", accepted="'cpu', 'cuda' or 'cuda:0'", parse=_device),
-        Opt(
-            name="cache",
-            accepted="'cold' or 'hot'",
-            parse=lambda t, label, _: units.parse_choice(t, label, CACHES),
-        ),
-        Opt(
-            name="timing",
-            accepted="'auto', 'events', 'graph' or 'cupti'",
-            parse=lambda t, label, _: units.parse_choice(t, label, TIMINGS),
-        ),
-        Opt(
-            name="load",
-            accepted="'burst' or 'sustained'",
-            parse=lambda t, label, _: units.parse_choice(t, label, LOADS),
-        ),
+        Opt(name="cache", accepted="'cold' or 'hot'", parse=_choice(CACHES)),
+        Opt(name="timing", accepted="'auto', 'events', 'graph' or 'cupti'", parse=_choice(TIMINGS)),
+        Opt(name="load", accepted="'burst' or 'sustained'", parse=_choice(LOADS)),
         Opt(name="seed", accepted=_NUMBER, parse=_int(2**63 - 1, minimum=0)),
-        Opt(
-            name="time_budget",
-            accepted="a time such as '5m'",
-            parse=lambda t, label, _: units.parse_duration(t, label),
-        ),
+        Opt(name="time_budget", accepted="a time such as '5m'", parse=_duration),
+        Opt(name="cell_timeout", accepted="a time such as '10m'", parse=_duration),
+        Opt(name="in_process", accepted="true or false"),
         Opt(name="tuned", accepted="a path such as 'tuned.json'", parse=_path),
         Opt(name="out", accepted="a path such as 'results/today'", parse=_path),
         Opt(name="resume", accepted="true or false"),
@@ -311,13 +307,14 @@ def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
 
 AXES = tuple(name for name in Sweep.__dataclass_fields__ if name != "features")
 
-ASKED = (*AXES, *features.NAMES)
+ASKED = (*AXES, "impl", *features.NAMES)
 """Options that decide which cells there are."""
 
 
 def sweep_of(options: Mapping[str, Any]) -> Sweep:
     """The Sweep within joined options, which may hold others beside."""
     axes = {name: options[name] for name in AXES if name in options}
+    axes["impls"] = tuple(dict.fromkeys((*options.get("impls", ()), *options.get("impl", ()))))
     if options.get("varlen"):
         axes |= {"seqlens": (1,), "batch": 1}
     return Sweep(**axes, features={name: options[name] for name in features.NAMES if name in options})

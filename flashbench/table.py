@@ -160,7 +160,7 @@ class _Join:
         device = _device(environment)
         row = Row(
             record=record,
-            estimate=self._estimate(model, cell, config, device) if model else None,
+            estimate=self._estimate(model, cell, config, device) if model else _stated(record),
             compulsory_bytes=iomodel.compulsory(cell.problem, cell.pass_).total_bytes,
             device=device,
             naive_time_s=naive_time_s,
@@ -196,6 +196,18 @@ def _estimate(model: str, problem: Problem, pass_: str, **options: Any) -> Estim
     """The model's estimate, None where this version does not know the model or cannot size its tiles."""
     try:
         return iomodel.estimate(model, problem, pass_, **options)
+    except FlashbenchError:
+        return None
+
+
+def _stated(record: Record) -> Estimate | None:
+    """The estimate of a model of the implementation's author, None without one or where it cannot be read."""
+    if not record.stated:
+        return None
+    try:
+        return iomodel.stated(
+            record.cell.implementation, record.cell.problem, record.cell.pass_, record.stated
+        )
     except FlashbenchError:
         return None
 

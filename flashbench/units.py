@@ -126,14 +126,14 @@ def _stepping(span: tuple[int, int, int], text: str, option: str) -> Iterator[in
     return iter(range(start, end + 1, step))
 
 
-def parse_names(text: str, option: str, known: Collection[str]) -> tuple[str, ...]:
-    """Names from a comma list, in the order given, each among ``known``.
+def parse_names(text: str, option: str, known: Collection[str] | None) -> tuple[str, ...]:
+    """Names from a comma list, in the order given, each among ``known``; None: any.
 
     Raises SpecError for an empty list or a name given twice, UnknownName for an unknown one.
     """
-    names = list(_items(text, option, f"a comma list of {', '.join(known)}"))
+    names = list(_items(text, option, f"a comma list of {', '.join(known or ('names',))}"))
     for name in names:
-        if name not in known:
+        if known is not None and name not in known:
             raise UnknownName(option, cut(name), known)
     _no_duplicates(names, text, option)
     return tuple(names)

@@ -48,9 +48,7 @@ def compared(**errors: float) -> Accuracy:
 
 
 def outcomes(monkeypatch: pytest.MonkeyPatch, *wanted: dict[str, Any]) -> None:
-    def fake(
-        cells: Any, target: Any, options: Any, on_record: Callable[[Record], None], _: Any = None
-    ) -> None:
+    def fake(cells: Any, target: Any, options: Any, on_record: Callable[[Record], None], *_: Any) -> None:
         assert options.time is False
         for index, cell in enumerate(cells):
             on_record(Record(cell=cell, **wanted[index % len(wanted)]))
@@ -199,7 +197,7 @@ def test_ctrl_c_shows_what_was_checked(
 ) -> None:
     stopped_after: list[Any] = [RIGHT, WRONG]
 
-    def fake(cells: Any, target: Any, options: Any, on_record: Any, _: Any = None) -> None:
+    def fake(cells: Any, target: Any, options: Any, on_record: Any, *_: Any) -> None:
         for cell, wanted in zip(cells, stopped_after, strict=False):
             on_record(Record(cell=cell, **wanted))
         raise KeyboardInterrupt

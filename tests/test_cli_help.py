@@ -17,12 +17,12 @@ from flashbench.cli import app, main
 
 COMMANDS = {command.name: command.callback for command in app.registered_commands}
 GRID = (
-    "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --causal --passes --batch --heads "
-    "--kv-heads --device --seed --json --csv --quiet --verbose"
+    "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --impl --causal --passes --batch "
+    "--heads --kv-heads --device --seed --json --csv --quiet --verbose"
 )
 EXPECTED = {
     "run": f"{GRID} --tokens --hidden --cache --config --out --resume --time-budget --dry-run --strict "
-    "--model --tuned",
+    "--model --tuned --cell-timeout --in-process",
     "check": GRID,
     "profile": f"{GRID.replace(' --verbose', '')} --tokens --hidden --trace --static --counters --timeline "
     "--known --import --arch --gpu --trace-limit --detail --by-kernel --tuned --config --out",
@@ -33,7 +33,9 @@ EXPECTED = {
     "--output --markdown --json --csv --quiet",
     "noise": "--metric --out --json --csv --quiet",
     "report": "--output --quiet",
-    "list": "--json --csv",
+    "verify": "--json --quiet",
+    "new-impl": "--triton",
+    "list": "--impl --json --csv",
     "doctor": "--json --csv",
     "io-model": "--seqlens --sram --json --csv",
     "kv-cache": "--model --layers --heads --kv-heads --head-dim --head-dim-v --window --windowed-layers "

@@ -23,7 +23,7 @@ from flashbench.record import Record, Samples
 
 TINY = [
     "--device", "cpu", "--seqlens", "8,16", "--head-dims", "8", "--dtypes", "fp32", "--impls", "naive,sdpa",
-    "--causal", "no", "--passes", "fwd,bwd", "--heads", "2",
+    "--causal", "no", "--passes", "fwd,bwd", "--heads", "2", "--in-process",
 ]  # fmt: skip
 RESULTS = Path("out/results.jsonl")
 
@@ -46,7 +46,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, *wanted: dict[str, Any] | BaseExce
     seen: list[Any] = []
 
     def fake(
-        cells: Any, target: Any, options: Any, on_record: Callable[[Record], None], _: Any = None
+        cells: Any, target: Any, options: Any, on_record: Callable[[Record], None], *_: Any
     ) -> dict[str, float]:
         seen.append((cells, options))
         for index, cell in enumerate(cells):
@@ -65,7 +65,7 @@ OOM = {"status": "oom", "reason": "out of memory"}
 
 
 def test_a_real_run_leaves_results_and_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = run([*TINY, "--out", "out"], capsys)
+    code, out, err = run([*TINY, "--no-in-process", "--out", "out"], capsys)
     assert code == 0, err
     found = runfile.load(RESULTS)
     assert [record.cell.key for record in found.records] == found.header["cells"]
@@ -177,7 +177,7 @@ def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(
     assert len(runfile.load(RESULTS).records) == 3
 
     seen = outcomes(monkeypatch, OK)
-    code, _, err = run(["--device", "cpu", "--resume", "--out", "out"], capsys)
+    code, _, err = run(["--device", "cpu", "--in-process", "--resume", "--out", "out"], capsys)
     assert code == 0, err
     assert [len(cells) for cells, _ in seen] == [5]
     assert [r.cell.key for r in runfile.load(RESULTS).records] == runfile.load(RESULTS).header["cells"]

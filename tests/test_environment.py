@@ -113,3 +113,11 @@ def test_a_gpu_is_described_and_a_missing_one_named() -> None:
     assert 0 < free <= target.total_bytes
     with pytest.raises(UnavailableError, match="torch sees"):
         environment.target("cuda:64")
+
+
+def test_a_child_gets_the_variables_as_they_are_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    environment.for_child().clear()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert environment.for_child(MORE="x")["CUDA_VISIBLE_DEVICES"] == "1"
+    assert environment.for_child()["CUDA_VISIBLE_DEVICES"] == "1"

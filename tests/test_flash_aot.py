@@ -202,6 +202,35 @@ def test_only_what_tritons_cache_lacks_is_compiled_and_looking_compiles_nothing(
     assert done.stdout.splitlines() == ["2 0", "[0] 1"], done.stderr
 
 
+KEYS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from flashbench.kernels import _compile
+from test_flash_aot import ask
+driver.set_active(_compile._NoDevice(GPUTarget("cuda", 90, 32)))
+tasks = [ask(kernel, (9, 0), "bf16", 32) for kernel in ("delta", "fwd", "dq", "dkdv")]
+for task in tasks[::int(sys.argv[2])]:
+    print(task.kernel, _compile.launch(task).compile().hash)
+"""
+
+
+def test_a_kernels_place_in_tritons_cache_does_not_depend_on_what_was_compiled_before(tmp_path: Path) -> None:
+    """Else what a worker compiled would be compiled again by its launch."""
+    environment = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", KEYS, str(Path(__file__).parent), step],
+            capture_output=True, text=True, check=True,
+            env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
+        ).stdout.splitlines()
+        for step in ("1", "-1")
+    ]  # fmt: skip
+    assert len(found[0]) == 4
+    assert found[0] == found[1][::-1]
+
+
 LAUNCHERS = """
 import sys, threading
 sys.path.insert(0, sys.argv[1])

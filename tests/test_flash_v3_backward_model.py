@@ -10,35 +10,36 @@ from pathlib import Path
 
 import pytest
 
+from flashbench import hopper_configs
+from flashbench.hopper_configs import KEYS, ROWS, BackwardTiles
 from flashbench.kernels import _triton
 
 HERE = Path(__file__).resolve().parent
-CASES = {
-    # width and changes to its tiles; heads, K/V heads, seqlen_q, seqlen_k, head_dim, head_dim_v
-    "64": ("64, ds_stages=3", (2, 1, 300, 200, 56, 64)),
-    "64 in turn": ("64, lag=0, rotate=True", (2, 2, 200, 300, 64, 64)),
-    "64 held": ("64, held=2, early_dv=True", (1, 1, 130, 270, 64, 64)),
-    "128": ("128, ds_stages=4", (4, 2, 200, 300, 128, 120)),
-    "128 early": ("128, ds_stages=4, early_dv=True, rotate=True", (1, 1, 300, 130, 128, 128)),
-    "128 in turn": ("128, ds_stages=4, lag=0", (2, 2, 1, 200, 96, 128)),
+SHAPES = {
+    # heads, K/V heads, seqlen_q, seqlen_k, head_dim, head_dim_v
+    64: [(2, 1, 300, 200, 56, 64), (2, 2, 200, 300, 64, 64)],
+    128: [(4, 2, 200, 300, 128, 120), (2, 2, 1, 200, 96, 128)],
 }
 
 
-FAST = {("64", True), ("128", False)}
+def cases() -> list[object]:
+    """Every configuration of the table, each shape under one of the masks; one of each width is fast."""
+    tiles = list(dict.fromkeys(row.tiles for row in hopper_configs.BACKWARD_TABLE))
+    found = [(one, causal) for one in tiles for causal in (False, True)]
+    fast = [next(case for case in found if case[0].width == width) for width in SHAPES]
+    return [
+        pytest.param(one, SHAPES[one.width][(n + causal) % 2], causal,
+                     marks=() if (one, causal) in fast else (pytest.mark.slow,),
+                     id=f"{one.width}-{one.name}-{'causal' if causal else 'full'}")
+        for n, one in enumerate(tiles) for causal in (False, True)
+    ]  # fmt: skip
 
 
-def every() -> list[object]:
-    marks = {fast: () if fast else (pytest.mark.slow,) for fast in (False, True)}
-    pairs = [(case, causal) for case in CASES for causal in (False, True)]
-    return [pytest.param(*pair, marks=marks[pair in FAST]) for pair in pairs]
-
-
-@pytest.mark.parametrize(("case", "causal"), every())
-def test_gradients_are_those_of_fp64(case: str, causal: bool) -> None:
+@pytest.mark.parametrize(("tiles", "shape", "causal"), cases())
+def test_gradients_are_those_of_fp64(tiles: BackwardTiles, shape: tuple[int, ...], causal: bool) -> None:
     """In a process of its own: it has a model in Triton's place."""
-    tiles, shape = CASES[case]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
-    command = f"import {Path(__file__).stem} as m; m.run({shape}, {causal}, {tiles})"
+    command = f"import {Path(__file__).stem} as m; m.run(m.{tiles!r}, {shape}, {causal})"
     done = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, check=False, env=environment
     )
@@ -103,16 +104,15 @@ def test_rows_are_prepared_tile_after_tile(shape) -> None:
     assert torch.allclose(delta[..., :seqlen_q].double(), want, rtol=0, atol=1e-4)
 
 
-def run(shape: tuple[int, ...], causal: bool, width: int, **changes) -> None:
+def run(tiles: BackwardTiles, shape: tuple[int, ...], causal: bool) -> None:
     """Print the errors of dq, dk and dv, relative to their largest element."""
     import hopper_threads as model
     import torch
 
     kernels = model.install("_hopper_backward")
-    from flashbench.hopper_configs import KEYS, ROWS, BackwardTiles
     from flashbench.kernels import _hopper_schedule as schedule
 
-    tiles = BackwardTiles(width, **changes)
+    width = tiles.width
     heads, kv_heads, seqlen_q, seqlen_k, dim, dim_v = shape
     group, scale, half = heads // kv_heads, dim**-0.5, torch.float16
     torch.manual_seed(0)
@@ -143,7 +143,7 @@ def run(shape: tuple[int, ...], causal: bool, width: int, **changes) -> None:
         *boxes[4:], model.Pointer([entry for row in table for entry in row]), walk.tiles, kv_heads, group,
         seqlen_q, seqlen_k, len(acc), scale * math.log2(math.e), scale,
         tiles.block_q, KEYS, width, tiles.stages, tiles.ds_stages,
-        tiles.kv_stages, tiles.lag, causal, True, tiles.early_dv, tiles.rotate, tiles.held, 240, 24,
+        tiles.lag, causal, True, tiles.early_dv, tiles.rotate, tiles.held, 240, 24,
     )  # fmt: skip
     dq = in_order(acc, rows, width)[..., :seqlen_q, :dim] * scale
     for got, want in zip((dq, dk, dv), exact, strict=True):

@@ -299,11 +299,11 @@ def test_resume_measures_what_is_missing_and_what_never_started(tmp_path: Path) 
 
 
 def test_the_runners_words_are_those_that_resume_knows() -> None:
-    run = object.__new__(runner._Run)
+    run = object.__new__(runner.Session)
     run.options = runner.RunOptions(time_budget_s=300)
-    run._lost, run._started = None, -1e9
-    for lost in (None, "the device was lost in x: y"):
-        run._lost = lost
+    run._started = -1e9
+    for lost in (None, f"{runner.LOST} in x: y"):
+        run.lost = lost
         outcome = run._not_started()
         assert outcome is not None
         assert not runfile.is_final(done(cells(1)[0], **outcome))

@@ -64,6 +64,7 @@ def check(
     head_dims_v: options.HeadDimsV = None,
     dtypes: options.Dtypes = None,
     impls: options.Impls = None,
+    impl: options.Impl = None,
     causal: options.Causal = None,
     passes: options.Passes = None,
     batch: options.Batch = None,
@@ -169,12 +170,15 @@ def resolve(line: dict[str, str | bool], *, pairs: bool = False, quiet: bool = F
         check_pairs.refuse_others(line)
     known = kernels.registry()
     typed = sweep.parse(line, options.on_line, known)
+    options.own(typed.get("impl", ()))
     out = check_out(typed.get("out"), resume=False, hint="name another folder")
 
     def grid_of(device_type: str) -> dict[str, str]:
         grid = dict(GRIDS[device_type])
         if "heads" in line:
             del grid["kv_heads"]
+        if "impl" in line:
+            del grid["impls"]
         return grid
 
     def cells(device_type: str) -> tuple[Cell, ...]:
@@ -209,7 +213,8 @@ def resolve(line: dict[str, str | bool], *, pairs: bool = False, quiet: bool = F
 def _run(request: Request, records: list[Record], *, quiet: bool, verbose: bool) -> None:
     """Check the cells; each record is in the results file, if one is asked for, then in records."""
     from flashbench import console, environment, runfile, runner
-    from flashbench._cli.interrupt import terminable
+    from flashbench._cli.interrupt import FIRST, stoppable
+    from flashbench.isolation import Bench
 
     cells = request.cells
     console.listen(quiet=quiet)
@@ -227,8 +232,10 @@ def _run(request: Request, records: list[Record], *, quiet: bool, verbose: bool)
         seed=request.seed, time=False, time_budget_s=request.time_budget_s, environment=about,
         tuned=request.tuned,
     )  # fmt: skip
+    # in the interpreter nothing crashes, and a start would take longer than most checks
+    bench = Bench(request.target, asked, in_process=request.target.type == "cpu")
     progress = console.progress(len(cells), quiet=quiet or verbose)
-    with terminable(), writer or nullcontext(), progress as tick:
+    with bench, writer or nullcontext(), progress as tick, stoppable(FIRST, quiet=quiet) as stop:
 
         def keep(record: Record) -> None:
             if writer is not None:
@@ -240,7 +247,9 @@ def _run(request: Request, records: list[Record], *, quiet: bool, verbose: bool)
         def begin(index: int, _: int, cell: Cell) -> None:
             tick(index, cell.key)
 
-        runner.run_cells(cells, request.target, asked, keep, begin)
+        bench.run(cells, keep, begin, stop)
+    if stop() and len(records) < len(cells):
+        raise KeyboardInterrupt
 
 
 def _interrupted(request: Request, records: Sequence[Record], *, json: bool, csv: bool, quiet: bool) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flashbench.kernels import Implementation, Target
     from flashbench.problem import Cell
 
-TAKES = ("impls", "dtypes", "device", "seed", "out", "time_budget", "tuned")
+TAKES = ("impls", "dtypes", "impl", "device", "seed", "out", "time_budget", "tuned")
 """Options of ``check`` that mean something here."""
 
 

@@ -52,8 +52,11 @@ def cells_of(
 
 
 def usual(defaults: Mapping[str, str], given: set[str]) -> dict[str, Any]:
-    """The parsed defaults; heads that are given are not shared as the defaults' are."""
+    """The parsed defaults; heads that are given are not shared as the defaults' are, and a function of one's
+    own stands alone.
+    """
     from flashbench import kernels, sweep
 
-    rest = {name: text for name, text in defaults.items() if not (name == "kv_heads" and "heads" in given)}
+    instead = {"kv_heads": "heads", "impls": "impl"}
+    rest = {name: text for name, text in defaults.items() if instead.get(name) not in given}
     return sweep.parse(rest, options.on_line, kernels.registry())

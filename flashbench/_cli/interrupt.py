@@ -1,27 +1,112 @@
-"""Being stopped from outside: SIGTERM ends work as Ctrl-C does, so that what is done is told and kept."""
+"""Being stopped from outside, so that what is done is told and kept: Ctrl-C, SIGTERM, a hangup."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
+
+_URGENT = ("SIGINT", "SIGTERM")
+"""What stops at once when it comes after another."""
+
+FIRST = "stopping after the cells that are being measured; once more stops at once"
+"""What the first one is answered."""
+
+
+class Stop:
+    """Whether somebody asked for a stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.by: str | None = None
+
+    def __call__(self) -> bool:
+        """True once a stop was asked for."""
+        return self.by is not None
+
+
+@contextmanager
+def stoppable(told: str, *, quiet: bool = False) -> Iterator[Stop]:
+    """Inside, the first Ctrl-C, SIGTERM or hangup asks for a stop; a Ctrl-C or SIGTERM after it interrupts.
+
+    An interrupt raises KeyboardInterrupt in the main thread. told: what the first one is answered. A hangup
+    that the user has ignored (nohup) stays so.
+    """
+    stop = Stop()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if name == "SIGHUP":
+            _leave_terminal()
+        if stop() and name in _URGENT:
+            raise KeyboardInterrupt
+        first, stop.by = not stop(), stop.by or name  # before it is told: the next one may come meanwhile
+        if first and not quiet:
+            _say(f"{name}: {told}")
+
+    with _handling(handle, *_URGENT, "SIGHUP"):
+        yield stop
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM raises KeyboardInterrupt in the main thread; elsewhere nothing changes."""
+    """Inside, SIGTERM and a hangup raise KeyboardInterrupt in the main thread, as Ctrl-C does."""
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if signal.Signals(number).name == "SIGHUP":
+            _leave_terminal()
+        raise KeyboardInterrupt
+
+    with _handling(handle, "SIGTERM", "SIGHUP"):
+        yield
+
+
+@contextmanager
+def _handling(handle: Handler, *names: str) -> Iterator[None]:
+    """Inside, the signals of those names that there are and that are not ignored; in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    taken = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
     try:
+        for number in taken:
+            signal.signal(number, handle)
         yield
     finally:
-        # None stands for a handler that was not set from Python
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        for number, old in taken.items():
+            # None stands for a handler that was not set from Python
+            signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
-def _interrupt(*_: Any) -> None:
-    raise KeyboardInterrupt
+def _say(text: str) -> None:
+    """A warning by one system call: the signal may have come in the middle of another line's writing."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.write(sys.stderr.fileno(), f"\nwarning: {text}\n".encode())
+
+
+def _leave_terminal() -> None:
+    """Point streams nowhere whose terminal has gone, where every write is an error from now on."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            descriptor = stream.fileno()
+            if stream.isatty() or not _gone(descriptor):
+                continue
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), descriptor)
+
+
+def _gone(descriptor: int) -> bool:
+    """Whether a character device takes no writes any more."""
+    try:
+        os.write(descriptor, b"")
+    except OSError:
+        return True
+    return False

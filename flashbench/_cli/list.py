@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flashbench.console import Column
     from flashbench.devices import Device
     from flashbench.metrics import Metric, Row
+    from flashbench.problem import Problem
 
 SUBJECTS = ("implementations", "devices", "metrics", "models", "presets")
 
@@ -28,6 +29,7 @@ def list_(
             autocompletion=lambda incomplete: [name for name in SUBJECTS if name.startswith(incomplete)],
         ),
     ] = None,
+    impl: options.Impl = None,
     json: options.Json = False,
     csv: options.Csv = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.")] = False,
@@ -36,6 +38,7 @@ def list_(
     from flashbench import console, units
 
     options.one_format(json, csv)
+    _known(impl or ())
     if subject is not None:
         units.parse_choice(subject, "SUBJECT", SUBJECTS)
         table = _TABLES[subject]()
@@ -51,6 +54,15 @@ def list_(
         return
     for name, table in tables.items():
         console.show_table(table.shown, table.rows, title=name, notes=() if quiet else table.notes)
+
+
+def _known(specs: Iterable[str]) -> None:
+    """From here on the functions of --impl are implementations like the others. Raises UsageError."""
+    from flashbench import kernels
+
+    options.own(specs)
+    for spec in specs:
+        kernels.get(spec)
 
 
 @dataclass(frozen=True)
@@ -88,10 +100,11 @@ def _implementations() -> _Table:
     for row in kernels.registry().values():
         why_not = row.why_unavailable(target)
         interpreted = why_not is None and row.interpreted(target)
+        io_model = row.io_model if why_not or row.origin is None else row.model(_problem(), target)
         mode = "interpreted: checked, not timed" if interpreted else "timed"
         rows.append({
             "name": row.name, "available": why_not is None, "why_not": why_not,
-            "mode": None if why_not else mode, "io_model": row.io_model, "deterministic": row.deterministic,
+            "mode": None if why_not else mode, "io_model": io_model, "deterministic": row.deterministic,
             "summary": row.summary,
         })  # fmt: skip
     columns = [
@@ -221,17 +234,23 @@ def _why_not(metric: Metric, here: Device | None, why_none: str) -> str | None:
     return "not known here"
 
 
+def _problem() -> Problem:
+    from flashbench.problem import Problem
+
+    return Problem(
+        batch=8, num_heads=16, num_kv_heads=16, seqlen_q=4096, seqlen_k=4096, head_dim=64, head_dim_v=64,
+        dtype="fp16", causal=False,
+    )  # fmt: skip
+
+
 def _example(*, gpu: bool, device: Device | None) -> Row:
     """A row with everything that such a machine measures."""
     from flashbench import iomodel
     from flashbench.metrics import COUNTED, Row
-    from flashbench.problem import Cell, Problem
+    from flashbench.problem import Cell
     from flashbench.record import Accuracy, Memory, Record, Samples
 
-    problem = Problem(
-        batch=8, num_heads=16, num_kv_heads=16, seqlen_q=4096, seqlen_k=4096, head_dim=64, head_dim_v=64,
-        dtype="fp16", causal=False,
-    )  # fmt: skip
+    problem = _problem()
     moved = {f"{kind}_bytes": 1 for kind in ("read", "write", "atomic")}
     record = Record(
         cell=Cell(implementation="naive", problem=problem, pass_="bwd"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +20,12 @@ from flashbench.errors import EXIT_INTERRUPTED, GateError, UnavailableError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
+    from flashbench.isolation import Bench
     from flashbench.kernels import Target
     from flashbench.problem import Cell
     from flashbench.record import Record
     from flashbench.runfile import RunFile, Writer
+    from flashbench.runner import RunOptions
 
 
 def measure(request: Request) -> None:
@@ -38,21 +42,18 @@ def measure(request: Request) -> None:
     out = request.out or new_folder(request.target)
     results = out / RESULTS
     about = environment.collect(request.target)
-    writer, missing = _open(request, results, about)
     quiet = request.flag("quiet")
-    if not quiet:
-        console.note(f"{len(missing)} cells on {request.target.name}; results go to {results}")
     try:
-        with terminable(), writer:
-            _run(request, missing, writer, about)
+        with terminable(), sweep(request, results, about) as writer:
             if request.flag("counters"):
                 _count(request, results, writer)
             if request.flag("trace"):
                 _trace(request, results, writer)
     except KeyboardInterrupt:
-        done = len(runfile.load(results).records)
-        console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
-        console.note(f"'flashbench run --resume --out {out}' measures the rest")
+        if results.exists():
+            done = len(runfile.load(results).records)
+            console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
+            console.note(f"'flashbench run --resume --out {out}{_own(request)}' measures the rest")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     found = runfile.load(results)
     write_page([found], out / REPORT)
@@ -68,6 +69,11 @@ def measure(request: Request) -> None:
     verdict(records, strict=request.flag("strict"))
 
 
+def _own(request: Request) -> str:
+    """The options that a results file does not stand in for: which functions to import."""
+    return "".join(f" --impl {shlex.quote(spec)}" for spec in request.values.get("impl", ()))
+
+
 def new_folder(target: Target) -> Path:
     """A folder that does not exist yet, named by the time and the device."""
     device = re.sub(r"[^a-z0-9]+", "-", target.name.lower()).strip("-") if target.type != "cpu" else "cpu"
@@ -79,12 +85,40 @@ def new_folder(target: Target) -> Path:
     return path
 
 
-def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Writer, Sequence[Cell]]:
+@contextmanager
+def sweep(request: Request, results: Path, about: dict[str, Any]) -> Iterator[Writer]:
+    """Measure what is missing into the file, and leave it open for what follows; the device is free then."""
+    from flashbench import console
+    from flashbench.isolation import Bench
+
+    here = request.flag("in_process") or _only_here(request.cells)
+    bench = Bench(request.target, _how(request, about), in_process=here)
+    with ExitStack() as stack:
+        with bench:
+            writer, missing = _open(request, results, about, bench)
+            stack.enter_context(writer)
+            if not request.flag("quiet"):
+                console.note(f"{len(missing)} cells on {request.target.name}; results go to {results}")
+            _run(request, bench, missing, writer)
+        yield writer
+
+
+def _only_here(cells: Sequence[Cell]) -> bool:
+    """Whether one of them is of a function that no other process finds."""
+    from flashbench import kernels
+
+    origins = [kernels.get(name).origin for name in {cell.implementation for cell in cells}]
+    return any(origin.here for origin in origins if origin)
+
+
+def _open(
+    request: Request, results: Path, about: dict[str, Any], bench: Bench
+) -> tuple[Writer, Sequence[Cell]]:
     """The file to append to and the cells that it lacks."""
     from flashbench import console, runfile
 
     if request.flag("resume") and results.exists():
-        resumed = runfile.resume(results, request.cells, about, request.texts)
+        resumed = runfile.resume(results, request.cells, about, request.texts, _sources(request))
         if not request.flag("quiet"):
             for text in resumed.notes:
                 console.note(text)
@@ -92,7 +126,7 @@ def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Write
     if request.flag("resume") and not request.flag("quiet"):
         console.note(f"{results} does not exist yet: nothing to resume, a new sweep starts")
     head = runfile.header(
-        overheads=_overheads(request),
+        overheads=bench.overheads(cupti=request.values["timing"] == "cupti"),
         argv=["flashbench", *sys.argv[1:]],
         options=dict(request.texts),
         environment=about,
@@ -101,30 +135,39 @@ def _open(request: Request, results: Path, about: dict[str, Any]) -> tuple[Write
     return runfile.create(results, head), request.cells
 
 
-def _overheads(request: Request) -> dict[str, Any]:
-    """What timing itself costs on this device; {} on a CPU."""
-    if request.target.type != "cuda":
-        return {}
-    from flashbench import profilers
+def _sources(request: Request) -> dict[str, str]:
+    """The hash of the file of each function that is not flashbench's."""
+    from flashbench import kernels, runfile
 
-    return dict(profilers.measure_overheads(request.target.device, cupti=request.values["timing"] == "cupti"))
+    rows = [kernels.get(name) for name in dict.fromkeys(cell.implementation for cell in request.cells)]
+    able = [row for row in rows if row.origin and not row.why_unavailable(request.target)]
+    return {row.name: row.origin.facts()[runfile.SOURCE_HASH] for row in able if row.origin}
 
 
-def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[str, Any]) -> None:
-    from flashbench import console, runner, units
+def _how(request: Request, about: dict[str, Any]) -> RunOptions:
+    from flashbench import runner
 
-    options = runner.RunOptions(
+    return runner.RunOptions(
         cache=request.values["cache"],
         seed=request.values["seed"],
         time_budget_s=request.values.get("time_budget"),
+        cell_timeout_s=request.values.get("cell_timeout"),
         timing=request.values["timing"],
         load=request.values["load"],
         energy=request.flag("energy"),
         environment=about,
         tuned=request.tuned,
     )
+
+
+def _run(request: Request, bench: Bench, cells: Sequence[Cell], writer: Writer) -> None:
+    """Measure the cells. Raises KeyboardInterrupt where it was stopped, once what was at work is kept."""
+    from flashbench import console, units
+    from flashbench._cli.interrupt import FIRST, stoppable
+
     done = 0
-    with console.progress(len(cells), quiet=request.flag("quiet") or request.flag("verbose")) as tick:
+    progress = console.progress(len(cells), quiet=request.flag("quiet") or request.flag("verbose"))
+    with progress as tick, stoppable(FIRST, quiet=request.flag("quiet")) as stop:
 
         def keep(record: Record) -> None:
             nonlocal done
@@ -137,8 +180,10 @@ def _run(request: Request, cells: Sequence[Cell], writer: Writer, about: dict[st
         def begin(index: int, _: int, cell: Cell) -> None:
             tick(index, cell.key)
 
-        spent = runner.run_cells(cells, request.target, options, keep, begin)
+        spent = bench.run(cells, keep, begin, stop)
     writer.put({"type": "timings", **spent})
+    if stop() and done < len(cells):
+        raise KeyboardInterrupt
 
 
 def _count(request: Request, results: Path, writer: Writer) -> None:

@@ -88,6 +88,10 @@ Impls = Annotated[
         _implementations,
     ),
 ]
+Impl = Annotated[
+    list[str] | None,
+    _grid("A function of your own, FILE.py:FUNCTION or MODULE:FUNCTION; repeatable.", "SPEC"),
+]
 Causal = Annotated[
     str | None,
     _grid(
@@ -145,7 +149,18 @@ def given(values: Mapping[str, Any]) -> dict[str, str | bool]:
     """The options that stand on the line; those of ``features`` beside the command's own."""
     flat = {**values, **values.get("features", {})}
     flat.pop("features", None)
+    if "impl" in flat:
+        flat["impl"] = ",".join(flat["impl"]) if flat["impl"] else None
     return {name: value for name, value in flat.items() if value is not None}
+
+
+def own(specs: Iterable[str]) -> None:
+    """Look at the spec of each function of --impl, before torch is imported. Raises UsageError."""
+    from flashbench.kernels import _own, registry
+
+    for spec in specs:
+        if spec not in registry():
+            _own.look(spec)
 
 
 def fraction(text: str, option: str) -> Fraction:
@@ -177,13 +192,16 @@ def settle(names: Iterable[str], target: Target) -> None:
 
     Triton compiles or interprets for the life of the process, as decided when it is first imported,
     and torch imports it by itself: the kernel that cares must come first. Raises UsageError where kernels
-    would be compiled for the target and Triton has no folder for them.
+    would be compiled for the target and Triton has no folder for them, and where a function of --impl cannot
+    be imported.
     """
     from flashbench import kernels
     from flashbench.kernels import _triton
 
     for name in names:
         implementation = kernels.get(name)
+        if implementation.origin and implementation.origin.spec == name:
+            implementation.origin.load(target)
         unavailable = implementation.why_unavailable(target)
         if implementation.prepare_tiles and not unavailable and not implementation.interpreted(target):
             _triton.check_cache()

@@ -28,8 +28,8 @@ COUNTED: Mapping[str, str] = {
 """What --counters and --timeline look at unless told otherwise, as it would be typed."""
 
 _MODES = "What to look at (one of)"
-_GRID = ("seqlens", "seqlens_k", "head_dims", "head_dims_v", "dtypes", "impls", "causal", "passes", "batch",
-         "tokens", "heads", "hidden", "kv_heads", *rows.NAMES, "device", "seed", "tuned", "out",
+_GRID = ("seqlens", "seqlens_k", "head_dims", "head_dims_v", "dtypes", "impls", "impl", "causal", "passes",
+         "batch", "tokens", "heads", "hidden", "kv_heads", *rows.NAMES, "device", "seed", "tuned", "out",
          "config")  # fmt: skip
 _STATIC = ("impls", "head_dims", "dtypes", "causal", "passes")
 
@@ -64,6 +64,7 @@ def profile(
     head_dims_v: options.HeadDimsV = None,
     dtypes: options.Dtypes = None,
     impls: options.Impls = None,
+    impl: options.Impl = None,
     causal: options.Causal = None,
     passes: options.Passes = None,
     batch: options.Batch = None,
@@ -232,6 +233,7 @@ def _cells(
 
     asked = {name: text for name, text in grid.items() if name not in ("out", "config")}
     typed = sweep.parse(asked, options.on_line, kernels.registry())
+    options.own(typed.get("impl", ()))
     if "config" in grid:
         cells = grids.read(str(grid["config"]), defaults, typed)
     else:

@@ -58,7 +58,9 @@ def _verdict(found: Sequence[tuple[Cell, Mapping[str, Any]]], *, quiet: bool) ->
     if not quiet:
         for reason, count in left_out.items():
             console.note(f"{count} cells were not traced: {reason}")
-        console.note(f"{len(traced)} cells traced, {len(wrong)} differ from the model")
+        without = sum("difference_bytes" in row and row["difference_bytes"] is None for _, row in traced)
+        alone = f"; {without} have no model to differ from" if without else ""
+        console.note(f"{len(traced)} cells traced, {len(wrong)} differ from the model{alone}")
     if wrong:
         cell, text = wrong[0]
         raise GateError(

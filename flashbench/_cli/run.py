@@ -34,6 +34,15 @@ TimeBudget = Annotated[
     ),
 ]
 
+CellTimeout = Annotated[
+    str | None,
+    typer.Option(
+        help="End a cell that gives no sign of life for this time. Default: 5m, or 10 times the expected.",
+        metavar="TIME",
+        rich_help_panel=_PANEL,
+    ),
+]
+
 
 @with_features
 def run(
@@ -43,6 +52,7 @@ def run(
     head_dims_v: options.HeadDimsV = None,
     dtypes: options.Dtypes = None,
     impls: options.Impls = None,
+    impl: options.Impl = None,
     causal: options.Causal = None,
     passes: options.Passes = None,
     batch: options.Batch = None,
@@ -132,6 +142,15 @@ def run(
         ),
     ] = None,
     time_budget: TimeBudget = None,
+    cell_timeout: CellTimeout = None,
+    in_process: Annotated[
+        bool | None,
+        options.flag(
+            "Measure in this process, for a debugger: a cell that crashes ends the sweep.",
+            "--in-process/--no-in-process",
+            panel=_PANEL,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool | None,
         options.flag(
@@ -157,6 +176,9 @@ def run(
 
     Axes multiply into cells. What an option's default is depends on the device: on a GPU the
     papers' grid (1k-64k, bf16, 16k tokens, hidden 2048), on a CPU a small one.
+
+    Cells run in a process of their own; one that crashes or hangs is a row, and the others are measured.
+    Ctrl-C and SIGTERM stop after the cells at work, a second one at once; --resume measures the rest.
 
     Exits 0 when every cell ended with a status, 5 with --strict if one is wrong or failed, 3 if nothing can
     run here, 130 when interrupted.
@@ -216,8 +238,9 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     typed = sweep.parse(line, options.on_line, known)
     filed = sweep.parse(file, in_file, known)
     joined = sweep.combine(typed, filed)
+    options.own(joined.get("impl", ()))
     out = check_out(joined.get("out"), resume=joined.get("resume") is True)
-    before = _earlier(out / RESULTS) if out and joined.get("resume") and (out / RESULTS).exists() else {}
+    before = _earlier(out / RESULTS, joined) if out and joined.get("resume") else {}
     earlier = sweep.parse(before, lambda name: f"{name} in the header of {out}", known)
 
     def complete(device_type: str) -> tuple[dict[str, Any], tuple[Cell, ...]]:
@@ -241,7 +264,7 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
 
     target = environment.target(asked)
     values, cells = complete(target.type)
-    options.settle(values["impls"], target)
+    options.settle(dict.fromkeys(cell.implementation for cell in cells), target)
     texts = sweep.combine(line, file, before, sweep.DEFAULTS[target.type])
     kept = (*sweep.ASKED, *runfile.CONDITIONS, "time_budget", *KEPT)
     return Request(
@@ -258,13 +281,26 @@ KEPT = ("energy", "counters", "trace", "tuned")
 """Beside conditions, what a resumed run takes over."""
 
 
-def _earlier(path: Path) -> dict[str, str | bool]:
-    """The options that an earlier run's header holds, as they were typed."""
-    from flashbench import runfile, sweep
+def _earlier(path: Path, joined: Mapping[str, Any]) -> dict[str, str | bool]:
+    """The options that an earlier run's header holds, as they were typed; {} where there is none yet.
 
+    joined: of the line and the config file. Functions to import are theirs alone to name, as a results file
+    may come from anybody: raises UsageError where the header names some and they none.
+    """
+    from flashbench import runfile, sweep, units
+
+    if not path.exists():
+        return {}
     found = runfile.load(path).header["options"]
     names = (*sweep.ASKED, *runfile.CONDITIONS, *KEPT)
-    return {name: found[name] for name in names if isinstance(found.get(name), str | bool)}
+    before = {name: found[name] for name in names if isinstance(found.get(name), str | bool)}
+    own = before.pop("impl", None)
+    if own and "impl" not in joined and "impls" not in joined:
+        raise UsageError(
+            f"--resume: {path} measured {units.quoted(own, 400)}, which is not imported on a file's word;"
+            " accepted: --impl SPEC once more, or --impls NAMES for the others alone"
+        )
+    return before
 
 
 def check_out(

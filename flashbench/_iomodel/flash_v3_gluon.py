@@ -157,8 +157,10 @@ def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles
     portable = hopper_configs.why_portable(p.head_dim, p.head_dim_v) is not None
     wide = hopper_configs.wide(p.head_dim, p.head_dim_v)
     if kernel == "bwd":
+        if portable or wide:
+            return None
         own = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
-        return None if portable or wide else Tiles(own.block_q, hopper_configs.KEYS)
+        return Tiles(own.block_q, hopper_configs.KEYS)
     if wide and not portable:
         return Tiles(*hopper_configs.WIDE[kernel]) if kernel in hopper_configs.WIDE else None
     runs = portable or (p.deterministic and kernel != "dkdv")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench import environment, plan, profilers, units
 from flashbench._runner.outcomes import ReferenceFailed, failure, why_wrong
-from flashbench.kernels import Implementation, Target
+from flashbench.kernels import SPENT, Implementation, Target
 from flashbench.problem import Cell, Problem
 from flashbench.profilers import Candidate, Timing
 from flashbench.record import Memory
@@ -43,12 +43,16 @@ class Shared:
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """What an entry needs to know of its run. timed: False checks only. call_limit_s: of a single call."""
+    """What an entry needs to know of its run.
+
+    timed: False checks only. call_limit_s: of a single call. at: told of the cell before it does anything.
+    """
 
     target: Target
     timed: bool
     call_limit_s: float
     tuned: Callable[[Cell], Mapping[str, Any]]
+    at: Callable[[Cell], None]
 
 
 @dataclass(kw_only=True)
@@ -108,6 +112,13 @@ class Entry:
         with self.implementation.context(self.cell.problem), set_grad_enabled(self.cell.pass_ != "fwd"):
             yield
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The same, once it is told whose turn it is; nothing of it is timed."""
+        self.how.at(self.cell)
+        with self.switches():
+            yield
+
     def check(self, shared: Shared) -> dict[str, Any] | None:
         """Prepare, compare with fp64 and measure memory; None leaves the entry ready to be timed."""
         with self.spending("reference_s"):
@@ -135,10 +146,12 @@ class Entry:
         inputs = shared.inputs.detached(grad=cell.pass_ != "fwd")
         with self.spending("prepare_s"):
             call = implementation.prepare(cell.problem, inputs)
+            self.spent |= getattr(call, SPENT, {})
             self._fields = {
                 "config": implementation.describe(cell.problem, cell.pass_, target),
                 "backend": implementation.backend(call),
                 "tuned": self.how.tuned(cell),
+                "stated": implementation.stated(cell.problem, cell.pass_),
             }
             timed, o, gradients = timed_call(cell.pass_, call, inputs)
         with self.spending("check_s"):
@@ -190,9 +203,7 @@ class Entry:
     def candidate(self) -> Candidate:
         """The call as it is timed, of an entry that is ready."""
         assert self._call is not None
-        return Candidate(
-            name=self.cell.implementation, call=self._call, again=self._again, context=self.switches
-        )
+        return Candidate(name=self.cell.implementation, call=self._call, again=self._again, context=self.turn)
 
     def timed(self, timing: Timing) -> dict[str, Any]:
         """The fields of a cell that was timed."""

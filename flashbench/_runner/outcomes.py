@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flashbench.kernels import Implementation, Misbehaviour, Refusal
 from flashbench.record import Accuracy
 
 
@@ -13,8 +15,17 @@ class ReferenceFailed(Exception):
     """The fp64 check itself could not be computed; the cause is chained."""
 
 
+def with_source(outcome: Mapping[str, Any], implementation: Implementation) -> dict[str, Any]:
+    """The outcome; whatever became of a function of somebody's own, its row says of which source it is."""
+    if implementation.origin is None:
+        return dict(outcome)
+    return {**outcome, "config": {**outcome.get("config", {}), **implementation.origin.facts()}}
+
+
 def failure(error: Exception) -> dict[str, Any]:
-    """``oom`` or ``failed``, and why."""
+    """``oom`` or ``failed``, or what a Refusal or a Misbehaviour stands for, and why."""
+    if isinstance(error, Refusal | Misbehaviour):
+        return {"status": "unsupported" if isinstance(error, Refusal) else "wrong", "reason": str(error)}
     where = ""
     cause: BaseException = error
     if isinstance(error, ReferenceFailed) and error.__cause__ is not None:

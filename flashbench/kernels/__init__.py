@@ -26,6 +26,34 @@ if TYPE_CHECKING:
 Call = Callable[[], "Tensor"]
 """What is timed: no argument, returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype."""
 
+SPENT = "spent"
+"""Attribute that ``prepare`` may give its call: seconds that it took, by what they went to
+(``compile_s``)."""
+
+
+class Refusal(Exception):
+    """Raised by ``prepare`` or its call: the implementation does not take the problem, as the message
+    says."""
+
+
+class Misbehaviour(Exception):
+    """Raised by ``prepare``: what it calls did something that makes its result, or anybody's, wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where an implementation of somebody else's comes from.
+
+    spec: as it was given, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``. load(target): imports it, for the rest
+    of the process; raises UsageError in one line. facts(): ``source`` and, once it is loaded,
+    ``source_sha256``. here: it is a value of this process, which no other finds by its spec.
+    """
+
+    spec: str
+    load: Callable[[Target], object]
+    facts: Callable[[], Mapping[str, str]]
+    here: bool = False
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
@@ -110,6 +138,8 @@ class Implementation:
     prepare_lse(problem, inputs, config): as prepare_tiles, of a call that returns (o, lse); lse: fp32, o's
     rows. An empty config leaves the choice to the table.
     deterministic: False where two runs of the same call may differ in the last bits.
+    stated(problem, pass_): what a model of its author's own says of it (``declared.Stated``), or {}.
+    origin: where it comes from, of one that is not flashbench's; None of all others.
     """
 
     name: str
@@ -133,6 +163,8 @@ class Implementation:
     ) = None
     deterministic: bool = True
     runs: Callable[[Problem, Target], str | None] = _never
+    stated: Callable[[Problem, str], Mapping[str, Any]] = _nothing
+    origin: Origin | None = None
 
     def model(self, problem: Problem, target: Target) -> str | None:
         """The row of iomodel.MODELS that describes what runs there."""
@@ -153,19 +185,31 @@ def stems() -> list[str]:
 
 @cache
 def registry() -> dict[str, Implementation]:
-    """Every implementation by name, in a fixed order (naive first, then by file and row)."""
+    """Every implementation by name, in a fixed order: naive first, then by file and row, then those that
+    installed packages offer. One of flashbench's own has precedence over a package's of the same name.
+    """
+    from flashbench.kernels import _own
+
     rows = [
         row
         for stem in sorted(stems(), key=lambda stem: (stem != "naive", stem))
         for row in importlib.import_module(f"{__name__}.{stem}").IMPLEMENTATIONS
     ]
-    return {row.name: row for row in rows}
+    found = {row.name: row for row in rows}
+    return found | {row.name: row for row in _own.offered() if row.name not in found}
 
 
 def get(name: str) -> Implementation:
-    """The implementation of that name. Raises UnknownName, offering the nearest."""
+    """The implementation of that name, or of a spec such as ``FILE.py:FUNCTION``, which is then known by it.
+
+    Raises UnknownName, offering the nearest; nothing of a spec is looked at yet.
+    """
     if name not in registry():
-        raise UnknownName("implementation", name, registry())
+        if ":" not in name:
+            raise UnknownName("implementation", name, registry())
+        from flashbench.kernels import _own
+
+        registry()[name] = _own.row(name)
     return registry()[name]
 
 

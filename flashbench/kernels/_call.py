@@ -20,6 +20,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, register_limit, widest, with_bias
 from flashbench.kernels import _flash_kernels as kernels
 from flashbench.kernels._block_mask import DeviceMask
+from flashbench.kernels._jit_keys import settle
 
 INTERPRETED = isinstance(kernels.forward, InterpretedFunction)
 
@@ -44,10 +45,12 @@ class Launch:
 
     def start(self) -> None:
         """Launch; there is something to do."""
+        settle(self.kernel)
         self.kernel[(self.programs,)](*self.args, **self.options)
 
     def compile(self) -> Any:
         """Compile only; arguments may be meta tensors."""
+        settle(self.kernel)
         return self.kernel.warmup(*self.args, grid=(1,), **self.options)
 
     @property

@@ -6,6 +6,7 @@ The same kernels run compiled on a GPU and through Triton's interpreter on a CPU
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -29,7 +30,7 @@ from flashbench.kernels._call import (
     on,
     unit_stride,
 )
-from flashbench.kernels._launches import Saved, backward_launches, forward_launch
+from flashbench.kernels._launches import Backward, Saved, backward_launches, forward_launch
 
 __all__ = [
     "NOTHING",
@@ -40,6 +41,7 @@ __all__ = [
     "backward_launches",
     "flash_attention",
     "forward_launch",
+    "gradients",
 ]
 
 
@@ -187,25 +189,56 @@ class FlashAttention(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
         q, k, v, o, lse, bias, sinks = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
-        o, do = (unit_stride(computable(x)) for x in (o, do))
-        work = backward_launches(
-            Saved(q=q, k=k, v=v, o=o, lse=lse, do=do),
-            ctx.call,
-            replace(ctx.extra, bias=bias, sinks=sinks),
-            dlse=dlse,
-            wanted=[
-                name for name, want in zip(("bias", "sinks"), ctx.needs_input_grad[3:5], strict=True) if want
-            ],
+        wanted = [
+            name for name, want in zip(("bias", "sinks"), ctx.needs_input_grad[3:5], strict=True) if want
+        ]
+        work = _differentiate(
+            (q, k, v, o, lse, do), ctx.call, replace(ctx.extra, bias=bias, sinks=sinks), dlse, wanted
         )
-        with on(q.device):
-            for launch in work.launches:
-                launch.run()
-                if launch.name == "delta" and dlse is not None:
-                    work.delta.sub_(dlse)  # d lse / d s = p, as d o / d s = p (dP - delta)
         dq, dk, dv, dbias = (
             None if grad is None else grad.to(ctx.dtype) for grad in (work.dq, work.dk, work.dv, work.dbias)
         )
         return dq, dk, dv, dbias, work.dsinks, None, None
+
+
+def _differentiate(
+    tensors: tuple[Tensor, ...], call: Call, extra: Extra, dlse: Tensor | None, wanted: Sequence[str]
+) -> Backward:
+    """The gradients, filled. tensors: q, k, v as the kernels take them, o, lse and do."""
+    q, k, v, o, lse, do = tensors
+    o, do = (unit_stride(computable(x)) for x in (o, do))
+    work = backward_launches(Saved(q=q, k=k, v=v, o=o, lse=lse, do=do), call, extra, dlse=dlse, wanted=wanted)
+    with on(q.device):
+        for launch in work.launches:
+            launch.run()
+            if launch.name == "delta" and dlse is not None:
+                work.delta.sub_(dlse)  # d lse / d s = p, as d o / d s = p (dP - delta)
+    return work
+
+
+def gradients(
+    tensors: tuple[Tensor, ...],
+    *,
+    causal: bool,
+    window: tuple[int, int],
+    softmax_scale: float,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    cu_seqlens: tuple[Tensor | None, Tensor | None],
+    longest: tuple[int | None, int | None],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv), contiguous, in q's dtype, of a call of ``flash_attention`` with these arguments.
+
+    tensors: its q, k and v, what it returned (o, lse), and the gradient of o.
+    """
+    q, k, v, *rest = tensors
+    call = Call(causal=causal, scale=softmax_scale, window=window, softcap=softcap)
+    extra = Extra(slopes=alibi_slopes, cu_q=cu_seqlens[0], cu_k=cu_seqlens[1])
+    extra = _measured(q, k, extra, *longest)
+    dtype = q.dtype
+    q, k, v = (computable(x) for x in (q, k, v))
+    work = _differentiate((q, k, v, *rest), call, extra, None, ())
+    return work.dq.to(dtype), work.dk.to(dtype), work.dv.to(dtype)
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, call: Call, extra: Extra) -> None:

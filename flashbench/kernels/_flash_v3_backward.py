@@ -187,8 +187,8 @@ class Plan:
         )
         constants = {
             "BLOCK_M": block, "BLOCK_N": KEYS, "D": width,
-            "STAGES": config.stages, "DS_STAGES": config.ds_stages,
-            "KV_STAGES": config.kv_stages, "LAG": config.lag, "CAUSAL": causal, "ADDS_DQ": not deterministic,
+            "STAGES": config.stages, "DS_STAGES": config.ds_stages, "LAG": config.lag,
+            "CAUSAL": causal, "ADDS_DQ": not deterministic,
             "EARLY_DV": config.early_dv, "ROTATE": config.rotate, "HELD": config.held,
             "REGISTERS": 240, "PRODUCER_REGISTERS": 24,
         }  # fmt: skip

@@ -42,8 +42,8 @@ def consume(
     QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS, QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, DSFULL,
     DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
     WG: gl.constexpr, SUBS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, DS_STAGES: gl.constexpr,
-    KV_STAGES: gl.constexpr, LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr,
-    EARLY_DV: gl.constexpr, ROTATE: gl.constexpr, HELD: gl.constexpr,
+    LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr, EARLY_DV: gl.constexpr,
+    ROTATE: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: dK and dV of 64 of the keys of each of the program's tiles, and its half of dQ."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
@@ -56,22 +56,21 @@ def consume(
     # this warpgroup's half of a tile's dQ: 64 of its rows, or where it has no more, of its columns
     DQ_SUB: gl.constexpr = WG if SUBS == 2 else 0
     DQ_COLUMN: gl.constexpr = WG * ROWS if D > ROWS else 0
-    LATE_DP: gl.constexpr = HELD == 2 and SUBS == 2  # for want of registers
+    LATE_DP: gl.constexpr = HELD and SUBS == 2  # for want of registers
     AFTER_S: gl.constexpr = 2 * SUBS - (2 if LATE_DP else 1)  # products issued after a tile's first
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
     total = gl.load(TABLE)
+    K = KS.index(WG).reshape([ROWS, D])
+    V = VS.index(WG).reshape([ROWS, D])
+    K0 = KS.index(0).reshape([ROWS, D]).slice(DQ_COLUMN, ROWS, 1)
+    K1 = KS.index(1).reshape([ROWS, D]).slice(DQ_COLUMN, ROWS, 1)
     j = 0  # tile of queries of the program
     kv = 0  # tile of keys of the program
     while j < total:
         TABLE += programs
         entry = gl.load(TABLE)
         head, start_n, first, tiles_q = one.place(entry, tiles, seqlen_q, seqlen_k, SUBS * ROWS, CAUSAL)
-        kv_stage, kv_phase = kv % KV_STAGES, (kv // KV_STAGES) & 1
-        K = KS.index(2 * kv_stage + WG).reshape([ROWS, D])
-        V = VS.index(2 * kv_stage + WG).reshape([ROWS, D])
-        K0 = KS.index(2 * kv_stage).reshape([ROWS, D]).slice(DQ_COLUMN, ROWS, 1)
-        K1 = KS.index(2 * kv_stage + 1).reshape([ROWS, D]).slice(DQ_COLUMN, ROWS, 1)
         begin = one.first_query(start_n + WG * ROWS, seqlen_q, seqlen_k, CAUSAL, KEY)
         clear = one.clear_from(start_n, seqlen_q, seqlen_k, WG, CAUSAL)
         dk = gl.zeros([ROWS, D], gl.float32, LD)
@@ -81,10 +80,10 @@ def consume(
         start = one.start(entry, tiles, first, tiles_q, ROTATE)
         m = start
         before = head * group * tiles_q  # tiles of the query heads before this one
-        mbarrier.wait(KVFULL.index(kv_stage), kv_phase)
+        mbarrier.wait(KVFULL.index(0), kv & 1)
         # first operands in registers spare shared memory, whose bandwidth products of 64 x 64 use up
-        k_rows = K.load(ROWS_OF) if HELD > 1 else K
-        v_rows = V.load(ROWS_OF) if HELD > 0 else V
+        k_rows = K.load(ROWS_OF) if HELD else K
+        v_rows = V.load(ROWS_OF) if HELD else V
         count = group * (tiles_q - first)
         for i in range(count):
             stage, phase = j % STAGES, (j // STAGES) & 1
@@ -160,11 +159,11 @@ def consume(
             mbarrier.wait(DSFULL.index((j - 1) % DS_STAGES), ((j - 1) // DS_STAGES) & 1)
             dq = one.issue_dq(DSS, K0, K1, (j - 1) % DS_STAGES, dq, DQ_SUB, SUBS, DS_STAGES)
             dq = warpgroup_mma_wait(0, [dq])
-        mbarrier.arrive(KVEMPTY.index(kv_stage))
+        mbarrier.arrive(KVEMPTY.index(0))
         if ADDS_DQ and LAG > 0:
             one.add_dq(dq, DQ, line, DQS.index(WG))
         # both have read all dS: dV and dK leave from its place, while the next K and V come
-        mbarrier.wait(KVEMPTY.index(kv_stage), kv_phase)
+        mbarrier.wait(KVEMPTY.index(0), kv & 1)
         b, h = head // heads, head % heads
         key = start_n + WG * ROWS
         OUT = one.retiled(DSS, [2 * DS_STAGES * SUBS * ROWS // D, 1, 1, ROWS, D], KS.type.layout)
@@ -183,8 +182,7 @@ def consume(
 def produce(
     Q, DO, K, V, LSE, DELTA, QS, DOS, KS, VS, LSES, DELTAS, QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY,
     TABLE, tiles, heads, group, seqlen_q, seqlen_k,
-    SUBS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, KV_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, ROTATE: gl.constexpr,
+    SUBS: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, ROTATE: gl.constexpr,
 ):  # fmt: skip
     """One warp: every tile that the consumers will want, in their order, as soon as its place is empty."""
     BLOCK_M: gl.constexpr = SUBS * ROWS
@@ -214,13 +212,12 @@ def produce(
                 tma_load(Q, [b, h * group + g, row + sub * ROWS, 0], QFULL.index(stage), QS.index(place))
                 tma_load(LSE, [at + sub * ROWS], QFULL.index(stage), LSES.index(place))
             if i == 0:
-                kv_stage, kv_phase = kv % KV_STAGES, (kv // KV_STAGES) & 1
-                mbarrier.wait(KVEMPTY.index(kv_stage), kv_phase ^ 1)
-                mbarrier.expect(KVFULL.index(kv_stage), 4 * 2 * ROWS * D)
+                mbarrier.wait(KVEMPTY.index(0), kv & 1 ^ 1)
+                mbarrier.expect(KVFULL.index(0), 4 * 2 * ROWS * D)
                 for half in gl.static_range(2):
                     key = [b, h, start_n + half * ROWS, 0]
-                    tma_load(K, key, KVFULL.index(kv_stage), KS.index(2 * kv_stage + half))
-                    tma_load(V, key, KVFULL.index(kv_stage), VS.index(2 * kv_stage + half))
+                    tma_load(K, key, KVFULL.index(0), KS.index(half))
+                    tma_load(V, key, KVFULL.index(0), VS.index(half))
             mbarrier.expect(DOFULL.index(stage), BYTES)
             for sub in gl.static_range(SUBS):
                 place = stage * SUBS + sub
@@ -239,8 +236,8 @@ def produce(
 def backward(
     Q, DO, K, V, LSE, DELTA, DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    DS_STAGES: gl.constexpr, KV_STAGES: gl.constexpr, LAG: gl.constexpr, CAUSAL: gl.constexpr,
-    ADDS_DQ: gl.constexpr, EARLY_DV: gl.constexpr, ROTATE: gl.constexpr, HELD: gl.constexpr,
+    DS_STAGES: gl.constexpr, LAG: gl.constexpr, CAUSAL: gl.constexpr, ADDS_DQ: gl.constexpr,
+    EARLY_DV: gl.constexpr, ROTATE: gl.constexpr, HELD: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV, and dQ added to its accumulator. Grid: as many programs as the table has columns.
@@ -257,8 +254,8 @@ def backward(
     gl.static_assert(DS_STAGES > LAG, "a tile's dS must outlive the product that is issued LAG tiles later")
     QS = ring(STAGES * SUBS, Q, D)
     DOS = ring(STAGES * SUBS, DO, D)
-    KS = ring(KV_STAGES * 2, K, D)
-    VS = ring(KV_STAGES * 2, V, D)
+    KS = ring(2, K, D)
+    VS = ring(2, V, D)
     LSES = gl.allocate_shared_memory(gl.float32, [STAGES * SUBS, ROWS], LSE.layout)
     DELTAS = gl.allocate_shared_memory(gl.float32, [STAGES * SUBS, ROWS], DELTA.layout)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([ROWS, ROWS], Q.dtype)
@@ -267,22 +264,22 @@ def backward(
     QFULL = one.barriers(STAGES, 1)
     DOFULL = one.barriers(STAGES, 1)
     EMPTY = one.barriers(STAGES, 2)
-    KVFULL = one.barriers(KV_STAGES, 1)
-    KVEMPTY = one.barriers(KV_STAGES, 2)
+    KVFULL = one.barriers(1, 1)
+    KVEMPTY = one.barriers(1, 2)
     DSFULL = one.barriers(DS_STAGES, 2)
     fence_async_shared()
     gl.warp_specialize([
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
-                   0, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE, HELD)),
+                   0, SUBS, D, STAGES, DS_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE, HELD)),
         (consume, (QS, DOS, KS, VS, DSS, DQS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, DSFULL,
                    DQ, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, outside, unit, scale,
-                   1, SUBS, D, STAGES, DS_STAGES, KV_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE, HELD)),
+                   1, SUBS, D, STAGES, DS_STAGES, LAG, CAUSAL, ADDS_DQ, EARLY_DV, ROTATE, HELD)),
         (produce, (Q, DO, K, V, LSE, DELTA, QS, DOS, KS, VS, LSES, DELTAS,
                    QFULL, DOFULL, EMPTY, KVFULL, KVEMPTY, TABLE, tiles, heads, group, seqlen_q, seqlen_k,
-                   SUBS, D, STAGES, KV_STAGES, CAUSAL, ROTATE)),
+                   SUBS, D, STAGES, CAUSAL, ROTATE)),
     ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from flashbench import iomodel, kernels
 from flashbench._profilers.trace import Launch, Moved, trace, why_unavailable
 from flashbench.errors import SpecError
 from flashbench.iomodel import Estimate, Step
-from flashbench.kernels import Target, _hopper_row
+from flashbench.kernels import Implementation, Target, _hopper_row
 from flashbench.problem import Cell, Problem
 
 STEPS = {
@@ -64,9 +64,13 @@ def trace_cell(
     """
     cell = replace(cell, problem=_interpretable(cell.problem))
     implementation = kernels.get(cell.implementation)
-    if implementation.prepare_tiles is None:
-        return {"reason": f"{cell.implementation} is no Triton kernel of flashbench: nothing to interpret"}
-    if reason := implementation.why_unavailable(CPU) or why_unavailable():
+    if reason := why_no_triton(implementation):
+        return {"reason": reason}
+    if reason := implementation.why_unavailable(CPU):
+        return {"reason": reason}
+    if implementation.origin is not None and not implementation.interpreted(CPU):
+        return {"reason": f"{cell.implementation} holds no Triton kernel: nothing to interpret"}
+    if reason := why_unavailable():
         return {"reason": reason}
     if reason := implementation.why_unsupported(cell.problem, cell.pass_, CPU):
         return {"reason": reason}
@@ -84,6 +88,8 @@ def trace_cell(
         launches = _launches(traced, config, seed)
     except Exception as error:  # a kernel raises whatever it likes, and other cells go on
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+    if not launches:
+        return {"reason": f"{cell.implementation} launched no Triton kernel: nothing to interpret"}
     if not one_head:
         return compare(launches, _estimate(cell, config))
     count = parts_of(cell.problem)
@@ -101,6 +107,13 @@ def why_not_interpreted(cell: Cell, config: Mapping[str, Any]) -> str | None:
     runs = config.get("kernels", cell.implementation)
     if runs == _hopper_row.NAME and cell.pass_ != "bwd":  # whose kernels are flash-v2's
         return f"{runs} is written in Gluon, which Triton's interpreter does not run; flash-v2 can be traced"
+    return None
+
+
+def why_no_triton(implementation: Implementation) -> str | None:
+    """Why the implementation cannot hold Triton kernels, before anything of it is imported; or None."""
+    if implementation.prepare_tiles is None and implementation.origin is None:
+        return f"{implementation.name} is no Triton kernel of flashbench: nothing to interpret"
     return None
 
 
@@ -130,13 +143,21 @@ def _own(problem: Problem) -> dict[str, int]:
 
 
 def why_too_large(cell: Cell, config: Mapping[str, Any], limit: int) -> str | None:
-    """Why the cell would take too long to interpret, or None; needs no Triton."""
-    visits = tile_visits(_estimate(cell, config))
+    """Why the cell would take too long to interpret, or None; needs no Triton.
+
+    Nobody knows of a function of somebody's own.
+    """
+    estimate = _estimate(cell, config)
+    visits = tile_visits(estimate) if estimate else 0
     return f"{visits} tile visits are too many to interpret; the limit is {limit}" if visits > limit else None
 
 
-def _estimate(cell: Cell, config: Mapping[str, Any]) -> Estimate:
-    model = kernels.get(cell.implementation).io_model
+def _estimate(cell: Cell, config: Mapping[str, Any]) -> Estimate | None:
+    """What the bundled kernels should move, to the byte; None of a function of somebody's own."""
+    implementation = kernels.get(cell.implementation)
+    if implementation.origin is not None:
+        return None
+    model = implementation.io_model
     assert model is not None, cell.implementation
     return iomodel.estimate(model, cell.problem, cell.pass_, tiles=config)
 
@@ -183,8 +204,10 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     from flashbench.kernels._inputs import make_inputs
 
     inputs = make_inputs(cell.problem, "cpu", seed).detached(grad=cell.pass_ != "fwd")
-    prepare = kernels.get(cell.implementation).prepare_tiles
-    assert prepare is not None
+    implementation = kernels.get(cell.implementation)
+    prepare = implementation.prepare_tiles or (
+        lambda problem, inputs, _: implementation.prepare(problem, inputs)
+    )
     with torch.set_grad_enabled(cell.pass_ != "fwd"):
         call = prepare(cell.problem, inputs, config)
         if cell.pass_ == "bwd":
@@ -192,8 +215,13 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
         return trace(call if cell.pass_ == "fwd" else forward_backward_call(call, inputs))
 
 
-def compare(launches: Sequence[Launch], row: Estimate) -> dict[str, Any]:
-    """The launches beside the steps of the estimate, by name; one without the other counts in full."""
+def compare(launches: Sequence[Launch], row: Estimate | None) -> dict[str, Any]:
+    """The launches beside the steps of the estimate, by name; one without the other counts in full.
+
+    Without an estimate nothing is modelled, and there is no difference.
+    """
+    if row is None:
+        return _traced_alone(launches)
     steps = list(row.steps)
     found = []
     for launch in launches:
@@ -219,6 +247,21 @@ def compare(launches: Sequence[Launch], row: Estimate) -> dict[str, Any]:
             key = f"{prefix}{kind}_bytes"
             total[key] = sum(tensor[key] for kernel in found for tensor in kernel["tensors"])
     return {"difference_bytes": difference, "difference_flops": flops, "total": total, "kernels": found}
+
+
+def _traced_alone(launches: Sequence[Launch]) -> dict[str, Any]:
+    found = [_without_model(_kernel(launch, None)) for launch in launches]
+    for kernel in found:
+        kernel["tensors"] = [_without_model(tensor) for tensor in kernel["tensors"]]
+    total = {name: sum(kernel[name] for kernel in found) for name in ("programs", "flops", "exps")}
+    for kind, _ in KINDS:
+        key = f"{kind}_bytes"
+        total[key] = sum(tensor[key] for kernel in found for tensor in kernel["tensors"])
+    return {"difference_bytes": None, "difference_flops": None, "total": total, "kernels": found}
+
+
+def _without_model(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if not name.startswith("modelled_")}
 
 
 def _kernel(launch: Launch, step: Step | None) -> dict[str, Any]:

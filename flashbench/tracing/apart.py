@@ -33,8 +33,8 @@ def trace_apart(
     config: of the record. limit: tile visits at most. Starts nothing for a cell that is no Triton kernel of
     flashbench or too large, nor without Triton, and leaves this process's Triton alone.
     """
-    if kernels.get(cell.implementation).prepare_tiles is None:
-        return {"reason": f"{cell.implementation} is no Triton kernel of flashbench: nothing to interpret"}
+    if reason := tracing.why_no_triton(kernels.get(cell.implementation)):
+        return {"reason": reason}
     if reason := _triton.why_missing():
         return {"reason": reason}
     if reason := tracing.why_not_interpreted(cell, config):

@@ -1,0 +1,63 @@
+"""``flashbench verify``: whether results files are as they were written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flashbench._cli import options
+from flashbench.errors import RunFileError
+
+if TYPE_CHECKING:
+    from flashbench.runfile import Verdict
+
+MOST = 20
+"""Damaged lines that are shown of each file."""
+
+
+def verify(
+    files: Annotated[list[str], typer.Argument(help="Results files (results.jsonl).")],
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Find lines of results files that were edited or damaged since they were written, by their checksums.
+
+    Exits 0 where every whole line is as it was written, 4 otherwise. A last line that a kill tore off is no
+    damage. Needs neither GPU nor torch.
+    """
+    from flashbench import console, runfile
+
+    found = [runfile.verify(name) for name in files]
+    if json:
+        console.show_json([_row(verdict) for verdict in found])
+    elif not quiet:
+        console.show_lines(line for verdict in found for line in _lines(verdict))
+    if bad := [verdict for verdict in found if not verdict.ok]:
+        number, what = bad[0].damage[0]
+        said = f"{len(bad)} of {len(found)} files are damaged, first: {bad[0].path}, line {number}: {what}"
+        hint = "'flashbench run --resume' measures the cells of edited rows again; take out what is no row"
+        raise RunFileError(said, hint=hint)
+
+
+def _row(verdict: Verdict) -> dict[str, object]:
+    return {
+        "file": str(verdict.path), "ok": verdict.ok, "schema": verdict.schema, "rows": verdict.rows,
+        "missing": verdict.missing, "unsealed_lines": verdict.unsealed, "torn": verdict.torn,
+        "damage": [{"line": number, "what": what} for number, what in verdict.damage],
+    }  # fmt: skip
+
+
+def _lines(verdict: Verdict) -> list[str]:
+    notes = [f"{verdict.rows} rows"]
+    if verdict.missing:
+        notes.append(f"{verdict.missing} planned cells have none")
+    if verdict.unsealed:
+        notes.append(f"{verdict.unsealed} lines are from before there were checksums")
+    if verdict.torn:
+        notes.append("the last line was torn off and is ignored")
+    said = "as written" if verdict.ok else f"{len(verdict.damage)} damaged lines"
+    shown = [f"  line {number}: {what}" for number, what in verdict.damage[:MOST]]
+    if len(verdict.damage) > MOST:
+        shown.append(f"  {len(verdict.damage) - MOST} more")
+    return [f"{verdict.path}: {said}; {', '.join(notes)}", *shown]

@@ -1,0 +1,90 @@
+"""One writer per folder: a lock that the system lets go of when its process ends, however it ends."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from flashbench.errors import UsageError
+
+NAME = ".flashbench.lock"
+
+
+class Lock:
+    """Holds the folder until ``release``. The file names who does, and is gone afterwards."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take it. Raises UsageError where another process has it, OSError where no file can be made."""
+        self._path = folder / NAME
+        while True:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            try:
+                taken = _lock(self._file)
+            except BaseException:
+                os.close(self._file)
+                raise
+            if not taken:
+                holder = os.read(self._file, 200).decode(errors="replace").strip()
+                os.close(self._file)
+                raise UsageError(
+                    f"{folder} is being written by another run ({holder or 'unknown'})",
+                    hint="wait for it, or choose another --out",
+                )
+            if self._still_there():
+                break
+            os.close(self._file)  # the one before let go of it, and took the file away
+        with suppress(OSError):  # a full disk: the lock holds without its name
+            os.ftruncate(self._file, 0)
+            os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+
+    def _still_there(self) -> bool:
+        try:
+            return os.path.samestat(os.fstat(self._file), os.stat(self._path))
+        except FileNotFoundError:
+            return False
+
+    def release(self) -> None:
+        """Let go of the folder; more than once is once."""
+        if self._file < 0:
+            return
+        with suppress(OSError):
+            os.unlink(self._path)
+        os.close(self._file)
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _lock(file: int) -> bool:
+    """Lock it if nobody has; False if somebody has. Where a file system has no locks, nobody has."""
+    try:
+        fcntl: Any = importlib.import_module("fcntl")
+    except ImportError:
+        return _lock_on_windows(file)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _lock_on_windows(file: int) -> bool:
+    msvcrt: Any = importlib.import_module("msvcrt")
+    try:
+        os.lseek(file, 2**30, os.SEEK_SET)  # a byte beyond the text, which others may read
+        msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+    except OSError:
+        return False
+    finally:
+        os.lseek(file, 0, os.SEEK_SET)
+    return True

@@ -1,0 +1,185 @@
+"""flashbench from Python: what the commands do, with results as values instead of text.
+
+found = flashbench.run(impls=["naive", my_function], seqlens=[512, 1024], heads=4, batch=1)
+found.to_pandas()
+found.to_html("report.html")
+flashbench.compare("base/results.jsonl", found)
+flashbench.io_model("standard,flash-v2", seqlens="1k-64k").frame()
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashbench.errors import SpecError
+from flashbench.judge import Comparison, Rules
+from flashbench.whatif import io_table as io_model
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from flashbench.record import Record
+    from flashbench.runfile import RunFile
+
+__all__ = ["Judgement", "Results", "compare", "io_model", "run"]
+
+_LEFT_OUT = ("counters", "trace", "cycles", "timings", "dry_run", "json", "csv", "quiet", "verbose", "strict")
+"""Options of the command that are about what is shown, or that run other processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """What a run measured. records: one per cell, in order; path: its file, None where none was asked for."""
+
+    file: RunFile
+    path: Path | None = None
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """One per cell, in order."""
+        return self.file.records
+
+    def to_pandas(self) -> DataFrame:
+        """The joined table, a row per cell: table.COLUMNS, in SI base units."""
+        from flashbench import table
+
+        return table.build([self.file])
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The report as text; also written to the path, if given. Raises UsageError where that fails."""
+        from flashbench import report, table
+
+        if path is not None:
+            from flashbench._cli.report import write_page
+
+            write_page([self.file], Path(path))
+        files = [self.file]
+        return report.build(table.build(files), table.headers(files), table.numerics(files))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """One side against another by one measure. ok: whether no cell got worse by more than the rules allow."""
+
+    comparison: Comparison
+
+    @property
+    def ok(self) -> bool:
+        """Whether no cell fails."""
+        return not self.comparison.failing
+
+    def to_pandas(self) -> DataFrame:
+        """A row per cell: cell, verdict, reason, base, new (medians), change, and the ratio's interval."""
+        import pandas as pd
+
+        rows = []
+        for cell in self.comparison.cells:
+            ratio = cell.ratio
+            rows.append({
+                "cell": cell.cell, "verdict": cell.verdict, "reason": cell.reason, "base": cell.base,
+                "new": cell.new, "change": cell.change, "fails": cell.fails,
+                "ratio_low": ratio.low if ratio else None, "ratio_high": ratio.high if ratio else None,
+            })  # fmt: skip
+        names = ("cell", "verdict", "reason", "base", "new", "change", "fails", "ratio_low", "ratio_high")
+        return pd.DataFrame(rows, columns=list(names))
+
+
+def run(impls: str | Sequence[str | Callable[..., Any]] | None = None, **options: Any) -> Results:
+    """Measure a grid of attention cells, each checked against fp64, as ``flashbench run``; prints nothing.
+
+    impls: names as ``flashbench list implementations`` has them, specs such as ``FILE.py:FUNCTION``, or
+    functions of (q, k, v, causal, scale, …) themselves. options: those of the command line with underscores,
+    as text, numbers, booleans or sequences: seqlens, head_dims, dtypes, causal, passes, batch, heads, device,
+    cache, time_budget, in_process, config, …; out: a folder to keep results.jsonl in, and resume.
+
+    Cells run in a worker process, as the command's do; where a function itself is among impls, which no other
+    process could find, in this one. Returns Results; a cell that is wrong or failed is a row that says so.
+    Raises as the command, in the words of the command line: UsageError, SpecError, UnknownName,
+    UnavailableError; KeyboardInterrupt once the cells at work are kept.
+    """
+    from flashbench import environment, runfile, sweep
+    from flashbench._cli.measure import sweep as measure
+    from flashbench._cli.run import RESULTS, resolve
+
+    for name in options:
+        if name in _LEFT_OUT:
+            raise SpecError(f"run(): {name} is of the command line; accepted: options of the grid and timing")
+    config = None if options.get("config") is None else str(options["config"])
+    plain = {name: _plain(value) for name, value in options.items() if value is not None and name != "config"}
+    line = sweep.options_of(plain, "run()", sweep.OPTIONS) | _implementations(impls)
+    request = resolve({**line, "quiet": True}, config)
+    about = environment.collect(request.target)
+    with tempfile.TemporaryDirectory() as scratch:
+        path = (request.out or Path(scratch)) / RESULTS
+        with measure(request, path, about):
+            pass
+        return Results(file=runfile.load(path), path=path if request.out else None)
+
+
+def compare(base: Any, new: Any, metric: str = "time_s", **rules: float) -> Judgement:
+    """Judge one side against another, cell by cell, as ``flashbench compare``.
+
+    base, new: Results, paths, folders or globs of results files, or sequences of these: runs of one side.
+    metric: a row of judge.MEASURES. rules: fields of judge.Rules, such as warn and fail, shares. Raises
+    UsageError and RunFileError for files, UnknownName for a metric.
+    """
+    from flashbench.errors import UnknownName
+    from flashbench.judge import MEASURES
+    from flashbench.judge import compare as judge
+
+    if metric not in MEASURES:
+        raise UnknownName("metric", metric, MEASURES)
+    known = Rules.__dataclass_fields__
+    for name in rules:
+        if name not in known:
+            raise SpecError(f"compare(): {name!r} is not known; accepted: {', '.join(known)}")
+    sides = _side(base, "base"), _side(new, "new")
+    return Judgement(comparison=judge(*sides, MEASURES[metric], Rules(**rules)))  # type: ignore[arg-type]
+
+
+def _side(given: Any, label: str) -> Any:
+    from flashbench.judge import load_side
+
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    with tempfile.TemporaryDirectory() as scratch:
+        paths = []
+        for number, one in enumerate(several):
+            if isinstance(one, Results):
+                one = one.path or _written(one, Path(scratch) / f"{number}.jsonl")
+            paths.append(str(one))
+        return load_side(",".join(paths), label)
+
+
+def _written(results: Results, path: Path) -> Path:
+    """The file of results that were not kept, once more."""
+    from flashbench import runfile
+
+    with runfile.create(path, results.file.header) as writer:
+        for record in results.records:
+            writer.append(record)
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """As a config file would hold it."""
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _implementations(impls: str | Sequence[str | Callable[..., Any]] | None) -> dict[str, str | bool]:
+    """impls and impl of the command line; functions are known by their module and name from here on."""
+    if impls is None:
+        return {}
+    from flashbench.kernels import _own
+
+    names, own = list[str](), list[str]()
+    for item in impls.split(",") if isinstance(impls, str) else impls:
+        name = item if isinstance(item, str) else _own.known(item)
+        (own if ":" in name else names).append(name)
+    given = {"impls": ",".join(names), "impl": ",".join(own)}
+    return {name: text for name, text in given.items() if text}

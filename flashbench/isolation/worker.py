@@ -1,0 +1,145 @@
+"""The parent's end of a worker: start it, talk to it, see it die, leave nothing of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from flashbench import environment
+from flashbench.isolation import death
+
+COMMAND: Sequence[str] = (sys.executable, "-m", "flashbench.isolation.child")
+"""Starts a worker."""
+
+TAIL = 2**16
+"""Bytes of what it prints that are kept."""
+LOOK_EVERY_S = 0.5
+"""A worker whose forks keep its pipe open is seen to be gone after this time."""
+DUMP_S = 0.3
+"""What a hung worker is given to say where it hangs."""
+
+
+class Worker:
+    """A worker process. Everything that it started ends with ``kill``, which may be called at any time."""
+
+    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+        self._kills = death.oom_kills()
+        # a session of its own: Ctrl-C and a hangup of the terminal are the parent's to judge
+        self._process = subprocess.Popen(
+            [*command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, env=environment.for_child(), start_new_session=True,
+        )  # fmt: skip
+        self._inbox: queue.Queue[bytes | None] = queue.Queue()
+        self._output = bytearray()
+        self._gone = False
+        self._readers = [
+            threading.Thread(target=read, args=(stream,), daemon=True)
+            for read, stream in zip((self._hear, self._overhear), self._streams(), strict=True)
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Of what was started (lifeline.py), which leads a group of the same number."""
+        return self._process.pid
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Tell the worker; whether it still lives shows in ``receive``."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(json.dumps(message, allow_nan=False).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def receive(self, limit_s: float) -> Any:
+        """The next message. Raises death.Ended for a worker that is gone, death.Silent after limit_s."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                line = self._inbox.get(timeout=max(0.0, min(left, LOOK_EVERY_S)))
+            except queue.Empty:
+                if self._process.poll() is not None and self._inbox.empty():
+                    raise self._ended() from None
+                if left <= 0:
+                    raise death.Silent from None
+                continue
+            if line is None:
+                raise self._ended()
+            try:
+                return json.loads(line)
+            except ValueError:
+                said = f"its process broke off in the middle of a message: {line[:100]!r}"
+                self.kill()
+                raise death.Ended(said=said) from None
+
+    def where(self, pid: int) -> str:
+        """Where in Python it hangs, as " (file:line in function)", or nothing. pid: of the process itself."""
+        if not hasattr(signal, "SIGUSR1"):
+            return ""
+        mark = len(self._output)
+        with suppress(OSError):
+            os.kill(pid, signal.SIGUSR1)
+        deadline = time.monotonic() + DUMP_S
+        while not (found := death.place(bytes(self._output[mark:]).decode(errors="replace"))):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        return found
+
+    def kill(self) -> None:
+        """End it and its group now."""
+        if self._gone:
+            return
+        self._gone = True
+        with suppress(OSError):  # before it is waited for: until then the number is its own
+            if hasattr(os, "killpg"):
+                os.killpg(self.pid, signal.SIGKILL)
+            else:
+                self._process.kill()
+        self._process.wait()
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.close()
+        for reader, stream in zip(self._readers, self._streams(), strict=True):
+            reader.join(1.0)
+            if not reader.is_alive():  # else a stray fork keeps it open
+                stream.close()
+
+    def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        return self._process.stdout, self._process.stderr
+
+    def _ended(self) -> death.Ended:
+        try:
+            code = self._process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.kill()
+        killed = death.oom_kills() > self._kills
+        output = bytes(self._output).decode(errors="replace")
+        if code is None:
+            return death.Ended(said="its process closed its pipe and lived on", output=output)
+        return death.Ended(code=code, output=output, oom_killed=killed)
+
+    def _hear(self, stream: IO[bytes]) -> None:
+        with suppress(OSError, ValueError):
+            for line in stream:
+                self._inbox.put(line)
+        self._inbox.put(None)
+
+    def _overhear(self, stream: IO[bytes]) -> None:
+        with suppress(OSError, ValueError):
+            while chunk := os.read(stream.fileno(), TAIL):
+                self._output += chunk
+                del self._output[:-TAIL]

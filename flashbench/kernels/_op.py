@@ -1,0 +1,182 @@
+"""``flashbench.attention``: the bundled kernels as one operator of torch, with autograd and under
+torch.compile.
+
+The operators are ``flashbench::attention`` and ``flashbench::attention_backward``; fake kernels say what they
+return, so that ``torch.compile(fullgraph=True)`` keeps them whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashbench.kernels import Target, _hopper_row, _triton
+from flashbench.problem import LAYOUTS, Problem
+
+_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+_OPTIONS = (
+    "bool causal, int left, int right, float scale, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k"
+)
+_HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+class _Options(NamedTuple):
+    """As in the schema: window sides of -1 are unlimited, lengths of -1 unknown."""
+
+    causal: bool
+    left: int
+    right: int
+    scale: float
+    softcap: float
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    layout: str = LAYOUTS[0],
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(q kᵀ · scale) v by the best of the bundled kernels for the card; differentiable in q, k and v.
+
+    layout bhsd: q (batch, num_heads, seqlen_q, head_dim), k (batch, num_kv_heads, seqlen_k, head_dim),
+    v (batch, num_kv_heads, seqlen_k, head_dim_v); bshd: seqlens before heads. fp16, bf16 or fp32, any
+    strides with a unit last one, head dims up to 256. Query head h uses K/V head h // (num_heads //
+    num_kv_heads).
+
+    causal: keys up to j = i + seqlen_k - seqlen_q: the last query sees every key. window: (left, right), keys
+    from ``left`` before that diagonal to ``right`` after it, -1 unlimited. scale: head_dim**-0.5 by default.
+    softcap c > 0: c · tanh(s / c). alibi_slopes: (num_heads,) fp32. Packed sequences: cu_seqlens_q and
+    cu_seqlens_k, int32 (sequences + 1,), and q (total_q, num_heads, head_dim) in bshd, with a leading 1 and
+    heads first in bhsd; max_seqlen_*: the longest, else the device is asked.
+
+    Returns o, shaped as q with head_dim_v, in q's dtype; with return_lse also lse (batch, num_heads,
+    seqlen_q), fp32, natural log, which is not differentiable here. Rows without keys: o = 0, lse = -inf. On a
+    CPU the kernels run in Triton's interpreter. Raises ValueError for a misfit, UnavailableError without
+    Triton.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout {layout!r} is not known; it must be {' or '.join(LAYOUTS)}")
+    swapped, packed = layout != LAYOUTS[0], cu_seqlens_q is not None
+    if swapped and packed:
+        q, k, v = q[None], k[None], v[None]
+    if swapped:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    o, lse = torch.ops.flashbench.attention(
+        q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k, causal, *window, scale, float(softcap),
+        -1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_k is None else max_seqlen_k,
+    )  # fmt: skip
+    if swapped:
+        o = o.transpose(1, 2)
+        o = o[0] if packed else o
+    return (o, lse) if return_lse else o
+
+
+def _forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slopes: Tensor | None,
+    cu_q: Tensor | None,
+    cu_k: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    options = _Options(*rest)
+    plain = slopes is None and cu_q is None and not options.softcap and options.left == options.right == -1
+    if plain and _takes_v3(q, k, v, causal=options.causal):
+        v3 = _triton.load(q.device.type, "_flash_v3")
+        o, lse = v3.flash_attention(
+            q, k, v, causal=options.causal, softmax_scale=options.scale, return_lse=True
+        )
+        return o, lse
+    kernels = _triton.load(q.device.type)
+    o, lse = kernels.flash_attention(
+        q, k, v, causal=options.causal, window=(options.left, options.right), softmax_scale=options.scale,
+        softcap=options.softcap, alibi_slopes=slopes, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
+        max_seqlen_q=_known(options.max_seqlen_q), max_seqlen_k=_known(options.max_seqlen_k), return_lse=True,
+    )  # fmt: skip
+    return o, lse
+
+
+def _known(length: int) -> int | None:
+    return None if length < 0 else length
+
+
+def _takes_v3(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> bool:
+    """Whether flash-v3 runs it on this card; shapes that fit nothing are left to the checks of flash-v2."""
+    if q.device.type != "cuda" or q.dtype not in _HALF or not q.ndim == k.ndim == v.ndim == 4:
+        return False
+    capability = torch.cuda.get_device_capability(q.device)
+    if not (q.numel() and k.numel() and v.numel()) or q.shape[1] % k.shape[1]:
+        return False
+    problem = Problem(
+        batch=q.shape[0], num_heads=q.shape[1], num_kv_heads=k.shape[1], seqlen_q=q.shape[2],
+        seqlen_k=k.shape[2], head_dim=q.shape[3], head_dim_v=v.shape[3], dtype=_HALF[q.dtype], causal=causal,
+    )  # fmt: skip
+    return _hopper_row.why_unsupported(problem, "fwd", Target(device="cuda", capability=capability)) is None
+
+
+def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv of (do, o, lse, and the arguments of the forward): flash-v2's, without atomics."""
+    (do, o, lse, q, k, v, slopes, cu_q, cu_k), options = args[:9], _Options(*args[9:])
+    kernels = _triton.load(q.device.type)
+    found: tuple[Tensor, Tensor, Tensor] = kernels.gradients(
+        (q, k, v, o, lse, do), causal=options.causal, window=(options.left, options.right),
+        softmax_scale=options.scale, softcap=options.softcap, alibi_slopes=slopes, cu_seqlens=(cu_q, cu_k),
+        longest=(_known(options.max_seqlen_q), _known(options.max_seqlen_k)),
+    )  # fmt: skip
+    return found
+
+
+def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Shapes and strides as ``_call.like`` makes them."""
+    (batch, heads, rows), columns = q.shape[:3], v.shape[3]
+    if rows > 1 < heads and q.stride(1) < q.stride(2):
+        o = q.new_empty(batch, rows, heads, columns).transpose(1, 2)
+    else:
+        o = q.new_empty(batch, heads, rows, columns)
+    return o, q.new_empty((batch, heads, rows), dtype=torch.float32)
+
+
+def _fake_backward(do: Tensor, o: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in args[:3])
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    o, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(o, lse, *inputs[:6])
+    ctx.options = inputs[6:]
+
+
+def _gradients(ctx: Any, do: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    grads = torch.ops.flashbench.attention_backward(do, *ctx.saved_tensors, *ctx.options)
+    return (*grads, *[None] * (3 + len(_Options._fields)))
+
+
+_op = torch.library.custom_op(
+    "flashbench::attention", _forward, mutates_args=(), schema=f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)"
+)
+_op.register_fake(_fake_forward)
+_op.register_autograd(_gradients, setup_context=_keep)
+torch.library.custom_op(
+    "flashbench::attention_backward",
+    _backward,
+    mutates_args=(),
+    schema=f"(Tensor do, Tensor o, Tensor lse, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
+).register_fake(_fake_backward)

@@ -1,0 +1,259 @@
+"""Implementations that break what measures them, and ``flashbench`` with them.
+
+python tests/faults.py run --impls naive,segfault …      as flashbench, with these beside naive and sdpa
+python tests/faults.py --quick run …                     the same without torch: nothing is computed
+python tests/faults.py --worker                          the worker of the first
+python tests/faults.py --light                           that of the second: it calls the faults alone
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from flashbench import kernels
+from flashbench._runner import leftover
+from flashbench._runner.outcomes import failure, what
+from flashbench.isolation import child, worker
+from flashbench.kernels import Implementation
+from flashbench.problem import Cell, Problem
+from flashbench.record import Record, Samples
+from flashbench.runner import LOST, RunOptions
+
+WORKER, LIGHT = ((sys.executable, __file__, kind) for kind in ("--worker", "--light"))
+DONE: dict[str, Any] = {}
+"""What faults did that a process has once."""
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls it."""
+
+
+def _segfault() -> None:
+    ctypes.string_at(1)
+
+
+def _abort() -> None:
+    sys.stderr.write("CUDA error: device-side assert triggered\n")
+    sys.stderr.flush()
+    os.abort()
+
+
+def _out_of_memory() -> None:
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def _leak() -> None:
+    import torch
+
+    if "leak" not in DONE:  # once, as a cache that is never emptied
+        DONE["leak"] = torch.ones(2**24)
+
+
+def _oom_and_leak() -> None:
+    _leak()
+    _out_of_memory()
+
+
+def _fork() -> None:
+    """The copy comes back into the sweep, as a careless fork does."""
+    if "fork" not in DONE:
+        DONE["fork"] = True
+        os.fork()
+
+
+def _fork_sleeper() -> None:
+    """What it starts would live for long, and keeps the pipes of the worker open."""
+    if "sleeper" not in DONE:
+        DONE["sleeper"] = ctypes.CDLL(None).fork()  # by C: Python knows nothing of it
+        if not DONE["sleeper"]:
+            time.sleep(600)
+            os._exit(0)
+
+
+def _garbage() -> None:
+    print('{"record": 1}\n{"at"\x00\x1b[2J')
+    os.write(1, b'{"done": true}\n')
+    os.write(2, os.urandom(2**17))
+
+
+def _lost_device() -> None:
+    """What a sticky CUDA error looks like from torch."""
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def _on_gpu(kind: str) -> Callable[[], None]:
+    """What a broken kernel does to its device."""
+
+    def fault() -> None:
+        import torch
+
+        here = torch.zeros(4, device="cuda")
+        if kind == "assert":
+            here[torch.tensor([9], device="cuda")] = 1.0
+        elif kind == "illegal":
+            import triton
+            import triton.language as tl
+
+            def store(pointer, off: tl.constexpr) -> None:
+                tl.store(pointer + off, 1.0)
+
+            triton.jit(store)[(1,)](here, off=2**40)
+        elif kind == "oom":
+            DONE[len(DONE)] = torch.ones(2**29, device="cuda")
+            torch.empty(2**50, device="cuda", dtype=torch.uint8)
+        elif kind not in DONE:
+            DONE[kind] = torch.ones(2**29, device="cuda")
+        torch.cuda.synchronize()
+
+    return fault
+
+
+def _first_time(then: Callable[[], None]) -> Callable[[], None]:
+    """Only in the first process that comes here."""
+
+    def once() -> None:
+        mark = Path(os.environ["FAULTS_ONCE"])
+        if not mark.exists():
+            mark.touch()
+            then()
+
+    return once
+
+
+FAULTS: dict[str, Callable[[], object]] = {
+    "segfault": _segfault,
+    "abort": _abort,
+    "os-exit": lambda: os._exit(7),
+    "exit": lambda: sys.exit("bye"),
+    "hang": lambda: time.sleep(600),
+    "killed": lambda: os.kill(os.getpid(), 9),
+    "oom": _out_of_memory,
+    "leak": _leak,
+    "oom-leak": _oom_and_leak,
+    "garbage": _garbage,
+    "fork": _fork,
+    "fork-sleeper": _fork_sleeper,
+    "lost": _lost_device,
+    "once": _first_time(_segfault),
+    "cuda-assert": _on_gpu("assert"),
+    "cuda-illegal": _on_gpu("illegal"),
+    "cuda-leak": _on_gpu("leak"),
+    "oom-cuda": _on_gpu("oom"),
+    "right": lambda: None,
+}
+"""What the call of that name does before it computes attention."""
+
+LATE = 6
+"""The number of the call in which a fault of the name ``late-…`` happens: while it is timed."""
+
+
+def _faulty(name: str, fault: Callable[[], object], first: int = 1) -> Implementation:
+    def prepare(p: Any, inputs: Any) -> Callable[[], Any]:
+        right, calls = kernels.get("naive").prepare(p, inputs), [0]
+
+        def call() -> Any:
+            calls[0] += 1
+            if calls[0] >= first:
+                fault()
+            return right()
+
+        return call
+
+    return Implementation(name=name, summary="", prepare=prepare, io_model=None)
+
+
+def _at_import(*_: object) -> Any:
+    raise ImportError("no module named 'flash_extension'")
+
+
+def _import_dies(*_: object) -> Any:
+    os._exit(11)
+
+
+def registry() -> dict[str, Implementation]:
+    """naive, sdpa and the faulty ones."""
+    real = {name: _REAL()[name] for name in ("naive", "sdpa")}
+    rows = [_faulty(name, fault) for name, fault in FAULTS.items()]
+    rows += [_faulty(f"late-{name}", fault, LATE) for name, fault in FAULTS.items()]
+    rows.append(Implementation(name="import", summary="", prepare=_at_import, io_model=None))
+    rows.append(Implementation(name="import-dies", summary="", prepare=_import_dies, io_model=None))
+    return real | {row.name: row for row in rows}
+
+
+_REAL = kernels.registry
+
+
+class Light:
+    """What a worker does of a session, with a fault in place of the attention: starts within 0.2 s."""
+
+    def __init__(self, target: Any, options: RunOptions, *, at: Callable[[Cell], None], **_: Any) -> None:
+        self.target, self.options, self.at = target, options, at
+        self.lost: str | None = None
+        self.left = 0
+
+    def left_behind(self, before: Problem | None = None) -> int:
+        return self.left
+
+    def records(self, cells: Sequence[Cell], begin: object, alone: str | None) -> Iterator[Record]:
+        found = {cell: self._call(cell, cell.implementation) for cell in cells}
+        for cell in cells:
+            if found[cell]["status"] == "ok":
+                found[cell] = self._call(cell, cell.implementation.removeprefix("late-")) | {
+                    "timing": {"alone_because": alone} if alone else {}
+                }
+        for cell, outcome in found.items():
+            yield Record(cell=cell, device_type="cpu", **outcome)
+
+    def _call(self, cell: Cell, name: str) -> dict[str, Any]:
+        if self.lost is not None:
+            return {"status": "skipped", "reason": self.lost}
+        self.at(cell)
+        try:
+            FAULTS.get(name, lambda: None)()
+        except Exception as error:
+            if "illegal memory access" in str(error):
+                self.lost = f"{LOST} in {cell.key}: {what(error)}"
+            return failure(error)
+        time.sleep(0.002)
+        return {"status": "ok", "samples": Samples(samples_s=(1e-3,) * 3, cache="hot", method="wall")}
+
+
+def _spare_torch() -> None:
+    """Leave out what a run does before and after it measures."""
+    from flashbench import environment
+    from flashbench._cli import measure
+
+    environment.collect = lambda _: {"device_name": "CPU"}  # type: ignore[assignment]
+    measure.write_page = measure._show = lambda *_: None  # type: ignore[assignment]
+
+
+def install() -> None:
+    """Let this process know them."""
+    kernels.registry = registry  # type: ignore[assignment]
+
+
+def main(arguments: Sequence[str]) -> None:
+    install()
+    leftover.WORTH = 2**25
+    if arguments[0] == "--worker":
+        child.main()
+    elif arguments[0] == "--light":
+        child.main(Light)
+    else:
+        from flashbench.cli import main as flashbench
+
+        quick = arguments[0] == "--quick"
+        worker.COMMAND = LIGHT if quick else WORKER
+        if quick:
+            _spare_torch()
+        flashbench(arguments[quick:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

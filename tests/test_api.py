@@ -1,0 +1,232 @@
+"""flashbench from Python: the operator of the bundled kernels, and runs, comparisons and models as values."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from attention import exact, problem
+from torch import Tensor
+
+import flashbench
+from flashbench import kernels
+from flashbench.errors import SpecError, UnknownName, UsageError
+from flashbench.kernels import Target
+from flashbench.kernels._inputs import make_inputs
+
+REASON = kernels.get("flash").why_unavailable(Target())
+interpreted = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+GRID: dict[str, Any] = {
+    "seqlens": [16], "head_dims": 8, "heads": 2, "batch": 1, "dtypes": "fp32", "causal": False,
+    "passes": ("fwd",), "device": "cpu",
+}  # fmt: skip
+
+
+def leaves(p: Any, seed: int = 0) -> list[Tensor]:
+    inputs = make_inputs(p, "cpu", seed)
+    return [x.detach().requires_grad_() for x in (inputs.q, inputs.k, inputs.v)]
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("options", "layout"),
+    [({}, "bhsd"), ({"window": (3, 2)}, "bshd"), ({"softcap": 1.5}, "bhsd"), ({"num_kv_heads": 2}, "bshd")],
+    ids=str,
+)
+def test_attention_and_its_gradients_are_exact_in_both_layouts(options: dict[str, Any], layout: str) -> None:
+    p = problem(seqlen_q=9, **options)
+    inputs = make_inputs(p, "cpu", 3)
+    q, k, v = leaves(p, 3)
+    swap = (lambda x: x.transpose(1, 2)) if layout == "bshd" else (lambda x: x)
+    more = {name: value for name, value in options.items() if name != "num_kv_heads"}
+    o = swap(flashbench.attention(swap(q), swap(k), swap(v), causal=True, layout=layout, **more))
+    found = (o, *torch.autograd.grad(o, (q, k, v), inputs.dout))
+    for mine, theirs in zip(found, exact(p, inputs), strict=True):
+        assert torch.allclose(mine.double(), theirs, atol=3e-6)
+
+
+@interpreted
+def test_packed_sequences_are_each_attention_of_its_own() -> None:
+    starts = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
+    q, k, v = (torch.randn(12, 2, 16, requires_grad=True) for _ in range(3))
+    do = torch.randn(12, 2, 16)
+    packed = {"layout": "bshd", "causal": True}
+    o = flashbench.attention(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts, max_seqlen_q=7, **packed)
+    found = torch.autograd.grad(o, (q, k, v), do)
+    parts = [
+        flashbench.attention(q[None, a:b], k[None, a:b], v[None, a:b], **packed)[0]
+        for a, b in ((0, 5), (5, 12))
+    ]
+    alone = torch.cat(parts)
+    assert torch.allclose(o, alone, atol=1e-6)
+    for mine, theirs in zip(found, torch.autograd.grad(alone, (q, k, v), do), strict=True):
+        assert torch.allclose(mine, theirs, atol=2e-6)
+
+
+@interpreted
+def test_what_is_shown_of_lse_and_refused() -> None:
+    p = problem(causal=False)
+    q, k, v = leaves(p)
+    o, lse = flashbench.attention(q, k, v, return_lse=True)
+    assert torch.allclose(lse, (q @ k.mT * p.softmax_scale).logsumexp(-1), atol=1e-5)
+    assert (o.requires_grad, lse.requires_grad) == (True, False)
+    with pytest.raises(ValueError, match="'sbhd' is not known"):
+        flashbench.attention(q, k, v, layout="sbhd")
+    with pytest.raises(ValueError, match="differ"):
+        flashbench.attention(q, k[:, :, :3], v)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:Input #")
+@pytest.mark.parametrize("fast", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["fast", "every"])
+@pytest.mark.parametrize(
+    "causal", [pytest.param(False, marks=pytest.mark.slow), True], ids=["full", "causal"]
+)
+def test_gradcheck_holds_on_the_kernels_themselves(causal: bool, fast: bool) -> None:
+    """In fp32, as the kernels compute: central differences of eps 1e-2 err by some 1e-5."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 3, 4, generator=generator, requires_grad=True) for _ in range(3))
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: flashbench.attention(q, k, v, causal=causal), (q, k, v),
+        eps=1e-2, atol=2e-4, rtol=1e-3, fast_mode=fast,
+    )  # fmt: skip
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", ["bhsd", pytest.param("bshd", marks=pytest.mark.slow)])
+def test_the_operators_are_what_torch_takes_them_for(layout: str) -> None:
+    p = problem(batch=1, num_heads=2, num_kv_heads=1, layout=layout)
+    q, k, v = leaves(p)
+    options = (True, -1, -1, 0.3, 0.0, -1, -1)
+    torch.library.opcheck(torch.ops.flashbench.attention.default, (q, k, v, None, None, None, *options))
+    with torch.no_grad():
+        o, lse = torch.ops.flashbench.attention(q, k, v, None, None, None, *options)
+        saved = [x.detach() for x in (o, o, lse, q, k, v)]
+    torch.library.opcheck(
+        torch.ops.flashbench.attention_backward.default, (*saved, None, None, None, *options),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_keeps_it_whole() -> None:
+    p = problem(batch=1)
+    eager, compiled = leaves(p, 1), leaves(p, 1)
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (flashbench.attention(q * 2, k, v, causal=True) + 1).sum()
+
+    wanted = layer(*eager)
+    found = torch.compile(layer, fullgraph=True, backend="aot_eager")(*compiled)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    for mine, theirs in zip(
+        torch.autograd.grad(found, compiled), torch.autograd.grad(wanted, eager), strict=True
+    ):
+        assert torch.allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("more", [{}, {"window": (63, 0)}], ids=str)
+def test_on_a_gpu_it_is_right_compiled_and_eager(more: dict[str, Any], layout: str) -> None:
+    from flashbench.kernels._reference import Reference
+
+    p = problem(
+        dtype="bf16",
+        seqlen_q=200,
+        seqlen_k=200,
+        head_dim=64,
+        head_dim_v=64,
+        num_kv_heads=2,
+        layout=layout,
+        **more,
+    )
+    inputs = make_inputs(p, "cuda:0", 2).detached(grad=True)
+    swap = (lambda x: x.transpose(1, 2)) if layout == "bshd" else (lambda x: x)
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return swap(flashbench.attention(swap(q), swap(k), swap(v), causal=True, layout=layout, **more))
+
+    for function in (call, torch.compile(call, fullgraph=True)):
+        o = function(inputs.q, inputs.k, inputs.v)
+        gradients = torch.autograd.grad(o, inputs.leaves, inputs.dout)
+        assert Reference(p, inputs).compare(o.detach(), gradients).ok
+    torch.library.opcheck(
+        torch.ops.flashbench.attention.default,
+        (inputs.q, inputs.k, inputs.v, None, None, None, True, -1, -1, 0.125, 0.0, -1, -1),
+    )
+
+
+def slow(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    return (q @ k.mT * scale).softmax(-1) @ v
+
+
+def test_run_takes_functions_and_names_and_returns_values(capsys: pytest.CaptureFixture[str]) -> None:
+    found = flashbench.run(["naive", slow], **GRID)
+    assert capsys.readouterr().out == ""
+    assert found.path is None
+    own = f"{__name__}:slow"
+    assert [(one.cell.implementation, one.status) for one in found.records] == [("naive", "ok"), (own, "ok")]
+    frame = found.to_pandas()
+    assert list(frame["implementation"]) == ["naive", own]
+    assert (frame["time_s"] > 0).all()
+
+
+def test_results_become_a_page_and_a_side_of_a_comparison(tmp_path: Path) -> None:
+    kept = flashbench.run("naive", out=str(tmp_path / "o"), **GRID)
+    assert kept.path == tmp_path / "o" / "results.jsonl"
+    page = kept.to_html(tmp_path / "page.html")
+    assert page.startswith("<!")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    lost = flashbench.run("naive", in_process=True, **GRID)
+    judged = flashbench.compare(kept, [lost, str(kept.path)], warn=0.2, fail=0.9)
+    [row] = judged.to_pandas().to_dict("records")
+    assert row["cell"] == kept.records[0].cell.key
+    assert row["base"] == pytest.approx(kept.records[0].samples.median_s)  # type: ignore[union-attr]
+    same = flashbench.compare(kept, kept)
+    assert same.ok
+    assert [cell.verdict for cell in same.comparison.cells] in (["same"], ["undecided"])
+
+
+def test_the_model_from_python_is_that_of_the_command() -> None:
+    [standard, flash] = flashbench.io_model("standard,flash-v2", seqlens=4096, heads=1, batch=1)
+    estimate = flashbench.estimate("flash-v2", flash.estimate.problem, "fwd")
+    assert flash.estimate.requested == estimate.requested
+    assert standard.estimate.requested.total_bytes > flash.estimate.requested.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "said"),
+    [
+        (lambda: flashbench.run("naive", seqlens="1k-3k"), SpecError, "--seqlens '1k-3k'"),
+        (lambda: flashbench.run("naif"), UnknownName, "did you mean 'naive'"),
+        (lambda: flashbench.run("x.py:f"), UsageError, "there is no file x.py"),
+        (lambda: flashbench.run("naive", json=True), SpecError, "run(): json"),
+        (lambda: flashbench.run("naive", seqlen=8), UsageError, "did you mean 'seqlens'"),
+        (lambda: flashbench.run("naive", batch=[1]), UsageError, "run(): batch = '[1]' is a list"),
+        (lambda: flashbench.compare("a", "b", metric="time"), UnknownName, "metric 'time'"),
+        (lambda: flashbench.compare("a", "b", fails=1), SpecError, "compare(): 'fails'"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_the_words_of_the_command(call: Any, kind: Any, said: str) -> None:
+    with pytest.raises(kind) as error:
+        call()
+    assert said in str(error.value)
+
+
+def test_importing_stays_light_and_typed() -> None:
+    code = (
+        "import sys, flashbench\n"
+        "flashbench.run, flashbench.compare, flashbench.io_model, flashbench.Results\n"
+        "heavy = {'torch', 'triton', 'pandas', 'plotly', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert Path(flashbench.__file__).with_name("py.typed").is_file()

@@ -1,0 +1,307 @@
+"""Whatever a cell does to the process that measures it, its row says so and every other cell is measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import faults
+import processes
+import pytest
+from attention import problem
+
+from flashbench import kernels, runner
+from flashbench.isolation import Bench, death, protocol
+from flashbench.kernels import Target
+from flashbench.problem import Cell
+from flashbench.profilers import Policy
+from flashbench.record import Record, Samples
+from flashbench.runner import RunOptions
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for children in /proc")
+
+QUICK = Policy(limit_s=0.001, min_samples=3, max_samples=3, warmup=1)
+OPTIONS: dict[str, Any] = {"policy": QUICK, "environment": {"device_name": "CPU"}, "cell_timeout_s": 20.0}
+
+EXPECTED = {
+    "segfault": ("failed", "its process was killed by SIGSEGV"),
+    "abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered (fau"),
+    "killed": ("failed", "its process was killed by SIGKILL"),
+    "os-exit": ("failed", "its process exited with code 7"),
+    "exit": ("failed", "SystemExit: bye"),
+    "hang": ("timeout", "no sign of life for 2s (faults.py:"),
+    "oom": ("oom", "OutOfMemoryError: CUDA out of memory"),
+    "lost": ("failed", "RuntimeError: CUDA error: an illegal memory access was encountered (faults.py:"),
+    "once": ("ok", None),
+    "garbage": ("ok", None),
+    "fork": ("ok", None),
+    "fork-sleeper": ("ok", None),
+    "late-segfault": ("failed", "its process was killed by SIGSEGV"),
+    "late-lost": ("failed", "RuntimeError: CUDA error: an illegal memory access"),
+}  # fmt: skip
+"""Status and how the reason begins."""
+
+
+class Swept:
+    """A sweep in which each fault has a problem of its own, between two that are right."""
+
+    def __init__(self, names: list[str], command: tuple[str, ...], folder: Path, **options: Any) -> None:
+        self.tag, surroundings = processes.tagged()
+        surroundings["FAULTS_ONCE"] = str(folder / "once")
+        self.cells = [
+            Cell(implementation=one, problem=problem(seqlen_q=number + 1), pass_="fwd")
+            for number, name in enumerate(names)
+            for one in ("naive", name, "sdpa")
+        ]
+        self.records: list[Record] = []
+        self.begun: list[Cell] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "registry", faults.registry)
+            patch.setattr(os, "environ", surroundings)
+            with Bench(Target(), RunOptions(**{**OPTIONS, **options}), command=command) as bench:
+                self.spent = bench.run(
+                    self.cells, self.records.append, lambda *told: self.begun.append(told[2])
+                )
+        self.left = processes.left(self.tag)
+
+    def of(self, name: str) -> list[Record]:
+        """The rows of the problem in which the fault is: naive, the fault, sdpa."""
+        work = next(cell.problem for cell in self.cells if cell.implementation == name)
+        rows = {record.cell.implementation: record for record in self.records if record.cell.problem == work}
+        return [rows["naive"], rows[name], rows["sdpa"]]
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """All faults, by a worker that calls them in place of attention."""
+    return Swept(list(EXPECTED), faults.LIGHT, tmp_path_factory.mktemp("once"), cell_timeout_s=2.0)
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_row_says_what_became_of_its_cell_and_the_others_are_measured(swept: Swept, name: str) -> None:
+    before, record, after = swept.of(name)
+    status, reason = EXPECTED[name]
+    assert (before.status, after.status) == ("ok", "ok")
+    assert record.status == status, record.reason
+    assert (record.reason or "").startswith(reason or "")
+    assert "\n" not in (record.reason or "")
+
+
+def test_every_cell_has_one_row_and_begins_once_and_no_process_is_left(swept: Swept) -> None:
+    assert sorted(one.cell.key for one in swept.records) == sorted(cell.key for cell in swept.cells)
+    assert sorted(cell.key for cell in swept.begun) == sorted(cell.key for cell in swept.cells)
+    assert swept.left == []
+
+
+def test_a_crash_that_does_not_come_again_leaves_a_time_and_says_why_it_is_apart(swept: Swept) -> None:
+    first, record, _ = swept.of("once")
+    assert record.samples is not None
+    assert record.timing["alone_because"].startswith(
+        "its first try failed: its process was killed by SIGSEGV"
+    )
+    assert "alone_because" not in first.timing
+
+
+REAL = {
+    "late-segfault": ("failed", "its process was killed by SIGSEGV: Segmentation fault (__init__.py:"),
+    "oom-leak": ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; "),
+}
+MORE = {
+    "leak": ("ok", None),
+    "import": ("failed", "ImportError: no module named 'flash_extension' (faults.py:"),
+    "import-dies": ("failed", "its process exited with code 11"),
+    "late-abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered"),
+    "late-hang": ("timeout", "no sign of life for 20s (faults.py:"),
+    "late-garbage": ("ok", None),
+    "late-fork": ("ok", None),
+    "fork-sleeper": ("ok", None),
+    "late-os-exit": ("failed", "its process exited with code 7"),
+    "late-exit": ("failed", "SystemExit: bye"),
+    "late-once": ("ok", None),
+}
+
+
+@pytest.mark.parametrize("wanted", [REAL, pytest.param(MORE, marks=pytest.mark.slow)], ids=["few", "all"])
+def test_cells_that_are_really_timed_survive_their_neighbours(wanted: dict, tmp_path: Path) -> None:
+    swept = Swept(list(wanted), faults.WORKER, tmp_path)
+    for name, (status, reason) in wanted.items():
+        before, record, after = swept.of(name)
+        assert (record.status, before.status, after.status) == (status, "ok", "ok"), (name, record.reason)
+        assert (record.reason or "").startswith(reason or ""), name
+        assert before.accuracy is not None
+        assert before.samples is not None
+    if "oom-leak" in wanted:
+        assert (swept.of("oom-leak")[1].reason or "").endswith(
+            "stayed allocated, and its process was replaced"
+        )
+    assert swept.left == []
+
+
+def test_one_worker_serves_a_sweep_without_faults(tmp_path: Path) -> None:
+    swept = Swept(["right"] * 8, faults.LIGHT, tmp_path)
+    assert {record.status for record in swept.records} == {"ok"}
+    assert [record.cell for record in swept.records] == swept.cells
+    once = Swept(["right"], faults.LIGHT, tmp_path)
+    assert swept.spent["starting_s"] < 3 * once.spent["starting_s"]
+
+
+def test_where_no_worker_starts_cells_are_rows_that_resume_measures(tmp_path: Path) -> None:
+    from flashbench import runfile
+
+    command = (sys.executable, "-c", "raise SystemExit('no torch here')")
+    swept = Swept(["right"], command, tmp_path)
+    assert {record.status for record in swept.records} == {"skipped"}
+    reason = swept.records[0].reason or ""
+    assert reason == f"{runner.LOST}: no process to measure in: its process exited with code 1: no torch here"
+    assert not any(map(runfile.is_final, swept.records))
+
+
+def test_a_stop_lets_the_group_finish_and_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "registry", faults.registry)
+    cells = [
+        Cell(implementation=name, problem=problem(seqlen_q=n), pass_="fwd")
+        for n in (1, 2)
+        for name in ("naive", "sdpa")
+    ]
+    for in_process in (False, True):
+        records: list[Record] = []
+        with Bench(Target(), RunOptions(**OPTIONS), in_process=in_process, command=faults.LIGHT) as bench:
+            bench.run(cells, records.append, stop=lambda found=records: bool(found))
+        assert [record.cell for record in records] == cells[:2]
+
+
+def test_the_time_budget_is_that_of_the_sweep_and_not_of_a_worker() -> None:
+    options = RunOptions(**OPTIONS, time_budget_s=60.0)
+    cell = Cell(implementation="naive", problem=problem(), pass_="fwd")
+    bench = Bench(Target(), options)
+    bench._began -= 61.0
+    elapsed_s = bench._setup()["elapsed_s"]
+    [record] = runner.Session(Target(), options, elapsed_s=elapsed_s).records([cell], lambda _: None)
+    assert (record.status, record.reason) == ("skipped", "time budget of 1m spent")
+
+
+def test_a_cell_is_given_more_time_where_more_is_expected() -> None:
+    bench = Bench(Target(), RunOptions())
+    small, large = (
+        bench._limit_s(Cell(implementation="naive", problem=problem(seqlen_q=n, seqlen_k=n), pass_="fwd"))
+        for n in (16, 2**17)
+    )
+    assert small == 300.0
+    assert large > 3000.0
+    assert Bench(Target(), RunOptions(cell_timeout_s=7.0))._limit_s(
+        Cell(implementation="naive", problem=problem(), pass_="fwd")
+    ) == 7.0  # fmt: skip
+
+
+def test_options_and_times_arrive_as_they_were_sent() -> None:
+    target = Target(device="cuda:1", name="card", capability=(9, 0), total_bytes=5)
+    options = RunOptions(seed=3, policy=QUICK, environment={"device_name": "card"}, energy=True)
+    samples = Samples(samples_s=(1.0, 2.0), cache="cold", method="events", flush="read", load="burst")
+    row = Record(
+        cell=Cell(implementation="naive", problem=problem(), pass_="bwd"), status="ok", samples=samples
+    )
+    sent = protocol.setup_to_json(target, options, elapsed_s=1.5, timed=[row], names=["naive"])
+    found = protocol.target_from_json(sent["target"])
+    assert found == target
+    assert protocol.options_from_json(sent["options"], found) == options
+    assert protocol.times_from_json(sent["times"]) == {row.cell: samples}
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        ("", ""),
+        ("one\ntwo\n\n", "two"),
+        ("\x1b[31mred\x00\n", "[31mred"),
+        ("why\nFatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n"
+         '  File "/a/x.py", line 12 in call\n  File "/a/y.py", line 1 in main\n', "why (x.py:12 in call)"),
+        ("Fatal Python error: Segmentation fault\n\nThread 0x2 (most recent call first):\n"
+         '  File "/a/t.py", line 3 in wait\n\nCurrent thread 0x1 (most recent call first):\n'
+         '  File "/a/x.py", line 12 in call\n', "Segmentation fault (x.py:12 in call)"),
+        ("x" * 1000, "x" * 300),
+    ],
+)  # fmt: skip
+def test_last_words(output: str, words: str) -> None:
+    assert death.last_words(output) == words
+
+
+def test_killed_for_want_of_memory_is_oom_and_by_anybody_else_is_not() -> None:
+    assert death.Ended(code=-9, oom_killed=True).status == "oom"
+    assert death.Ended(code=-9).status == "failed"
+    assert death.Ended(code=-11, oom_killed=True).status == "failed"
+    assert str(death.Ended(code=-9)) == "its process was killed by SIGKILL"
+
+
+def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Path) -> None:
+    import signal
+    import subprocess
+
+    tag, surroundings = processes.tagged()
+    run = [
+        sys.executable,
+        faults.__file__,
+        "--quick",
+        "run",
+        "--device",
+        "cpu",
+        "--impls",
+        "fork-sleeper,hang",
+    ]
+    parent = subprocess.Popen(
+        [*run, "--seqlens", "8", "--passes", "fwd", "--out", str(tmp_path / "out")],
+        env=surroundings, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 30
+    while len(processes.workers(tag)) < 3:  # the worker, its guard and what it forked
+        assert time.monotonic() < deadline
+        assert parent.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.2)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    assert processes.left(tag) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["late-segfault", "cuda-assert", "cuda-illegal", "cuda-leak", "oom-cuda"])
+def test_on_a_gpu_the_others_measure_as_if_it_had_not_happened(name: str, tmp_path: Path) -> None:
+    """Memory exactly, time within noise; and the card has its memory back."""
+    import torch
+
+    from flashbench import environment
+
+    target = environment.target("cuda:0")
+    shape = {"dtype": "fp16", "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64, "head_dim_v": 64}
+    problems = [problem(**shape, batch=batch) for batch in (2, 4)]
+    rows: dict[str, list[Record]] = {}
+    free = torch.cuda.mem_get_info(0)[0]
+    for faulty in ("right", name):
+        cells = [
+            Cell(implementation=one, problem=p, pass_="fwd")
+            for p in problems
+            for one in ("naive", faulty, "sdpa")
+        ]
+        found: list[Record] = []
+        about = environment.collect(target)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            Bench(target, RunOptions(environment=about), command=faults.WORKER) as bench,
+        ):
+            patch.setattr(kernels, "registry", faults.registry)
+            bench.run(cells, found.append)
+        order = {cell: number for number, cell in enumerate(cells)}
+        rows[faulty] = sorted(found, key=lambda record: order[record.cell])
+    bad = [record for record in rows[name] if record.cell.implementation == name]
+    assert all(record.status != "ok" or name == "cuda-leak" for record in bad), bad
+    for one, other in zip(rows["right"], rows[name], strict=True):
+        if one.cell.implementation in ("naive", "sdpa"):
+            assert one.samples is not None
+            assert other.samples is not None, other.reason
+            assert one.memory is not None
+            assert other.memory is not None
+            assert other.memory.peak_extra_bytes == one.memory.peak_extra_bytes
+            assert other.samples.median_s == pytest.approx(one.samples.median_s, rel=0.1)
+    assert free - torch.cuda.mem_get_info(0)[0] < 2**26

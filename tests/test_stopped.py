@@ -1,0 +1,246 @@
+"""A run that is killed, stopped, hung up or out of disk loses no row that it finished, and resumes."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import faults
+import processes
+import pytest
+from tiers import tiers
+
+from flashbench import runfile
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for children in /proc")
+
+CELLS = 24
+
+
+def command(out: Path, *more: str, impls: str = "naive,sdpa,right") -> list[str]:
+    """A sweep of CELLS cells that takes under a second and no torch."""
+    return [
+        sys.executable, faults.__file__, "--quick", "run", "--device", "cpu", "--impls", impls, "--seqlens",
+        "8,16,24,32", "--head-dims", "8", "--dtypes", "fp32", "--causal", "no", "--passes", "fwd,bwd",
+        "--out", str(out), "--verbose", *more,
+    ]  # fmt: skip
+
+
+class Run:
+    """A run that was started. lines: of its stderr, as they come."""
+
+    def __init__(self, argv: list[str], **options: object) -> None:
+        self.tag, surroundings = processes.tagged()
+        self.process = subprocess.Popen(
+            argv, env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            # a background job of a shell ignores Ctrl-C, and so would its children
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler), **options,
+        )  # fmt: skip
+
+    def until(self, wanted: Callable[[str], bool]) -> str:
+        """The first line that is wanted."""
+        assert self.process.stderr is not None
+        return next(line for line in self.process.stderr if wanted(line))
+
+    def end(self) -> str:
+        """The rest of its stderr, once it is over and nothing of it is left."""
+        _, said = self.process.communicate(timeout=60)
+        assert processes.left(self.tag) == []
+        return said
+
+
+@pytest.fixture
+def out() -> Iterator[Path]:
+    """A folder that does not outlive the test: thousands of runs would be kept."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / "out"
+
+
+def resumed(out: Path) -> runfile.RunFile:
+    """The file once the run was resumed to its end, in order and whole."""
+    run = Run(command(out, "--resume"))
+    said = run.end()
+    assert run.process.returncode == 0, said
+    found = runfile.load(out / "results.jsonl")
+    assert not found.notes
+    assert len(found.records) == CELLS
+    assert {record.cell.key for record in found.records} == set(found.header["cells"])
+    assert {record.status for record in found.records} == {"ok"}
+    verdict = runfile.verify(out / "results.jsonl")
+    assert (verdict.damage, verdict.missing, verdict.torn) == ([], 0, False)
+    assert [path.name for path in out.iterdir()] == ["results.jsonl"]
+    return found
+
+
+@pytest.mark.parametrize("seed", tiers(range(2), range(2, 200)))
+def test_a_kill_at_any_moment_loses_no_finished_row_and_the_run_resumes(seed: int, out: Path) -> None:
+    """Of the worker in odd ones, which the run survives; of the run in even ones."""
+    chance = random.Random(seed)
+    run = Run(command(out))
+    if chance.random() < 0.8:  # among the rows; else while it starts or at the very beginning
+        run.until(lambda line: "[1/" in line)
+        time.sleep(chance.uniform(0.0, 0.15))
+    else:
+        time.sleep(chance.uniform(0.0, 0.6))
+    if seed % 2:
+        if found := processes.workers(run.tag):  # the process that measures, or its guard
+            os.kill(chance.choice(found), signal.SIGKILL)
+    else:
+        run.process.kill()
+    said = run.end()
+    assert run.process.returncode == (0 if seed % 2 else -signal.SIGKILL), said
+    path = out / "results.jsonl"
+    before = {record.cell.key: record for record in runfile.load(path).records} if path.exists() else {}
+    told = re.findall(r"\[\d+/\d+\] (.*): ok", said)
+    assert set(told) <= before.keys()
+    assert len(before) == CELLS or not seed % 2
+    (out / ".flashbench.lock").unlink(missing_ok=True)  # of the killed one; it holds nothing
+    after = {record.cell.key: record for record in resumed(out).records}
+    assert all(after[key] == record for key, record in before.items())
+
+
+@pytest.mark.parametrize("name", tiers(["SIGINT"], ["SIGTERM", "SIGHUP"]))
+def test_the_first_signal_finishes_what_is_measured_and_tells_how_to_go_on(name: str, out: Path) -> None:
+    run = Run(command(out))
+    run.until(lambda line: "[2/" in line)
+    run.process.send_signal(getattr(signal, name))
+    said = run.end()
+    assert run.process.returncode == 130, said
+    assert f"warning: {name}: stopping after the cells that are being measured" in said
+    assert "measures the rest" in said
+    done = len(runfile.load(out / "results.jsonl").records)
+    assert 3 <= done < CELLS
+    assert done % 3 == 0  # whole groups
+    resumed(out)
+
+
+@pytest.mark.parametrize("name", tiers(["SIGTERM"], ["SIGINT"]))
+def test_the_second_signal_stops_at_once(name: str, out: Path) -> None:
+    run = Run(command(out, impls="naive,right,hang"))
+    deadline = time.monotonic() + 30
+    while not processes.workers(run.tag):
+        assert time.monotonic() < deadline
+    time.sleep(0.5)
+    run.process.send_signal(getattr(signal, name))
+    run.until(lambda line: "once more stops at once" in line)
+    start = time.monotonic()
+    run.process.send_signal(getattr(signal, name))
+    said = run.end()
+    assert time.monotonic() - start < 5
+    assert run.process.returncode == 130, said
+    assert "holds 0 of 24 cells" in said
+    assert "Traceback" not in said
+
+
+def test_a_hangup_that_is_ignored_changes_nothing(out: Path) -> None:
+    run = Run(["nohup", *command(out)])
+    run.until(lambda line: "[2/" in line)
+    run.process.send_signal(signal.SIGHUP)
+    said = run.end()
+    assert run.process.returncode == 0, said
+    assert len(runfile.load(out / "results.jsonl").records) == CELLS
+
+
+def test_a_terminal_that_goes_away_loses_nothing(out: Path) -> None:
+    import pty
+
+    tag, surroundings = processes.tagged()
+    pid, terminal = pty.fork()
+    if not pid:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else that of a suite under nohup is inherited
+        os.execve(sys.executable, command(out), surroundings)
+    said = b""
+    while b"[2/" not in said:
+        said += os.read(terminal, 4096)
+    os.close(terminal)  # the shell's session ends: SIGHUP, and every write fails
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert processes.left(tag) == []
+    resumed(out)
+
+
+def test_two_runs_into_one_folder_are_refused_and_the_first_is_left_alone(out: Path) -> None:
+    path = out / "results.jsonl"
+    first = Run(command(out, impls="naive,right,hang"))
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+    before = path.read_bytes()
+    second = Run(command(out, "--resume"))
+    said = second.end()
+    assert second.process.returncode == 2
+    assert f"is being written by another run (process {first.process.pid} on " in said
+    assert "Traceback" not in said
+    assert path.read_bytes() == before
+    first.process.kill()
+    first.end()
+    third = Run(command(out, "--resume"))
+    assert third.end()
+    assert third.process.returncode == 0  # a lock ends with its process
+
+
+def test_a_file_that_may_not_grow_stops_the_run_with_all_rows_readable(out: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (9000, resource.RLIM_INFINITY))
+
+    tag, surroundings = processes.tagged()
+    done = subprocess.run(
+        command(out), env=surroundings, capture_output=True, text=True, preexec_fn=limit, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert "results.jsonl cannot be written: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert processes.left(tag) == []
+    found = runfile.load(out / "results.jsonl")
+    assert not found.notes
+    assert 0 < len(found.records) < CELLS
+    resumed(out)
+
+
+def mounted(how: str, out: Path, *, then: str = "") -> subprocess.CompletedProcess[str]:
+    """The run in a namespace of its own, in which its folder is a file system of that kind."""
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(
+            ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
+        ).returncode
+    ):
+        pytest.skip("this system lets nobody mount a tmpfs of his own")
+    out.mkdir(parents=True)
+    line = f'mount -t tmpfs -o {how} none "$0" && cd / && "$@"; code=$?; {then or "true"}; exit $code'
+    return subprocess.run(
+        ["unshare", "-rm", "bash", "-c", line, str(out), *command(out)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_full_disk_stops_the_run_with_all_rows_readable(out: Path, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    done = mounted("size=12k", out, then=f'cp "$0"/results.jsonl {kept}')
+    assert done.returncode == 2, done.stderr
+    assert "results.jsonl cannot be written: No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    found = runfile.load(kept)
+    told = re.findall(r"\[\d+/\d+\] (.*): ok", done.stderr)
+    assert [record.cell.key for record in found.records] == told
+    assert 0 < len(told) < CELLS
+    assert not found.notes
+    assert runfile.verify(kept).ok
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(out: Path) -> None:
+    done = mounted("ro", out)
+    assert done.returncode == 2, done.stderr
+    assert "Read-only file system" in done.stderr
+    assert len(done.stderr.splitlines()) <= 2
