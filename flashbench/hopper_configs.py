@@ -196,21 +196,6 @@ def why_portable(head_dim: int, head_dim_v: int) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class WideTiles:
-    """How dK and dV of head dims over 128 are computed: two warpgroups, one for each, and 64 keys a tile.
-
-    slots: tiles of P on their way from one to the other. fp32: as which they go, else as Q. scores_first: the
-    next tile's scores are issued before this one's dV. held: 128 columns of K and of V are first operands
-    from registers, where both have more.
-    """
-
-    slots: int = 2
-    fp32: bool = True
-    scores_first: bool = True
-    held: bool = False
-
-
 def wide(head_dim: int, head_dim_v: int) -> bool:
     """Whether the backward is two kernels."""
     return max(head_dim, head_dim_v) > WIDEST_SINGLE

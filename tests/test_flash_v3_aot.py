@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from attention import problem
+from attention import FEATURES, featured, problem
 
 from flashbench import hopper_configs
 from flashbench._profilers import sass
@@ -183,13 +183,35 @@ def test_the_row_says_which_kernels_run() -> None:
     assert config(192, deterministic=True) == wide
 
 
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("dim", [136, 256])
+def test_flash_takes_the_portable_backward_of_wide_heads_for_what_flash_v3_refuses(
+    monkeypatch: pytest.MonkeyPatch, feature: str, dim: int
+) -> None:
+    monkeypatch.setattr(_triton, "interpreted", lambda _: False)  # as where Triton was imported for a GPU
+    hopper = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=SHARED_LIMIT)
+    p, row = featured(feature, dtype="bf16", head_dim=dim, head_dim_v=dim), get("flash")
+    config = row.describe(p, "bwd", hopper)
+    task = _compile.Task("", p, (9, 0), SHARED_LIMIT, implementation="flash")
+    kernels = _compile.bundled(task).kernels["bwd"]
+    if feature in ("bshd", "deterministic"):
+        assert (config["kernels"], row.runs(p, hopper)) == ("flash-v3", "flash-v3")
+        assert (config["bwd_kernels"], kernels) == ("flash-v3", ("v3_prepare", "v3_dkdv", "v3_dq"))
+    else:
+        assert config["kernels"].startswith("flash-v2: it does not take ")
+        assert feature in config["kernels"]
+        assert row.runs(p, hopper) is None
+        assert ("bwd_kernels" in config, kernels) == (False, ("delta", "dkdv", "dq"))
+
+
 NOT_V3 = """
 from attention import problem
 from flashbench.hopper_configs import SHARED_LIMIT
 from flashbench.kernels import Target, _compile, get
 
 row = get("flash")
-asked = ({}, {"deterministic": True}, {"head_dim": 136, "head_dim_v": 136}, {"softcap": 30.0})
+asked = ({}, {"deterministic": True}, {"head_dim": 136, "head_dim_v": 136}, {"softcap": 30.0},
+         {"head_dim": 192, "head_dim_v": 256, "softcap": 30.0}, {"head_dim": 132, "head_dim_v": 132})
 for capability, changes in (*(((9, 0), one) for one in asked), ((8, 0), {})):
     target = Target(device="cuda", capability=capability, smem_per_block_bytes=SHARED_LIMIT)
     p = problem(**{"dtype": "bf16", "head_dim": 64, "head_dim_v": 64, **changes})
@@ -219,6 +241,7 @@ def test_flash_runs_flash_v3_where_it_can_and_says_why_not() -> None:
     )
     repeatable = "flash-v3, dq by flash-v2: deterministic; v3_fwd v3_prepare v3_bwd delta dq"
     capped = "flash-v2: it does not take softcap"
+    odd = "flash-v2: head_dim 132 is not a multiple of 8, as TMA wants"
     assert done.stdout.splitlines() == [
         "flash-v3-gluon; flash-v3; None; v3_fwd",
         "flash-v3-gluon; flash-v3; flash-v3; v3_fwd v3_prepare v3_bwd v3_convert",
@@ -228,6 +251,10 @@ def test_flash_runs_flash_v3_where_it_can_and_says_why_not() -> None:
         "flash-v3-gluon; flash-v3; flash-v3; v3_fwd v3_prepare v3_dkdv v3_dq",
         f"flash; {capped}; None; fwd",
         f"flash; {capped}; None; fwd delta dq dkdv",
+        f"flash; {capped}; None; fwd",
+        f"flash; {capped}; None; fwd delta dq dkdv",
+        f"flash; {odd}; None; fwd",
+        f"flash; {odd}; None; fwd delta dq dkdv",
         "flash; None; None; fwd",
         "flash; None; None; fwd delta dq dkdv",
     ], done.stderr

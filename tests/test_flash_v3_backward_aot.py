@@ -11,7 +11,7 @@ import pytest
 from attention import problem
 
 from flashbench import hopper_configs
-from flashbench.hopper_configs import SHARED_LIMIT, BackwardTiles
+from flashbench.hopper_configs import SHARED_LIMIT, BackwardTiles, pieces
 from flashbench.kernels import _compile, _triton
 
 pytest.importorskip("triton")
@@ -19,6 +19,11 @@ pytest.importorskip("triton")
 SPILLS_ALLOWED = {(3, 6): (2, 2), (3, 7): (25, 80)}
 """Instructions that spill in a warpgroup's loop over tiles, by first version of Triton; the second: where K
 and V are held in registers."""
+
+WIDE_SPILLS_ALLOWED: dict[tuple[int, int], dict[tuple[str, int], int]] = {
+    (3, 6): {}, (3, 7): {("v3_dq", 256): 20},
+}  # fmt: skip
+"""The same of wide heads, by kernel and head dim of Q and K; else none."""
 
 
 def ask(kernel: str, dim: int, causal: bool, dtype: str = "bf16", **changes) -> _compile.Task:
@@ -100,12 +105,16 @@ def holds_wide(done: _compile.Compiled) -> None:
     loops = loops_of_products(done.sass, 16)
     assert len(loops) == 2, "one per warpgroup"
     version = _triton._numbers(_triton._version())
+    kernel, p = done.task.kernel, done.task.problem
+    allowed = WIDE_SPILLS_ALLOWED[max(v for v in WIDE_SPILLS_ALLOWED if v <= version)]
+    of_q, of_v = (sum(width > 0 for width in pieces(dim)) for dim in (p.head_dim, p.head_dim_v))
+    in_flight = [of_v, 0] if kernel == "v3_dkdv" else [of_q, of_v, 0]
     for loop in loops:
-        if version < (3, 7):
-            assert not re.findall(r"\b(?:STL|LDL)\b", loop), "in a loop over tiles"
+        spills = len(re.findall(r"\b(?:STL|LDL)\b", loop))
+        assert spills <= allowed.get((kernel, p.head_dim), 0), "in a loop over tiles"
+        # had ptxas serialised them, it would wait for all after each
         waits = [int(n) for n in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", loop)]
-        assert waits[0] > 0, "products in flight under the exponentials"
-        assert loop.count("HGMMA") >= 8 * len(waits)
+        assert waits == in_flight, "products that run on under exponentials and hand-overs"
 
 
 def in_flight(tiles: BackwardTiles) -> int:

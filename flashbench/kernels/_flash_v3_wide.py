@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashbench.hopper_configs import ROWS, WIDE_BLOCK_Q, WideTiles, pieces
+from flashbench.hopper_configs import ROWS, WIDE_BLOCK_Q, pieces
 from flashbench.kernels import _hopper_gradient_kernels as rows_kernels
 from flashbench.kernels import _hopper_schedule as schedule
 from flashbench.kernels import _hopper_wide_dkdv as of_keys
@@ -23,19 +23,17 @@ from flashbench.kernels._call import Call, Launch, unit_stride
 from flashbench.kernels._flash_v3_backward import WIDEST, Backward, Saved, gradient
 from flashbench.kernels._hopper_plan import Laid, Made, PlannedLaunch, bound, descriptor, loadable, programs
 
-HELD = 128
-"""Columns that ``WideTiles.held`` keeps in registers."""
 WIDTH = 256
 """Columns of a tile in shared memory."""
 
 
-def backward_launches(saved: Saved, call: Call, *, tiles: WideTiles | None = None) -> Backward:
+def backward_launches(saved: Saved, call: Call) -> Backward:
     """What fills (dq, dk, dv), of head dims up to 256 that are multiples of 8, none of the tensors empty."""
     q, k, v, do = (loadable(x) for x in (saved.q, saved.k, saved.v, saved.do))
     dq, dk, dv = gradient(q), gradient(k), gradient(v)
     alone = saved.dlse is None  # then the probability of an only key is 1, whatever its score
     laid = tuple(Laid(x.shape, x.stride()) for x in (q, do, k, v, dq, dk, dv))
-    plan = planned(laid, q.dtype, q.device, call.causal, alone, tiles or WideTiles())
+    plan = planned(laid, q.dtype, q.device, call.causal, alone)
     lse_2, delta = torch.empty(2, plan.tiles * ROWS, dtype=torch.float32, device=q.device)
     unit = call.scale * math.log2(math.e)
     of_dk = 0.0 if k.shape[2] == 1 and alone else call.scale
@@ -58,11 +56,10 @@ def _prepare(plan: Plan, saved: Saved, do: Tensor, lse_2: Tensor, delta: Tensor)
 
 @lru_cache(maxsize=256)
 def planned(
-    laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool, alone: bool,
-    tiles: WideTiles,
-) -> Plan:  # fmt: skip
+    laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool, alone: bool
+) -> Plan:
     """The plan for q, do, k, v, dq, dk and dv laid out so."""
-    return Plan(laid, dtype, device, causal, alone, tiles)
+    return Plan(laid, dtype, device, causal, alone)
 
 
 class Plan:
@@ -72,9 +69,8 @@ class Plan:
     """
 
     def __init__(
-        self, laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool, alone: bool,
-        tiles: WideTiles,
-    ) -> None:  # fmt: skip
+        self, laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool, alone: bool
+    ) -> None:
         q, do, k, v, dq, dk, dv = laid
         (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, dim_v) = q.shape, v.shape
         group, row_bytes = heads // kv_heads, (dim + dim_v) * dtype.itemsize
@@ -93,20 +89,17 @@ class Plan:
             descriptor(x, [1, 1, ROWS, WIDTH], dtype) for x in (q, do, k, v, dq, dk, dv)
         )
         (d0, d1), (e0, e1) = pieces(dim), pieces(dim_v)
-        columns = {"D0": d0, "D1": d1, "E0": e0, "E1": e1}
+        columns = {"D0": d0, "D1": d1, "E0": e0, "E1": e1, "CAUSAL": causal}
         registers = {"REGISTERS": 240, "PRODUCER_REGISTERS": 24}
-        constants = {
-            **columns, "SLOTS": tiles.slots, "FP32": tiles.fp32, "CAUSAL": causal,
-            "SCORES_FIRST": tiles.scores_first, "HELD": tiles.held and min(dim, dim_v) > HELD, **registers,
-        }  # fmt: skip
+        made = Made({**columns, **registers})
         self.dkdv = Half(
-            "v3_dkdv", of_keys.backward_dkdv, Made(constants), schedule.table(by_key, programs(device)),
+            "v3_dkdv", of_keys.backward_dkdv, made, schedule.table(by_key, programs(device)),
             (of_q, of_do, of_k, of_v, row, row, of_dk, of_dv), device,
             (by_key.tiles, kv_heads, group, seqlen_q, seqlen_k),
         )  # fmt: skip
-        constants = {**columns, "CAUSAL": causal, "ALONE": alone, **registers}
+        made = Made({**columns, "ALONE": alone, **registers})
         self.dq = Half(
-            "v3_dq", of_queries.backward_dq, Made(constants), schedule.table(by_query, programs(device)),
+            "v3_dq", of_queries.backward_dq, made, schedule.table(by_query, programs(device)),
             (of_q, of_do, of_k, of_v, None, None, of_dq), device,
             (by_query.tiles, heads, group, seqlen_q, seqlen_k),
         )  # fmt: skip

@@ -13,7 +13,7 @@ delta by TMA into rings. Nothing is added in an order that could change: every r
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, SIM108
+# ruff: noqa: ANN001, ANN202
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -34,28 +34,16 @@ ROWS = one.ROWS
 
 
 @gluon.jit
-def issue(held, A, B, D0: gl.constexpr, D1: gl.constexpr, S: gl.constexpr, HELD: gl.constexpr):
-    """Issue A B^T; HELD: with a part of A from registers."""
-    if HELD:
-        s = wide.across_held(held, A, B, D0, D1, S)
-    else:
-        s = wide.across(A, B, D0, D1, S)
-    return s
-
-
-@gluon.jit
 def sum_dv(
     QS, DOS, KS, PS, LSES, QFULL, QEMPTY, DOFULL, DOEMPTY, KFULL, KEMPTY, PFULL, PEMPTY,
     DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, SLOTS: gl.constexpr,
-    N: gl.constexpr, CAUSAL: gl.constexpr, SCORES_FIRST: gl.constexpr, HELD: gl.constexpr,
+    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: P^T, which it hands over, and dV."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     FIRST: gl.constexpr = gl.DotOperandLayout(0, parent=S, k_width=2)
     HALF: gl.constexpr = KS.dtype
-    # products issued after the one that is waited for first
-    AFTER: gl.constexpr = 2 if (E1 > 0 if SCORES_FIRST else HELD or D1 > 0) else 1
+    OF_DV: gl.constexpr = 2 if E1 > 0 else 1  # products that are dV
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
     total = gl.load(TABLE)
@@ -75,12 +63,11 @@ def sum_dv(
         stage = j % 2
         mbarrier.wait(QFULL.index(stage), (j // 2) & 1)
         mbarrier.wait(KFULL.index(0), kv & 1)
-        k_held = wide.hold(K, S) if HELD else K
-        s = issue(k_held, K, wide.tile(QS, stage), D0, D1, S, HELD)
+        s = wide.across(K, wide.tile(QS, stage), D0, D1, S)
         s = warpgroup_mma_wait(0, [s])
         p = one.probabilities(s, LSES, stage, begin - m * ROWS, m * ROWS < clear, unit, S)
         mbarrier.arrive(QEMPTY.index(stage))
-        wide.hand(p, PS, PFULL, PEMPTY, j, SLOTS, N)
+        wide.hand(p, PS, PFULL, PEMPTY, j)
         p_half = gl.convert_layout(p.to(HALF), FIRST)
         for _ in range(group * (tiles_q - first) - 1):
             before, phase = j % 2, (j // 2) & 1
@@ -89,28 +76,16 @@ def sum_dv(
             if m == tiles_q:  # the next query head of the group
                 m = first
             stage = j % 2
-            if SCORES_FIRST:
-                mbarrier.wait(QFULL.index(stage), (j // 2) & 1)
-                s = issue(k_held, K, wide.tile(QS, stage), D0, D1, S, HELD)
-                mbarrier.wait(DOFULL.index(before), phase)
-                dv0, dv1 = wide.into(dv0, dv1, p_half, wide.tile(DOS, before), E0, E1)
-                s = warpgroup_mma_wait(AFTER, [s])
-                p = one.probabilities(s, LSES, stage, begin - m * ROWS, m * ROWS < clear, unit, S)
-                mbarrier.arrive(QEMPTY.index(stage))
-                wide.hand(p, PS, PFULL, PEMPTY, j, SLOTS, N)
-                dv0, dv1, p_half, p = warpgroup_mma_wait(0, [dv0, dv1, p_half, p])
-                mbarrier.arrive(DOEMPTY.index(before))
-            else:
-                mbarrier.wait(DOFULL.index(before), phase)
-                dv0, dv1 = wide.into(dv0, dv1, p_half, wide.tile(DOS, before), E0, E1)
-                mbarrier.wait(QFULL.index(stage), (j // 2) & 1)
-                s = issue(k_held, K, wide.tile(QS, stage), D0, D1, S, HELD)
-                dv0, dv1, p_half = warpgroup_mma_wait(AFTER, [dv0, dv1, p_half])
-                mbarrier.arrive(DOEMPTY.index(before))
-                s = warpgroup_mma_wait(0, [s])
-                p = one.probabilities(s, LSES, stage, begin - m * ROWS, m * ROWS < clear, unit, S)
-                mbarrier.arrive(QEMPTY.index(stage))
-                wide.hand(p, PS, PFULL, PEMPTY, j, SLOTS, N)
+            mbarrier.wait(QFULL.index(stage), (j // 2) & 1)
+            s = wide.across(K, wide.tile(QS, stage), D0, D1, S)
+            mbarrier.wait(DOFULL.index(before), phase)
+            dv0, dv1 = wide.into(dv0, dv1, p_half, wide.tile(DOS, before), E0, E1)
+            s = warpgroup_mma_wait(OF_DV, [s])
+            p = one.probabilities(s, LSES, stage, begin - m * ROWS, m * ROWS < clear, unit, S)
+            mbarrier.arrive(QEMPTY.index(stage))
+            wide.hand(p, PS, PFULL, PEMPTY, j)
+            dv0, dv1, p_half, p = warpgroup_mma_wait(0, [dv0, dv1, p_half, p])
+            mbarrier.arrive(DOEMPTY.index(before))
             p_half = gl.convert_layout(p.to(HALF), FIRST)
         before = j % 2
         mbarrier.wait(DOFULL.index(before), (j // 2) & 1)
@@ -127,14 +102,13 @@ def sum_dv(
 def sum_dk(
     QS, DOS, VS, PS, DELTAS, QFULL, QEMPTY, DOFULL, DOEMPTY, VFULL, VEMPTY, PFULL, PEMPTY,
     DK, TABLE, tiles, heads, group, seqlen_q, seqlen_k, scale,
-    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, SLOTS: gl.constexpr,
-    N: gl.constexpr, CAUSAL: gl.constexpr, HELD: gl.constexpr,
+    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """The other warpgroup: dP^T and, with P^T from the first, dS^T and dK."""
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
     FIRST: gl.constexpr = gl.DotOperandLayout(0, parent=S, k_width=2)
     HALF: gl.constexpr = VS.dtype
-    AFTER: gl.constexpr = 2 if HELD or E1 > 0 else 1
+    OF_DP: gl.constexpr = 2 if E1 > 0 else 1  # products that are dP
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
     total = gl.load(TABLE)
@@ -150,13 +124,12 @@ def sum_dk(
         dk0, dk1 = wide.zeros(D0, D1)
         stage = j % 2
         mbarrier.wait(VFULL.index(0), kv & 1)
-        v_held = wide.hold(V, S) if HELD else V
         mbarrier.wait(DOFULL.index(stage), (j // 2) & 1)
-        dp = issue(v_held, V, wide.tile(DOS, stage), E0, E1, S, HELD)
+        dp = wide.across(V, wide.tile(DOS, stage), E0, E1, S)
         dp = warpgroup_mma_wait(0, [dp])
         delta = DELTAS.index(stage).load(gl.SliceLayout(0, S))
         mbarrier.arrive(DOEMPTY.index(stage))
-        p = wide.take(PS, PFULL, PEMPTY, j, SLOTS, N, S)
+        p = wide.take(PS, PFULL, PEMPTY, j, S)
         ds = gl.convert_layout((p * (dp - delta[None, :])).to(HALF), FIRST)
         for _ in range(group * (tiles_q - first) - 1):
             before, phase = j % 2, (j // 2) & 1
@@ -165,13 +138,13 @@ def sum_dk(
             mbarrier.wait(QFULL.index(before), phase)
             dk0, dk1 = wide.into(dk0, dk1, ds, wide.tile(QS, before), D0, D1)
             mbarrier.wait(DOFULL.index(stage), (j // 2) & 1)
-            dp = issue(v_held, V, wide.tile(DOS, stage), E0, E1, S, HELD)
-            dk0, dk1, ds = warpgroup_mma_wait(AFTER, [dk0, dk1, ds])
+            dp = wide.across(V, wide.tile(DOS, stage), E0, E1, S)
+            dk0, dk1, ds = warpgroup_mma_wait(OF_DP, [dk0, dk1, ds])
             mbarrier.arrive(QEMPTY.index(before))
             dp = warpgroup_mma_wait(0, [dp])
             delta = DELTAS.index(stage).load(gl.SliceLayout(0, S))
             mbarrier.arrive(DOEMPTY.index(stage))
-            p = wide.take(PS, PFULL, PEMPTY, j, SLOTS, N, S)
+            p = wide.take(PS, PFULL, PEMPTY, j, S)
             ds = gl.convert_layout((p * (dp - delta[None, :])).to(HALF), FIRST)
         before = j % 2
         mbarrier.wait(QFULL.index(before), (j // 2) & 1)
@@ -237,8 +210,7 @@ def produce(
 @gluon.jit(do_not_specialize=["tiles", "heads", "group", "seqlen_q", "seqlen_k"])
 def backward_dkdv(
     Q, DO, K, V, LSE, DELTA, DK, DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit, scale,
-    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, SLOTS: gl.constexpr,
-    FP32: gl.constexpr, CAUSAL: gl.constexpr, SCORES_FIRST: gl.constexpr, HELD: gl.constexpr,
+    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, CAUSAL: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV. Grid: as many programs as the table has columns.
@@ -246,11 +218,8 @@ def backward_dkdv(
     Q, DO, K, V, DK, DV: descriptors (batch, head, row, column) of boxes of 64 rows by 256 columns. LSE,
     DELTA: a number per query, tile after tile of 64; LSE in powers of two, infinite for rows that see no key.
     heads: of K/V. unit: the scores' scale, in powers of two; scale: dK's. D0 + D1: columns of Q and K, E0 +
-    E1: of V and dO. SLOTS: tiles of P^T on their way; FP32: as which they go. HELD: a part of K and V
-    is held in registers.
+    E1: of V and dO.
     """
-    N: gl.constexpr = 4 if FP32 else 8
-    P: gl.constexpr = gl.float32 if FP32 else Q.dtype
     QS = wide.ring(2, Q)
     DOS = wide.ring(2, DO)
     KS = wide.ring(1, K)
@@ -258,7 +227,7 @@ def backward_dkdv(
     LSES = gl.allocate_shared_memory(gl.float32, [2, ROWS], LSE.layout)
     DELTAS = gl.allocate_shared_memory(gl.float32, [2, ROWS], DELTA.layout)
     LINEAR: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    PS = gl.allocate_shared_memory(P, [SLOTS, ROWS * ROWS // N, N], LINEAR)
+    PS = gl.allocate_shared_memory(gl.float32, [wide.SLOTS, ROWS * ROWS // wide.LINE, wide.LINE], LINEAR)
     QFULL = one.barriers(2, 1)
     QEMPTY = one.barriers(2, 2)
     DOFULL = one.barriers(2, 1)
@@ -267,16 +236,16 @@ def backward_dkdv(
     KEMPTY = one.barriers(1, 1)
     VFULL = one.barriers(1, 1)
     VEMPTY = one.barriers(1, 1)
-    PFULL = one.barriers(SLOTS, 1)
-    PEMPTY = one.barriers(SLOTS, 1)
+    PFULL = one.barriers(wide.SLOTS, 1)
+    PEMPTY = one.barriers(wide.SLOTS, 1)
     fence_async_shared()
     gl.warp_specialize([
         (sum_dv, (QS, DOS, KS, PS, LSES, QFULL, QEMPTY, DOFULL, DOEMPTY, KFULL, KEMPTY, PFULL, PEMPTY,
                   DV, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-                  D0, D1, E0, E1, SLOTS, N, CAUSAL, SCORES_FIRST, HELD)),
+                  D0, D1, E0, E1, CAUSAL)),
         (sum_dk, (QS, DOS, VS, PS, DELTAS, QFULL, QEMPTY, DOFULL, DOEMPTY, VFULL, VEMPTY, PFULL, PEMPTY,
                   DK, TABLE, tiles, heads, group, seqlen_q, seqlen_k, scale,
-                  D0, D1, E0, E1, SLOTS, N, CAUSAL, HELD)),
+                  D0, D1, E0, E1, CAUSAL)),
         (produce, (Q, DO, K, V, LSE, DELTA, QS, DOS, KS, VS, LSES, DELTAS, QFULL, QEMPTY, DOFULL, DOEMPTY,
                    KFULL, KEMPTY, VFULL, VEMPTY, TABLE, tiles, heads, group, seqlen_q, seqlen_k, CAUSAL)),
     ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

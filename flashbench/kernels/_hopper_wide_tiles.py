@@ -17,10 +17,12 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from flashbench.kernels._hopper_backward_tiles import ROWS
 from flashbench.kernels._hopper_tiles import tma_store
 
-HELD = gl.constexpr(128)
-"""Columns of a first operand that fit into registers beside dK or dV."""
 WIDTH = gl.constexpr(256)
 """Columns of a tile in shared memory; TMA fills those past the head dim with zeros."""
+SLOTS = gl.constexpr(2)
+"""Tiles of P^T on their way from one warpgroup to the other."""
+LINE = gl.constexpr(4)
+"""fp32 that a thread of the one hands a thread of the other at once: 16 bytes."""
 
 
 @gluon.jit
@@ -45,24 +47,6 @@ def across(A, B, D0: gl.constexpr, D1: gl.constexpr, S: gl.constexpr):
         a, b = A.slice(D0, D1, 1), B.slice(D0, D1, 1)
         s = warpgroup_mma(a, b.permute((1, 0)), s, is_async=True)
     return s
-
-
-@gluon.jit
-def hold(A, S: gl.constexpr):
-    """The first 128 columns of a tile in registers, as wgmma wants a first operand."""
-    return A.slice(0, HELD, 1).load(gl.DotOperandLayout(0, parent=S, k_width=2))
-
-
-@gluon.jit
-def across_held(held, A, B, D0: gl.constexpr, D1: gl.constexpr, S: gl.constexpr):
-    """As ``across``, always in two pieces, the first of A's from registers.
-
-    That spares shared memory, whose bandwidth products of 64 x 64 use up.
-    """
-    zero = gl.zeros([ROWS, ROWS], gl.float32, S)
-    s = warpgroup_mma(held, B.slice(0, HELD, 1).permute((1, 0)), zero, use_acc=False, is_async=True)
-    a, b = A.slice(HELD, D0 + D1 - HELD, 1), B.slice(HELD, D0 + D1 - HELD, 1)
-    return warpgroup_mma(a, b.permute((1, 0)), s, is_async=True)
 
 
 @gluon.jit
@@ -116,31 +100,27 @@ def first_tile(start_n, seqlen_q, seqlen_k, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def hand(p, PS, PFULL, PEMPTY, j, SLOTS: gl.constexpr, N: gl.constexpr):
+def hand(p, PS, PFULL, PEMPTY, j):
     """Give P^T of tile j to the other warpgroup, as soon as its place is free.
 
-    Nobody else reads it, so its order is the registers': N numbers of a thread, 16 bytes, lie together and a
-    warp's follow one another, so that no bank is met twice. Row w·16 + h·8 + r and column (a1·A + a0)·8 +
-    t·2 + b are at line (a1, w, r, t), number (a0, h, b).
+    Nobody else reads it, so its order is the registers': LINE numbers of a thread lie together and a warp's
+    follow one another, so that no bank is met twice. Row w·16 + h·8 + r and column a·8 + t·2 + b are at line
+    (a, w, r, t), number (h, b).
     """
-    A: gl.constexpr = N // 4
     slot = j % SLOTS
-    x = gl.reshape(p.to(PS.dtype), [4, 2, 8, 8 // A, A, 4, 2])  # w h r a1 a0 t b
-    x = gl.reshape(gl.permute(x, (3, 0, 2, 5, 4, 1, 6)), [ROWS * ROWS // N, N])
+    x = gl.permute(gl.reshape(p, [4, 2, 8, 8, 4, 2]), (3, 0, 2, 4, 1, 5))  # w h r a t b
     mbarrier.wait(PEMPTY.index(slot), ((j // SLOTS) & 1) ^ 1)
-    PS.index(slot).store(x)
+    PS.index(slot).store(gl.reshape(x, [ROWS * ROWS // LINE, LINE]))
     mbarrier.arrive(PFULL.index(slot))
 
 
 @gluon.jit
-def take(PS, PFULL, PEMPTY, j, SLOTS: gl.constexpr, N: gl.constexpr, S: gl.constexpr):
+def take(PS, PFULL, PEMPTY, j, S: gl.constexpr):
     """P^T of tile j, from the other warpgroup."""
-    A: gl.constexpr = N // 4
-    LINES: gl.constexpr = gl.BlockedLayout([1, N], [32, 1], [4, 1], [1, 0])
+    LINES: gl.constexpr = gl.BlockedLayout([1, LINE], [32, 1], [4, 1], [1, 0])
     slot = j % SLOTS
     mbarrier.wait(PFULL.index(slot), (j // SLOTS) & 1)
     x = PS.index(slot).load(LINES)
     mbarrier.arrive(PEMPTY.index(slot))
-    x = gl.reshape(x.to(gl.float32), [8 // A, 4, 8, 4, A, 2, 2])  # a1 w r t a0 h b
-    x = gl.reshape(gl.permute(x, (1, 5, 2, 0, 4, 3, 6)), [ROWS, ROWS])
-    return gl.convert_layout(x, S, assert_trivial=True)
+    x = gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))  # a w r t h b
+    return gl.convert_layout(gl.reshape(x, [ROWS, ROWS]), S, assert_trivial=True)
