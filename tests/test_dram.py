@@ -14,7 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flashbench._iomodel import l2
-from flashbench._iomodel.dram import Band, Grid, dram
+from flashbench._iomodel.again import Grid
+from flashbench._iomodel.dram import Band, dram
 from flashbench._iomodel.l2 import Cache
 from flashbench.devices import DEVICES, MIB, Device, find
 from flashbench.errors import SpecError

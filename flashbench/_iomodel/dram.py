@@ -21,7 +21,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from flashbench._iomodel import listed
-from flashbench._iomodel.l2 import Cache, Hits
+from flashbench._iomodel.again import ONCE, Again, Grid
+from flashbench._iomodel.l2 import Cache
 from flashbench._iomodel.tensors import FP32, INT32, bias_bytes, sizes
 from flashbench._iomodel.types import Estimate, Step
 from flashbench.problem import Problem
@@ -51,39 +52,6 @@ class Dram:
     def total(self) -> Band:
         """Reads and writes."""
         return self.read.plus(self.write)
-
-
-_Three = tuple[float, float, float]
-"""Least, expected, most."""
-
-
-class Grid(NamedTuple):
-    """How a tiled kernel covers the work.
-
-    ctas: thread blocks in all. units: heads that share what is streamed. slots: thread blocks that
-    run at once. loops: a thread block owns a head and passes over the same rows again itself.
-    uneven: scores of the longest thread block over those of a mean one. section: units that are
-    interleaved, tile by tile; 1 where one follows the other. lost: of what L2 should have kept from one
-    wave to the next, the share that is fetched again all the same, expected and at worst. skew: at worst,
-    the share of what is streamed that is fetched again within a wave, as thread blocks lose step.
-    staggered: thread blocks of one head start at rows of their own, so that all that a wave moves goes by
-    before a row is asked for again. crowd: how many times over what a wave moves counts against the L2 until
-    the next wave, or pass, comes back to its rows. passes: of a loop, those
-    over which a thread block spreads what it moves once. seen: the share of the rows that a pass visits.
-    """
-
-    ctas: int
-    units: int
-    slots: int
-    loops: bool = False
-    uneven: float = 1.0
-    section: int = 1
-    lost: tuple[float, float] = (0.0, 0.0)
-    skew: float = 0.0
-    staggered: bool = False
-    crowd: float = 1.0
-    passes: int = 1
-    seen: float = 1.0
 
 
 def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dram:
@@ -192,7 +160,7 @@ class _Tracker:
             if name not in step.read:
                 touched += size
         again = (
-            _ONCE if grid is None else _Again.of(self.cache, grid, inputs + adds, touched + step.spills.held)
+            ONCE if grid is None else Again.of(self.cache, grid, inputs + adds, touched + step.spills.held)
         )
         middle = self.clock + touched / 2
         before = self.read[1] + self.write[1]
@@ -223,7 +191,7 @@ class _Tracker:
         self,
         to: list[float],
         rows: list[tuple[str, int, int]],
-        how: tuple[float, _Again, float],
+        how: tuple[float, Again, float],
         dirty: set[str] | None,
     ) -> None:
         """Add what the rows move: each tensor once, less what L2 holds, and what is fetched again.
@@ -245,7 +213,7 @@ class _Tracker:
                 high += size * (1 - hits[2])
             if requested > size:
                 high += size * skew
-            if requested > size and again is not _ONCE:
+            if requested > size and again is not ONCE:
                 times = again.times(requested, size)
                 low += size * times[0]
                 value += size * times[1]
@@ -257,116 +225,10 @@ class _Tracker:
         to[2] += high
 
 
-class _Again(NamedTuple):
-    """How often a kernel fetches again what it streams.
-
-    loops: a thread block makes its passes itself; missing: what is not found in L2 per pass. Else
-    waves: further waves over which a unit's passes spread, per pass; missing: what is then not found;
-    within: what is not found of the passes of one wave.
-    """
-
-    loops: bool
-    waves: _Three
-    missing: _Three
-    within: _Three = (0.0, 0.0, 0.0)
-
-    @classmethod
-    def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> _Again:
-        """From the kernel's grid and its (tensor, requested, size) rows."""
-        ctas, units, slots, loops, _, section, lost, _, staggered, crowd, passes, visited = grid
-        per_unit = ctas / units
-        streamed = asked_for = 0
-        for _, requested, size in asked:
-            if requested > size:
-                streamed += size
-                asked_for += requested
-        own = (touched - streamed) * min(slots, ctas) / ctas
-        unit_bytes = streamed / units
-        if loops:
-            moved = min(float(units), float(slots)) * unit_bytes + own / passes
-            return cls(True, _ZERO, _missing(cache, moved, crowd, visited))
-        active = min(float(units), max(1.0, slots / per_unit, section))
-        within = _staggered(cache.hits(active * unit_bytes + own)) if staggered else _ZERO
-        if ctas <= slots or not streamed:
-            return cls(False, _ZERO, _ZERO, within) if staggered else _ONCE
-        # under a mask a pass ends early and comes back to its rows sooner, after seen of them on average
-        seen = min(1.0, asked_for / (streamed * per_unit))
-        best = cache.hits(active * unit_bytes * seen + own).best
-        typical = unit_bytes * seen**_MASKED
-        value = cache.hits(crowd * (active * typical + own)).value
-        if per_unit > slots:
-            # in its first and last wave a unit shares the cache with a neighbour, for half the time
-            edges = min(1.0, 2 * slots / per_unit)
-            shared = crowd * (min(float(units), 1.5) * typical + own)
-            value += edges * (cache.hits(shared).value - value)
-        widest = min(float(units), active + 1) * unit_bytes + own
-        worst = min(cache.hits(widest).worst * (1 - lost[1]), cache.hits(crowd * widest).worst)
-        # how units and waves line up is not known: at best every unit starts with a wave
-        waves = (max(0.0, 1 / slots - 1 / per_unit), 1 / slots - 0.5 / ctas, 1 / slots)
-        if section * per_unit > slots:  # a section is one long unit: its first wave is the first pass
-            waves = (0.0, max(0.0, section / slots - 1 / per_unit), section / slots)
-        found = (best, value * (1 - lost[0]), worst)
-        if unit_bytes > cache.capacity / 2:  # who falls behind finds its rows gone
-            waves, found = (waves[0], waves[1], waves[2] + _DRIFT), (best, found[1], 0.0)
-        return cls(False, waves, (1 - found[0], 1 - found[1], 1 - found[2]), within)
-
-    def times(self, requested: int, size: int) -> _Three:
-        """How many times over a tensor that is requested more than once is fetched again."""
-        passes = requested / size
-        if self.loops:
-            best, value, worst = self.missing
-            return (passes - 1) * best, (passes - 1) * value, (passes - 1) * worst
-        times = []
-        for wave, missing, within in zip(self.waves, self.missing, self.within, strict=True):
-            apart = min(passes * wave, passes - 1)
-            times.append(apart * missing + (passes - 1 - apart) * within)
-        low, mean, high = times
-        return low, mean, high
-
-
-def _missing(cache: Cache, moved: float, crowd: float, seen: float) -> _Three:
-    """Of what passes ask for again, what is not found, least to most.
-
-    moved: bytes that go by during a whole pass. seen: the share of its rows that a pass visits on average.
-    Under a causal mask each pass is shorter than the one before, and so comes back sooner.
-    """
-    if seen >= 1:
-        # what a pass moved takes up to twice its room until its rows are asked for again
-        best, value, worst = (
-            cache.hits(moved).best,
-            cache.hits(crowd * moved).value,
-            cache.hits(max(2.0, crowd) * moved).worst,
-        )
-        return 1 - best, 1 - value, 1 - worst
-    first, last = min(1.0, 2 * seen), max(0.0, 2 * seen - 1)
-    lengths = [first + (last - first) * (i + 0.5) / _PASSES for i in range(_PASSES)]
-    low = value = high = 0.0
-    for length in lengths:
-        of = _missing(cache, length * moved, crowd, 1.0)
-        low, value, high = low + length * of[0], value + length * of[1], high + length * of[2]
-    total = sum(lengths)
-    return low / total, value / total, high / total
-
-
-_PASSES = 8
-"""Lengths of pass that stand for all of a masked loop."""
-
-
 def _left(dirty_share: float) -> float:
     """The share of L2 that holds unsaved lines when the last kernel ends."""
     return min(_DIRTY * dirty_share, _MOST_DIRTY)
 
-
-def _staggered(hits: Hits) -> _Three:
-    """Of the passes of one wave, what is not found: none at best, at worst all that the curve says."""
-    return (0.0, _STAGGER * (1 - hits.value), 1 - hits.worst)
-
-
-_STAGGER = 0.5
-"""Of what goes by between two uses of a row by staggered thread blocks, over all that a wave moves.
-
-As a share of the misses that the whole would give. Set by counts of torch's FlashAttention-2 under a mask.
-"""
 
 _DIRTY = 0.75
 """What the last kernel leaves unsaved, over what it would if as much of L2 were dirty as of what it moved.
@@ -382,15 +244,3 @@ Counted on an H100 SXM (docs/counters.md).
 
 _SAVED = 0.5
 """How often a thread block's spilled registers reach memory: between never and once, as they stay in use."""
-
-_DRIFT = 0.02
-"""Of all passes over a unit of more than half the L2, those that are fetched again at worst.
-
-Seen on an H100 SXM at 64k, d = 128 (docs/counters.md). In the band only, not in what is expected.
-"""
-
-_MASKED = 0.585
-"""A row that sees the share s is come back to after s**0.585: 2/3 for causal, where long rows count most."""
-
-_ZERO = (0.0, 0.0, 0.0)
-_ONCE = _Again(False, _ZERO, _ZERO)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flashbench import block_masks, flash_configs, named_masks
 from flashbench._iomodel import listed
+from flashbench._iomodel.again import Grid
 from flashbench._iomodel.constants import LAUNCH_S
-from flashbench._iomodel.dram import Alone, Band, Grid, alone, dram
+from flashbench._iomodel.dram import Alone, Band, alone, dram
 from flashbench._iomodel.flash import shipped_config
 from flashbench._iomodel.roofline import Roofs
 from flashbench._iomodel.setting import Setting, setting
