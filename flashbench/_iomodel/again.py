@@ -5,12 +5,36 @@ Between waves, within one, and inside a thread block that makes its passes itsel
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from flashbench._iomodel.l2 import Cache, Hits
 
+if TYPE_CHECKING:
+    from flashbench.problem import Problem
+
 Three = tuple[float, float, float]
 """Least, expected, most."""
+
+
+class Turns(NamedTuple):
+    """How a kernel comes back to a bias that batches or heads share.
+
+    turns: heads that read the same numbers, one after the other. own, rest: of the bias and of all else that
+    the kernel touches, the share that goes by from one turn to the next.
+    """
+
+    turns: int
+    own: float
+    rest: float
+
+    @classmethod
+    def of(cls, p: Problem) -> Turns:
+        """Heads go one by one, batch after batch: a bias of every head is read again after a whole batch."""
+        batches, heads, *_ = p.bias_shape
+        turns = p.batch // batches * (p.num_heads // heads)
+        if heads < p.num_heads:
+            return cls(turns, 1 / batches, 1 / (p.batch * p.num_heads))
+        return cls(turns, 1.0, 1 / p.batch)
 
 
 class Grid(NamedTuple):
@@ -26,6 +50,7 @@ class Grid(NamedTuple):
     before a row is asked for again. crowd: how many times over what a wave moves counts against the L2 until
     the next wave, or pass, comes back to its rows. passes: of a loop, those
     over which a thread block spreads what it moves once. seen: the share of the rows that a pass visits.
+    bias: how the kernel comes back to a bias; None where there is none, or a program has its turns in a row.
     """
 
     ctas: int
@@ -40,6 +65,7 @@ class Grid(NamedTuple):
     crowd: float = 1.0
     passes: int = 1
     seen: float = 1.0
+    bias: Turns | None = None
 
 
 class Again(NamedTuple):
@@ -47,18 +73,20 @@ class Again(NamedTuple):
 
     loops: a thread block makes its passes itself; missing: what is not found in L2 per pass. Else
     waves: further waves over which a unit's passes spread, per pass; missing: what is then not found;
-    within: what is not found of the passes of one wave.
+    within: what is not found of the passes of one wave. bias: how many times over a shared bias is fetched
+    again; None where it is streamed as the rest.
     """
 
     loops: bool
     waves: Three
     missing: Three
     within: Three = (0.0, 0.0, 0.0)
+    bias: Three | None = None
 
     @classmethod
     def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> Again:
         """From the kernel's grid and its (tensor, requested, size) rows."""
-        ctas, units, slots, loops, _, section, lost, _, staggered, crowd, passes, visited = grid
+        ctas, units, slots, loops, _, section, lost, _, staggered, crowd, passes, visited, _ = grid
         per_unit = ctas / units
         streamed = asked_for = 0
         for _, requested, size in asked:
@@ -94,6 +122,12 @@ class Again(NamedTuple):
         if unit_bytes > cache.capacity / 2:  # who falls behind finds its rows gone
             waves, found = (waves[0], waves[1], waves[2] + _DRIFT), (best, found[1], 0.0)
         return cls(False, waves, (1 - found[0], 1 - found[1], 1 - found[2]), within)
+
+    def coming_back(self, cache: Cache, shared: Turns, bias: int, touched: float) -> Again:
+        """The same with what is fetched again of a bias of so many bytes."""
+        missed = [1 - hit for hit in cache.hits(shared.own * bias + shared.rest * (touched - bias))]
+        low, value, high = ((shared.turns - 1) * share for share in missed)
+        return self._replace(bias=(low, value, high))
 
     def times(self, requested: int, size: int) -> Three:
         """How many times over a tensor that is requested more than once is fetched again."""

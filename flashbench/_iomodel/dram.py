@@ -21,9 +21,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from flashbench._iomodel import listed
-from flashbench._iomodel.again import ONCE, Again, Grid
+from flashbench._iomodel.again import ONCE, Again, Grid, Turns
 from flashbench._iomodel.l2 import Cache
-from flashbench._iomodel.tensors import FP32, INT32, bias_bytes, sizes
+from flashbench._iomodel.tensors import FP16, FP32, INT32, bias_bytes, sizes
 from flashbench._iomodel.types import Estimate, Step
 from flashbench.problem import Problem
 
@@ -88,9 +88,8 @@ def _alone(step: Step, grid: Grid | None, cache: Cache, sizes: Mapping[str, int]
     tracker.run(step, grid)
     added = sum(step.atomic.values())
     most = sum(step.read.values()) + added
-    least = sum(
-        min(count, sizes.get(name, count)) for name, count in (*step.read.items(), *step.atomic.items())
-    )
+    rows = tracker.rows(step.read, grid.bias if grid else None) + tracker.rows(step.atomic)
+    least = sum(size for _, _, size in rows)
     low, value, high = (min(max(round(part), least), most) for part in tracker.read)
     most = sum(step.write.values()) + added + step.spills.written
     written = [min(round(part), most) for part in tracker.write]
@@ -107,8 +106,9 @@ def tensor_bytes(problem: Problem) -> dict[str, int]:
     for part in problem.parts():
         s = sizes(part)
         scale = FP32 // part.dtype_bytes if part.dtype_bytes <= FP32 else 1
+        o = max(s.o, s.o // part.dtype_bytes * FP16)  # of fp8 in 16 bits, or less where a kernel writes less
         rows = {
-            "q": s.q, "k": s.k, "v": s.v, "o": s.o, "do": s.o, "lse": s.lse, "delta": s.lse, "norm": s.lse,
+            "q": s.q, "k": s.k, "v": s.v, "o": o, "do": s.o, "lse": s.lse, "delta": s.lse, "norm": s.lse,
             "mask": part.seqlen_q * part.seqlen_k,
             "lse_log2": s.lse, "l, m": 2 * s.lse, "l": s.lse, "m": s.lse, "dq": s.q, "dk": s.k, "dv": s.v,
             "dq_acc": s.q * scale, "dq_tmp": s.q * scale, "o_tmp": s.o * scale, "dk_acc": s.k * scale,
@@ -148,7 +148,9 @@ class _Tracker:
 
     def run(self, step: Step, grid: Grid | None) -> float:
         """One step; returns its expected DRAM bytes, read and written."""
-        inputs, adds, outputs = self._rows(step.read), self._rows(step.atomic), self._rows(step.write)
+        shared = grid.bias if grid else None
+        inputs = self.rows(step.read, shared)
+        adds, outputs = self.rows(step.atomic), self.rows(step.write)
         touched = written = 0
         for _, _, size in inputs:
             touched += size
@@ -162,6 +164,9 @@ class _Tracker:
         again = (
             ONCE if grid is None else Again.of(self.cache, grid, inputs + adds, touched + step.spills.held)
         )
+        if shared and again is not ONCE:
+            bias = next(size for name, _, size in inputs if name == "bias")
+            again = again.coming_back(self.cache, shared, bias, touched)
         middle = self.clock + touched / 2
         before = self.read[1] + self.write[1]
         how = (middle, again, grid.skew if grid else 0.0)
@@ -179,9 +184,11 @@ class _Tracker:
         self.dirty_share = written / touched if touched else 0.0
         return self.read[1] + self.write[1] - before
 
-    def _rows(self, moved: Mapping[str, int]) -> list[tuple[str, int, int]]:
-        """(tensor, requested bytes, bytes of the tensor itself)."""
+    def rows(self, moved: Mapping[str, int], shared: Turns | None = None) -> list[tuple[str, int, int]]:
+        """(tensor, requested bytes, bytes of the tensor itself; of a bias, those that a turn reads)."""
         sizes = self.sizes
+        if shared and moved["bias"] < shared.turns * sizes["bias"]:
+            sizes = {**sizes, "bias": moved["bias"] // shared.turns}
         return [
             (name, count, count if (size := sizes.get(name, count)) > count else size)
             for name, count in moved.items()
@@ -214,7 +221,8 @@ class _Tracker:
             if requested > size:
                 high += size * skew
             if requested > size and again is not ONCE:
-                times = again.times(requested, size)
+                shared = again.bias if name == "bias" else None
+                times = shared or again.times(requested, size)
                 low += size * times[0]
                 value += size * times[1]
                 high += size * times[2]

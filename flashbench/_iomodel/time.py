@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from flashbench import block_masks, flash_configs, named_masks
 from flashbench._iomodel import listed
-from flashbench._iomodel.again import Grid
+from flashbench._iomodel.again import Grid, Turns
 from flashbench._iomodel.constants import LAUNCH_S
 from flashbench._iomodel.dram import Alone, Band, alone, dram
 from flashbench._iomodel.flash import shipped_config
@@ -194,6 +194,7 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
         skew=_SKEW if hides else 0.0,
         crowd=1.0 if hides else _CROWD,
         staggered=kernel == "fwd" and p.masked and estimate.model in STAGGERED,
+        bias=Turns.of(p) if "bias" in step.read and step.name != "dbias" else None,
     )  # fmt: skip
 
 
