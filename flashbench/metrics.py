@@ -149,6 +149,7 @@ COUNTED = {
     "dram_read_bytes": "read from DRAM",
     "dram_write_bytes": "written to DRAM before the kernels ended",
     "spill_write_bytes": "registers written to local memory",
+    "spill_missed_bytes": "registers read back from local memory past the L1",
 }
 """Counters that have a column."""
 
@@ -173,6 +174,10 @@ def _compared() -> Iterator[Metric]:
             compute=_trace(f"{part}_bytes"),
             help=f"{COUNTED[compared.LEVELS[level]].split(',')[0]}, as Triton's interpreter traced it",
         )  # fmt: skip
+        yield Metric(
+            name=f"{part}_difference_bytes", unit="B", better="", whole=True,
+            compute=_level(level, "difference"), help=f"{level}, traced less what is asked for by the model",
+        )  # fmt: skip
     yield Metric(
         name="traced_difference_bytes", unit="B", better="lower", whole=True,
         compute=_trace("difference_bytes"),
@@ -188,7 +193,7 @@ def _compared() -> Iterator[Metric]:
             help=f"hardware counters: {help_}",
         )  # fmt: skip
     for level, counter in compared.LEVELS.items():
-        spills = ", spilled registers taken off" if level == "L2 write" else ""
+        spills = ", spilled registers taken off" if level in compared.SPILLED else ""
         yield Metric(
             name=f"{counter.removesuffix('_bytes')}_ratio", unit="fraction", better="",
             compute=_level(level, "ratio"),

@@ -25,6 +25,8 @@ from flashbench.problem import Cell
 from flashbench.profilers import Timing
 from flashbench.record import Samples
 
+ROOT = Path(__file__).parent.parent
+
 GPU = Target(device="cuda:0", name="NVIDIA H100 80GB HBM3", capability=(9, 0), l2_bytes=50 * 2**20)
 ON_A_CPU = "run --device cpu --seqlens 64 --head-dims 16 --dtypes fp32 --passes fwd --causal no"
 
@@ -258,6 +260,41 @@ def test_spilled_registers_are_taken_off_what_is_written() -> None:
     levels = {level.level: level for level in compared.compare(cell, spilling, "flash", {}, None)}
     assert levels["L2 write"].ratio == 1
     assert (levels["spills"].counted, levels["spills"].within) == (10**9, None)
+
+
+def test_registers_that_are_read_back_past_the_l1_are_taken_off_what_is_read() -> None:
+    cell = Cell(implementation="flash", pass_="fwd", problem=problem())
+    right = counted(cell)
+    spilling = counted(cell, l2_read_bytes=right["total"]["l2_read_bytes"] + 10**9, spill_missed_bytes=10**9)
+    assert compared.compare(cell, spilling, "flash", {}, None)[0].ratio == 1
+
+
+def test_what_crosses_and_what_is_asked_for_are_told_apart() -> None:
+    """One query: lse is 4 B a head and takes a sector. Counters see the one, a trace the other."""
+    cell = Cell(implementation="flash", pass_="fwd", problem=problem(seqlen_q=1))
+    (step,) = iomodel.estimate("flash", cell.problem, "fwd", device=find("h100-sxm")).steps
+    asked, heads = sum(step.write.values()), cell.problem.batch * cell.problem.num_heads
+    trace = {"total": {"read_bytes": 0, "write_bytes": asked, "atomic_bytes": 0}}
+    whole = counted(cell, l2_write_bytes=asked + 28 * heads)
+    for counters in (whole, {}):
+        levels = compared.compare(cell, counters, "flash", {}, find("h100-sxm"), trace)
+        (written,) = (one for one in levels if one.level == "L2 write")
+        assert (written.requested, written.difference) == (asked, 0)
+        assert (written.value, written.ratio) == ((asked + 28 * heads, 1.0) if counters else (asked, None))
+
+
+def test_what_the_profiler_left_is_pushed_out_by_kernels_that_touch_most_of_the_l2() -> None:
+    """As the kernels of known.json that only read were counted, to 0.7 MB, and the most by none exceeded."""
+    card = find("h100-sxm")
+    rows = json.loads((ROOT / "reports/h100-sxm/counters/known.json").read_text(encoding="utf-8"))["rows"]
+    reading = [row for row in rows if row["kernel"] == "read"]
+    assert len(reading) == 21
+    for row in reading:
+        size = row["dram_read_bytes"]
+        one = iomodel.Alone("read", iomodel.Band(size, size, size), iomodel.Band(0, 0, 0))
+        left = compared.left_by_the_profiler(one, card)
+        assert row["dram_write_bytes"] == pytest.approx(left.value, abs=7e5), size
+        assert row["dram_write_bytes"] <= left.high + 1e6
 
 
 def test_what_a_kernel_is_known_to_spill_is_predicted_and_taken_off_where_it_was_not_counted_apart() -> None:

@@ -9,7 +9,7 @@ import pytest
 import synthetic
 
 from flashbench import devices, iomodel
-from flashbench.compared import LEVELS
+from flashbench.compared import LEVELS, REQUESTED
 from flashbench.metrics import METRICS, Row
 from flashbench.record import Accuracy, Memory, Record, Samples
 
@@ -136,6 +136,7 @@ def test_without_device_model_or_naive_their_metrics_are_none() -> None:
         "done_flops", "peak_flops_per_s", "hbm_bytes_per_s", "peak_fraction", "requested_bytes",
         "intensity_requested", "roof_fraction", "bandwidth_fraction", "predicted_extra_bytes",
         "speedup_over_naive", "energy_j", "cycles", "j_per_tflop", "counted_spill_write_bytes",
+        "counted_spill_missed_bytes", *(f"{part}_difference_bytes" for part in REQUESTED.values()),
         "least_dram_read_bytes", "most_dram_read_bytes", "least_dram_write_bytes", "most_dram_write_bytes",
         *(f"predicted_{counter}" for counter in LEVELS.values()),
         *(f"{counter.removesuffix('_bytes')}_ratio" for counter in LEVELS.values()),

@@ -52,9 +52,11 @@ def add(
 def _fields(counters: Mapping[str, Any], requested: int) -> dict[str, Any]:
     if reason := counters.get("reason"):
         return {"not_counted": reason}
+    from flashbench.compared import SPILLED
+
     total = counters["total"]
     moved = [total.get(name) for name in REQUESTED]
     if None in moved:
         return {"counters": dict(counters), "not_counted": "this GPU lacks the counters"}
-    counted = sum(moved) - (total.get("spill_write_bytes") or 0)
+    counted = sum(moved) - sum(total.get(name) or 0 for name in SPILLED.values())
     return {"counters": dict(counters), "counted_bytes": counted, "counted_ratio": counted / requested}

@@ -141,7 +141,7 @@ def _least(problem: Problem, pass_: str, variant: Variant) -> _Least:
 def _sums(steps: Sequence[Step]) -> tuple[int, int, int, int, int]:
     """FLOPs, exponentials, and bytes read, written and added atomically."""
     flops = exps = read = write = atomic = 0
-    for _, reads, writes, atomics, products, powers, _, _ in steps:
+    for _, reads, writes, atomics, products, powers, *_ in steps:
         flops += products
         exps += powers
         read += sum(reads.values())

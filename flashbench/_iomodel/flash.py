@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from flashbench import flash_configs
 from flashbench._iomodel import flash_scores as scores
-from flashbench._iomodel import flash_v2, varlen
+from flashbench._iomodel import flash_v2, sectors, varlen
 from flashbench._iomodel.listed import metadata
 from flashbench._iomodel.tensors import FP32
 from flashbench._iomodel.types import Tiles, Work
@@ -43,7 +43,9 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
     d, dv = padded(p)
     once = {**scores.slopes(p, step.ctas), **scores.sinks(p, step.ctas), **scores.lengths(p, step.ctas)}
     read = {**step.read, **scores.bias(p, tiles["fwd"]), **once, **metadata(p, tiles["fwd"], step.ctas)}
-    return work._replace(steps=(step._replace(read=read, flops=2 * step.exps * (d + dv)),))
+    heads, rows = p.batch * p.num_heads, p.seqlen_q
+    moved = {} if p.lengths else {"lse": sectors.vectors(heads, rows, tiles["fwd"].block_q)}
+    return work._replace(steps=(step._replace(read=read, flops=2 * step.exps * (d + dv), moved=moved),))
 
 
 def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flashbench import decode_configs, flash_configs
+from flashbench._iomodel import sectors
 from flashbench._iomodel.tensors import FP32, INT32, sizes
 from flashbench._iomodel.types import Step, Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
@@ -58,13 +59,16 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
     step = Step(
         name="decode", read=read, write=partial if count > 1 else whole, flops=2 * pairs * (d + dv),
         exps=pairs, ctas=heads * len(ends) * count,
+        moved=_moved(p, tile, running, read, "lse_part" if count > 1 else "lse"),
     )  # fmt: skip
+    if variant.page_size:
+        pages = heads * sum(_table_sectors(end, share, count, variant.page_size) for _, end in ends)
+        step = step._replace(moved={**step.moved, "block_table": sectors.alone(pages)})
     kept = s.o + s.lse
     if count == 1:
         return Work(steps=(step,), extra_bytes=kept, held_bytes=kept)
     workspace = count * (s.o // p.dtype_bytes * FP32 + s.lse)
-    steps = (step, Step(name="merge", read=_merged(p, share, count), write=whole))
-    return Work(steps=steps, extra_bytes=kept + workspace, held_bytes=kept)
+    return Work(steps=(step, _merge(p, share, count, whole)), extra_bytes=kept + workspace, held_bytes=kept)
 
 
 def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
@@ -87,6 +91,41 @@ def _ends(p: Problem, block_q: int) -> list[tuple[int, int]]:
 def _parts(keys: int, share: int, count: int) -> int:
     """Splits that hold some of the first keys; a single one is always written."""
     return 1 if count == 1 else -(-keys // share)
+
+
+def _moved(p: Problem, tile: Tiles, running: int, read: Mapping[str, int], lse: str) -> dict[str, int]:
+    """What crosses of the numbers that a thread block reads or writes by itself: a sector for each.
+
+    A page table is read key by key, but each sector of it comes from L2 once, and the L1 has it then. Rows of
+    all heads of a group lie side by side where one tile holds them.
+    """
+    single = ("seqused_k", "k_descale", "v_descale")
+    moved = {name: sectors.alone(read[name] // INT32) for name in single if name in read}
+    if p.group * p.seqlen_q <= tile.block_q:
+        moved[lse] = sectors.vectors(running, p.group * p.seqlen_q, tile.block_q)
+    return moved
+
+
+def _table_sectors(end: int, share: int, count: int, page_size: int) -> int:
+    """Sectors of a page table that the splits of the first keys look into."""
+    per_sector = sectors.SECTOR // INT32
+    firsts = [split * share for split in range(_parts(end, share, count))]
+    stops = [*firsts[1:], end]
+    spans = [(first // page_size, (stop - 1) // page_size) for first, stop in zip(firsts, stops, strict=True)]
+    return sum(last // per_sector - first // per_sector + 1 for first, last in spans if last >= first)
+
+
+def _merge(p: Problem, share: int, count: int, write: Mapping[str, int]) -> Step:
+    """The kernel that merges; LSEs of a row's parts lie a whole split apart, each in a sector of its own.
+
+    Lengths of neighbouring rows are one sector, which the L1 may have.
+    """
+    read = _merged(p, share, count)
+    moved = {name: sectors.alone(read[name] // FP32) for name in ("lse_part", "seqused_k")}
+    moved["lse"] = sectors.alone(write["lse"] // FP32)
+    return Step(
+        name="merge", read=read, write=write, moved=moved, nearby=moved["seqused_k"] - sectors.alone(p.batch)
+    )
 
 
 def _merged(p: Problem, share: int, count: int) -> dict[str, int]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from flashbench._iomodel import sectors
 from flashbench._iomodel.listed import looked_up
 from flashbench._iomodel.tensors import FP32, INT32, bias_bytes
 from flashbench._iomodel.types import Step, Tiles
 from flashbench._iomodel.visits import Band, Visits, band_visits, visits
 from flashbench.flash_configs import SUMMED_ROWS
 from flashbench.problem import Problem
+
+RESIDENT = 2
+"""Programs of dbias that share an H100's SM: 210 registers for each of 128 threads (docs/counters.md)."""
 
 
 def slopes(problem: Problem, loads: int) -> dict[str, int]:
@@ -49,8 +53,10 @@ def dbias(problem: Problem, tile: Tiles, products: int, *, refined: bool) -> Ste
     """The gradient of the bias: every tile of every query head, whether or not the mask shows any of it.
 
     A program has a tile of the bias, or all tiles of queries where one row serves all, and goes over the
-    batches and heads that share it. products: columns of head dim that are multiplied for each pair; refined:
-    whether it reads the dq kernel's norm. A bias that all keys share has the sum of p_sink * delta instead.
+    batches and heads that share it. The L1 may answer for the bias on all turns but the first, and for rows
+    of queries that programs of one SM, on neighbouring tiles, ask for. products: columns of head dim that are
+    multiplied for each pair; refined: whether it reads the dq kernel's norm. A bias that all keys share has
+    the sum of p_sink * delta instead.
     """
     p, e = problem, problem.dtype_bytes
     batches, bias_heads, rows, columns = p.bias_shape
@@ -61,14 +67,19 @@ def dbias(problem: Problem, tile: Tiles, products: int, *, refined: bool) -> Ste
     every = band_visits(Band(nq, nk, -nq, nk), tile.block_q, tile.block_k)
     queries, keys = heads * every.query_rows, heads * every.key_rows
     pairs = heads * every.tiles * tile.block_q * tile.block_k
+    of_rows = {
+        "q": queries * p.head_dim * e, "do": queries * p.head_dim_v * e, "lse": queries * FP32,
+        "delta": queries * FP32, **({"norm": queries * FP32} if refined else {}),
+    }  # fmt: skip
+    again = _bias(p, every)
+    turns = batches * bias_heads / heads
     return Step(
         name="dbias",
         read={
-            "q": queries * p.head_dim * e, "do": queries * p.head_dim_v * e, "lse": queries * FP32,
-            "delta": queries * FP32, "k": keys * p.head_dim * e, "v": keys * p.head_dim_v * e,
-            **({"norm": queries * FP32} if refined else {}),
-            **slopes(p, heads * every.tiles), **_bias(p, every), **looked_up(p, tile),
+            **of_rows, "k": keys * p.head_dim * e, "v": keys * p.head_dim_v * e,
+            **slopes(p, heads * every.tiles), **again, **looked_up(p, tile),
         },
+        nearby=sum(of_rows.values()) * (RESIDENT - 1) // RESIDENT + round(again["bias"] * (1 - turns)),
         write={"dbias": bias_bytes(p)},
         flops=2 * pairs * products,
         exps=pairs,
@@ -91,4 +102,8 @@ def _dbias_of_rows(p: Problem) -> Step:
 def dsinks(problem: Problem, rows: int) -> Step:
     """The gradient of the sinks, one program per head; rows: bytes of lse."""
     read = {"lse": rows, "delta": rows, **sinks(problem, problem.num_heads)}
-    return Step(name="dsinks", read=read, write={"dsinks": problem.num_heads * FP32}, ctas=problem.num_heads)
+    number = sectors.alone(problem.num_heads)
+    return Step(
+        name="dsinks", read=read, write={"dsinks": problem.num_heads * FP32}, ctas=problem.num_heads,
+        moved={"sinks": number, "dsinks": number},
+    )  # fmt: skip

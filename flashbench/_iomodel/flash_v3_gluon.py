@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flashbench import hopper_configs
-from flashbench._iomodel import flash, flash_v2
+from flashbench._iomodel import flash, flash_v2, sectors
 from flashbench._iomodel.tensors import FP32, INT32, sizes
 from flashbench._iomodel.types import Step, Tiles, Work
 from flashbench._iomodel.variant import DEFAULT, Variant
@@ -34,7 +34,11 @@ ASSUMPTIONS = (
 
 
 def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
-    """What flash-v2's forward moves, a K/V tile for each tile of queries without keys, and the schedule."""
+    """What flash-v2's forward moves, a K/V tile for each tile of queries without keys, and the schedule.
+
+    Counters see boxes whole, with the zeros for what lies outside the tensor, and of the schedule each entry
+    once, a sector for each, as the L1 has it for the others that read it.
+    """
     p, tile = problem, tiles["fwd"]
     work = flash_v2.forward(p, tiles, variant)
     (step,) = work.steps
@@ -46,7 +50,11 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
     read = {**step.read, "k": rows * p.head_dim * e, "v": rows * p.head_dim_v * e}
     read["schedule"] = INT32 * _entries(step.ctas, tile.block_q // hopper_configs.ROWS)
     programs = min(hopper_configs.PROGRAMS, step.ctas)
-    step = step._replace(read=read, flops=2 * pairs * (d + dv), exps=pairs, ctas=programs)
+    boxes = step.ctas * tile.block_q, pairs // tile.block_q
+    moved = {"q": boxes[0] * d * e, "k": boxes[1] * d * e, "v": boxes[1] * dv * e,
+             "schedule": sectors.alone(step.ctas + 2 * programs),
+             "lse": sectors.vectors(heads, p.seqlen_q, hopper_configs.ROWS)}  # fmt: skip
+    step = step._replace(read=read, flops=2 * pairs * (d + dv), exps=pairs, ctas=programs, moved=moved)
     return work._replace(steps=(step,))
 
 

@@ -90,7 +90,9 @@ class Step(NamedTuple):
     """One kernel or op: the bytes that it requests per tensor, its matrix FLOPs and its exponentials.
 
     ctas: thread blocks that a tiled kernel launches, one per outer tile; 0 where that is not known.
-    spills: what it writes of its registers, where that is known.
+    spills: what it writes of its registers, where that is known. moved: of tensors for which other bytes
+    cross between SM and L2 than the lanes of threads ask for, those bytes: whole sectors (sectors.py), whole
+    boxes. nearby: of what crosses, the bytes that the L1 may answer, as programs of one SM ask for the same.
     """
 
     name: str
@@ -101,6 +103,13 @@ class Step(NamedTuple):
     exps: int = 0
     ctas: int = 0
     spills: Spills = NO_SPILLS
+    moved: Mapping[str, int] = NO_BYTES
+    nearby: int = 0
+
+    def crossing(self, part: str) -> int:
+        """Bytes between SM and L2 of a part (read, write, atomic), as hardware moves them."""
+        asked: Mapping[str, int] = getattr(self, part)
+        return sum([self.moved.get(name, count) for name, count in asked.items()])
 
 
 class Work(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flashbench import table as tables
-from flashbench.compared import LEVELS, REQUESTED, SPILLS
+from flashbench.compared import LEVELS, REQUESTED, SPILLED, SPILLS
 from flashbench.units import format_length
 
 if TYPE_CHECKING:
@@ -178,19 +178,21 @@ def joined(results: Results) -> DataFrame:
     """Model, trace and counters, bytes: a row per cell and level that was counted or traced.
 
     Columns: POINT, level, predicted, least and most (of the band, at DRAM), traced, difference (traced
-    less predicted), counted (L2 writes without spilled registers), ratio (counted over predicted), missed
-    (True outside the band), not_traced and not_counted (why).
+    less what the model's kernels ask for), counted (at L2 without spilled registers), ratio (counted over
+    predicted), missed (True outside the band), not_traced and not_counted (why).
     """
     import pandas as pd
 
     frame = labelled(results.table)
-    spilled = frame["counted_spill_write_bytes"]
     missed = frame["band_missed"].fillna("")
     parts = []
     for order, (level, counter) in enumerate({**LEVELS, SPILLS: "spill_write_bytes"}.items()):
         part = frame[[*POINT, "not_traced", "not_counted"]].assign(level=level, order=order)
-        part["counted"] = frame[f"counted_{counter}"] - (spilled.fillna(0) if level == "L2 write" else 0)
+        part["counted"] = frame[f"counted_{counter}"]
+        if level in SPILLED:
+            part["counted"] -= frame[f"counted_{SPILLED[level]}"].fillna(0)
         part["traced"] = frame.get(f"traced_{REQUESTED.get(level)}_bytes")
+        part["difference"] = frame.get(f"{REQUESTED.get(level)}_difference_bytes")
         part["missed"] = [level in names.split(", ") for names in missed]
         for name in ("predicted", "least", "most"):
             part[name] = frame.get(f"{name}_{counter}")
@@ -199,7 +201,6 @@ def joined(results: Results) -> DataFrame:
             part = part[part[["predicted", "traced", "counted"]].fillna(0).ne(0).any(axis=1)]
         parts.append(part[part[["traced", "counted"]].notna().any(axis=1)])
     found = pd.concat(parts).rename_axis("cell").sort_values(["cell", "order"], kind="stable")
-    found["difference"] = found["traced"] - found["predicted"]
     return found.drop(columns="order").reset_index(drop=True)
 
 
