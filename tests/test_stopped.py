@@ -35,6 +35,12 @@ def command(out: Path, *more: str, impls: str = "naive,sdpa,right") -> list[str]
     ]  # fmt: skip
 
 
+def _in_the_foreground() -> None:
+    """A background job of a shell ignores Ctrl-C, one under nohup SIGHUP, and so would their children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Run:
     """A run that was started. lines: of its stderr, as they come."""
 
@@ -42,8 +48,7 @@ class Run:
         self.tag, surroundings = processes.tagged()
         self.process = subprocess.Popen(
             argv, env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            # a background job of a shell ignores Ctrl-C, and so would its children
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler), **options,
+            preexec_fn=_in_the_foreground, **options,
         )  # fmt: skip
 
     def until(self, wanted: Callable[[str], bool]) -> str:
