@@ -52,6 +52,9 @@ def render(root: Path) -> str:
         cells = " | ".join(row.get(name, "") for name in IMPLEMENTATIONS)
         out.append(f"| {pass_} | {seqlen // 1024}k | {cells} |")
     page = RESULTS.replace("results.jsonl", "report.html")
+    own = [r for r in records if r["cell"]["implementation"] == "flash"]
+    if not any(record["backend"] for record in own):  # from flash-v3 on a row of flash names what ran
+        out += ["", "This run is older than `flash-v3`: its `flash` is `flash-v2`'s kernels in both passes."]
     out += ["", f"(from [{RESULTS}]({RESULTS}); the page beside it is [report.html]({page}))"]
     out.append("<!-- /figures -->")
     return "\n".join(out)
