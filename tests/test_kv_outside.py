@@ -281,7 +281,7 @@ def test_the_predicted_memory_is_that_of_the_kernels_own_tensors(name: str, dtyp
     else:
         o, lse, forward = module.forward_launch(q, k, v, call)
         kept = module.Saved(q=q, k=k, v=v, o=o, lse=lse, do=dout)
-        launches = module.backward_launches(kept, call, lse_has_gradient=False).launches
+        launches = module.backward_launches(kept, call).launches
         saved = (o, lse)
     told = [iomodel.estimate(kernels.get(name).io_model, p, pass_) for pass_ in ("fwd", "bwd")]
     assert fresh((forward,), (q, k, v)) == told[0].extra_bytes

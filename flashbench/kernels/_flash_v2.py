@@ -207,12 +207,9 @@ def _differentiate(
     """The gradients, filled. tensors: q, k, v as the kernels take them, o, lse and do."""
     q, k, v, o, lse, do = tensors
     o, do = (unit_stride(computable(x)) for x in (o, do))
-    work = backward_launches(Saved(q=q, k=k, v=v, o=o, lse=lse, do=do), call, extra, dlse=dlse, wanted=wanted)
-    with on(q.device):
-        for launch in work.launches:
-            launch.run()
-            if launch.name == "delta" and dlse is not None:
-                work.delta.sub_(dlse)  # d lse / d s = p, as d o / d s = p (dP - delta)
+    saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do, dlse=dlse)
+    work = backward_launches(saved, call, extra, wanted=wanted)
+    work.run(saved)
     return work
 
 

@@ -63,17 +63,13 @@ class _FlashAttention2(torch.autograd.Function):  # type: ignore[misc]
         q, k, v, o, lse = ctx.saved_tensors
         do = torch.zeros_like(o) if do is None else do
         o, do = (unit_stride(computable(x)) for x in (o, do))
-        saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do)
-        work = backward_launches(saved, ctx.call, lse_has_gradient=dlse is not None)
-        with on(q.device):
-            for launch in work.launches:
-                launch.run()
-                if launch.name == "delta" and dlse is not None:
-                    work.delta.sub_(dlse)  # d lse / d s = p, as d o / d s = p (dP - delta)
+        saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do, dlse=dlse)
+        work = backward_launches(saved, ctx.call)
+        work.run(saved)
         return *(grad.to(ctx.dtype) for grad in work.gradients), None
 
 
-def backward_launches(saved: Saved, call: Call, *, lse_has_gradient: bool) -> Backward:
+def backward_launches(saved: Saved, call: Call) -> Backward:
     """As ``_launches.backward_launches``, for a call that is causal or full and no more."""
     s = saved
     dq, dk, dv = empty_gradients(s)
@@ -93,7 +89,7 @@ def backward_launches(saved: Saved, call: Call, *, lse_has_gradient: bool) -> Ba
         *(*s.q.stride()[:3], *s.k.stride()[:3], *s.v.stride()[:3], *s.do.stride()[:3]),
         *(num_kv_heads, s.q.shape[2], s.k.shape[2], tiles, call.scale),
     )
-    options |= {"GROUP": s.q.shape[1] // num_kv_heads, "ALONE": not lse_has_gradient}
+    options |= {"GROUP": s.q.shape[1] // num_kv_heads, "ALONE": s.dlse is None}
     backward = Launch("atomic", kernels.backward, tiles * s.q.shape[0] * num_kv_heads, args, options)
     launches = delta_launch(s, call, NOTHING, delta), clear, backward, convert
     return Backward(dq=dq, dk=dk, dv=dv, delta=delta, launches=launches)

@@ -44,6 +44,7 @@ from flashbench.kernels._hopper_plan import (
     loadable,
     programs,
 )
+from flashbench.kernels._launches import Saved
 
 
 def flash_attention(
@@ -103,12 +104,13 @@ class _FlashAttention3(FlashAttention):
         if portable or not (q.numel() and k.numel()):
             return *FlashAttention.backward(ctx, do, dlse)[:3], None, None, None
         do = torch.zeros_like(o) if do is None else do
-        saved = gradients.Saved(q=q, k=k, v=v, o=o, lse=lse, do=do, dlse=dlse)
+        saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do, dlse=dlse)
         if hopper_configs.wide(q.shape[3], v.shape[3]):
             work = wide_gradients.backward_launches(saved, ctx.call)
         else:
             work = gradients.backward_launches(saved, ctx.call, deterministic=ctx.deterministic)
-        return *gradients.run(work, saved), None, None, None
+        work.run(saved)
+        return work.dq, work.dk, work.dv, None, None, None
 
 
 def forward(

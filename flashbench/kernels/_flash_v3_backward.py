@@ -8,7 +8,7 @@ and dP once more. Made ready once per layout, as the forward (``Plan``).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +21,7 @@ from flashbench.kernels import _flash_v2 as flash_v2
 from flashbench.kernels import _hopper_backward as kernels
 from flashbench.kernels import _hopper_gradient_kernels as rows_kernels
 from flashbench.kernels import _hopper_schedule as schedule
-from flashbench.kernels._call import Call, Launch, like, on, unit_stride
+from flashbench.kernels._call import Call, Launch, like, unit_stride
 from flashbench.kernels._hopper_plan import (
     ALIGNMENT,
     Laid,
@@ -32,6 +32,7 @@ from flashbench.kernels._hopper_plan import (
     loadable,
     programs,
 )
+from flashbench.kernels._launches import Backward, Saved
 
 LINE = 32
 """fp32 of a line of dQ's accumulator."""
@@ -39,88 +40,59 @@ WIDEST = 128
 """Columns that the rows' kernel takes at once."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """What a backward needs of its forward, and dO; lse natural, dlse None without a gradient of it."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
-    lse: Tensor
-    do: Tensor
-    dlse: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Backward:
-    """The launches, in order, and the gradients that they fill; delta: of flash-v2's kernels, if they run."""
-
-    launches: tuple[Launch, ...]
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-    delta: Tensor | None = None
-
-
-def backward(
+def backward_launches(
     saved: Saved, call: Call, *, deterministic: bool = False, tiles: BackwardTiles | None = None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv), of head dims up to 128 that are multiples of 8, none of the tensors empty.
+) -> Backward:
+    """What fills (dq, dk, dv), of head dims up to 128 that are multiples of 8, none of the tensors empty.
 
     call: causal, scale and, for flash-v2's kernel of dq, configs. Unless deterministic, the last bits of dq
     differ from run to run, as additions by TMA have no order.
     """
-    return run(backward_launches(saved, call, deterministic=deterministic, tiles=tiles), saved)
-
-
-def run(work: Backward, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv), filled."""
-    with on(saved.q.device):
-        for launch in work.launches:
-            launch.run()
-            if launch.name == "delta" and work.delta is not None and saved.dlse is not None:
-                work.delta.sub_(saved.dlse)
-    return work.dq, work.dk, work.dv
-
-
-def backward_launches(
-    saved: Saved, call: Call, *, deterministic: bool = False, tiles: BackwardTiles | None = None
-) -> Backward:
-    """The launches of ``backward``."""
     q, k, v, do = (loadable(x) for x in (saved.q, saved.k, saved.v, saved.do))
     dk, dv = gradient(k), gradient(v)
     laid = tuple(Laid(x.shape, x.stride()) for x in (q, do, k, v, dk, dv))
     plan = planned(laid, q.dtype, q.device, call.causal, deterministic, tiles)
     lse_2, delta = torch.empty(2, plan.tiles * plan.config.block_q, dtype=torch.float32, device=q.device)
     acc = lse_2  # an address that nothing is added to
+    filled: tuple[Tensor, ...] = (lse_2, delta)
     if not deterministic:
         acc = torch.empty(plan.lines, LINE, dtype=torch.float32, device=q.device)
-    prepare = _prepare(plan, saved, do, (lse_2, delta, None if deterministic else acc))
+        filled = (lse_2, delta, acc)
+    prepare = prepare_launch(saved, do, plan.rows, plan.config.block_q, filled)
     # the probability of an only key is 1, whatever its score
     of_dk = 0.0 if k.shape[2] == 1 and saved.dlse is None else call.scale
     args = plan.arguments((q, do, k, v, lse_2, delta, acc, dk, dv), call.scale, of_dk)
     main = PlannedLaunch("v3_bwd", kernels.backward, plan.programs, args, plan.made.options, plan.made)
     if deterministic:
-        portable = flash_v2.Saved(q=q, k=k, v=v, o=unit_stride(saved.o), lse=saved.lse, do=do)
-        work = flash_v2.backward_launches(portable, call, dlse=saved.dlse)
+        portable = replace(saved, q=q, k=k, v=v, o=unit_stride(saved.o), do=do)
+        work = flash_v2.backward_launches(portable, call)
         of_dq = (one for one in work.launches if one.name != "dkdv")
-        return Backward((prepare, main, *of_dq), work.dq, dk, dv, work.delta)
+        return replace(work, dk=dk, dv=dv, launches=(prepare, main, *of_dq))
     dq = gradient(q)
-    return Backward((prepare, main, _convert(plan, saved, acc, dq, call)), dq, dk, dv)
+    return Backward(dq=dq, dk=dk, dv=dv, launches=(prepare, main, _convert(plan, saved, acc, dq, call)))
 
 
-def _prepare(plan: Plan, saved: Saved, do: Tensor, filled: tuple[Tensor | None, ...]) -> Launch:
-    """What fills LSE in powers of two and delta, and clears the accumulator, if there is one."""
-    o, acc = unit_stride(saved.o), filled[-1]
+def prepare_launch(
+    saved: Saved, do: Tensor, rows: tuple[int, int, int], block_q: int, filled: tuple[Tensor, ...]
+) -> Launch:
+    """What fills LSE in powers of two and delta, and clears dQ's accumulator, if there is one.
+
+    rows: heads of queries, their rows, tiles of block_q of one. filled: lse_2, delta and the accumulator.
+    """
+    o, (lse_2, delta, *acc) = unit_stride(saved.o), filled
     dlse = None if saved.dlse is None else saved.dlse.contiguous()
-    args = (o, do, saved.lse, dlse, *filled, *o.stride()[:3], *do.stride()[:3], *plan.rows)
+    tiles = o.shape[0] * rows[0] * rows[2]
+    cleared = acc[0] if acc else None
+    args = (
+        *(o, do, saved.lse, dlse, lse_2, delta, cleared),
+        *(*o.stride()[:3], *do.stride()[:3], *rows),
+    )
     options = {
-        "BLOCK_M": plan.config.block_q, "DIM": 0 if acc is None else plan.width, "DIM_V": o.shape[3],
+        "BLOCK_M": block_q, "DIM": acc[0].numel() // (tiles * block_q) if acc else 0, "DIM_V": o.shape[3],
         "WIDEST": WIDEST, "WIDE": any(KEYS * x.stride(2) >= 2**31 for x in (o, do)), "num_warps": 4,
         "enable_fp_fusion": True,
     }  # fmt: skip
-    return Launch("v3_prepare", rows_kernels.prepare, plan.tiles, args, options)
+    return Launch("v3_prepare", rows_kernels.prepare, tiles, args, options)
 
 
 def _convert(plan: Plan, saved: Saved, acc: Tensor, dq: Tensor, call: Call) -> Launch:

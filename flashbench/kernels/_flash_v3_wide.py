@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from flashbench.hopper_configs import ROWS, WIDE_BLOCK_Q, pieces
-from flashbench.kernels import _hopper_gradient_kernels as rows_kernels
 from flashbench.kernels import _hopper_schedule as schedule
 from flashbench.kernels import _hopper_wide_dkdv as of_keys
 from flashbench.kernels import _hopper_wide_dq as of_queries
-from flashbench.kernels._call import Call, Launch, unit_stride
-from flashbench.kernels._flash_v3_backward import WIDEST, Backward, Saved, gradient
+from flashbench.kernels._call import Call, Launch
+from flashbench.kernels._flash_v3_backward import gradient, prepare_launch
 from flashbench.kernels._hopper_plan import Laid, Made, PlannedLaunch, bound, descriptor, loadable, programs
+from flashbench.kernels._launches import Backward, Saved
 
 WIDTH = 256
 """Columns of a tile in shared memory."""
@@ -39,19 +39,8 @@ def backward_launches(saved: Saved, call: Call) -> Backward:
     of_dk = 0.0 if k.shape[2] == 1 and alone else call.scale
     main = plan.dkdv.launch((q, do, k, v, lse_2, delta, dk, dv), (unit, of_dk))
     last = plan.dq.launch((q, do, k, v, lse_2, delta, dq), (unit, call.scale))
-    return Backward((_prepare(plan, saved, do, lse_2, delta), main, last), dq, dk, dv)
-
-
-def _prepare(plan: Plan, saved: Saved, do: Tensor, lse_2: Tensor, delta: Tensor) -> Launch:
-    """What fills LSE in powers of two and delta."""
-    o = unit_stride(saved.o)
-    dlse = None if saved.dlse is None else saved.dlse.contiguous()
-    args = (o, do, saved.lse, dlse, lse_2, delta, None, *o.stride()[:3], *do.stride()[:3], *plan.rows)
-    options = {
-        "BLOCK_M": ROWS, "DIM": 0, "DIM_V": o.shape[3], "WIDEST": WIDEST,
-        "WIDE": any(ROWS * x.stride(2) >= 2**31 for x in (o, do)), "num_warps": 4, "enable_fp_fusion": True,
-    }  # fmt: skip
-    return Launch("v3_prepare", rows_kernels.prepare, plan.tiles, args, options)
+    prepare = prepare_launch(saved, do, plan.rows, ROWS, (lse_2, delta))
+    return Backward(dq=dq, dk=dk, dv=dv, launches=(prepare, main, last))
 
 
 @lru_cache(maxsize=256)

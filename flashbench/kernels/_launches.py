@@ -14,7 +14,7 @@ from flashbench.flash_configs import SUMMED_ROWS, section
 from flashbench.kernels import _flash_dkdv_kernels as dkdv_kernels
 from flashbench.kernels import _flash_kernels as kernels
 from flashbench.kernels import _gradient_kernels as gradients
-from flashbench.kernels._call import NOTHING, Call, Extra, Launch, like
+from flashbench.kernels._call import NOTHING, Call, Extra, Launch, like, on
 
 
 def forward_launch(
@@ -39,7 +39,7 @@ def forward_launch(
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What a backward starts from: all tensors as of the forward, do as o."""
+    """What a backward starts from: all tensors as of the forward, do as o, dlse as lse if it has one."""
 
     q: Tensor
     k: Tensor
@@ -47,20 +47,21 @@ class Saved:
     o: Tensor
     lse: Tensor
     do: Tensor
+    dlse: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Backward:
     """Gradients, and the launches that fill them, in order. dbias and dsinks: None where not wanted.
 
-    delta is filled by the first launch; a gradient of lse is taken off it then.
+    delta: filled by the launch of that name, None without it; a gradient of lse is taken off it then.
     """
 
     dq: Tensor
     dk: Tensor
     dv: Tensor
-    delta: Tensor
     launches: tuple[Launch, ...]
+    delta: Tensor | None = None
     dbias: Tensor | None = None
     dsinks: Tensor | None = None
 
@@ -70,16 +71,23 @@ class Backward:
         every = self.dq, self.dk, self.dv, self.dbias, self.dsinks
         return tuple(x for x in every if x is not None)
 
+    def run(self, saved: Saved) -> None:
+        """Fill the gradients, on the device of what was saved."""
+        with on(saved.q.device):
+            for launch in self.launches:
+                launch.run()
+                if launch.name == "delta" and self.delta is not None and saved.dlse is not None:
+                    self.delta.sub_(saved.dlse)  # d lse / d s = p, as d o / d s = p (dP - delta)
+
 
 def backward_launches(
     saved: Saved,
     call: Call,
     extra: Extra = NOTHING,
     *,
-    dlse: Tensor | None = None,
     wanted: Container[str] = ("bias", "sinks"),
 ) -> Backward:
-    """The backward of one call. dlse: the gradient of lse, with which a row's dS does not sum to 0.
+    """The backward of one call. With a gradient of lse a row's dS does not sum to 0.
 
     wanted: of ``bias`` and ``sinks``, those whose gradient is.
     """
@@ -87,8 +95,8 @@ def backward_launches(
     dq, dk, dv = empty_gradients(s)
     delta = torch.empty_like(s.lse)
     exactness = {
-        "REFINE": dlse is None and s.q.element_size() == 4,
-        "ALONE": dlse is None and extra.sinks is None and (extra.block_mask is None or call.alone),
+        "REFINE": s.dlse is None and s.q.element_size() == 4,
+        "ALONE": s.dlse is None and extra.sinks is None and (extra.block_mask is None or call.alone),
     }
     norm = torch.empty_like(s.lse) if exactness["REFINE"] else s.lse
     shared = _Shared(saved, call, extra, delta, norm, exactness)
@@ -97,7 +105,7 @@ def backward_launches(
     if extra.bias is not None and "bias" in wanted:
         dbias = torch.empty_like(extra.bias, memory_format=torch.contiguous_format)
         of_rows = dbias.shape[3] == 1
-        launches.append(_dbias_of_rows(shared, dbias, dlse) if of_rows else _dbias(shared, dbias))
+        launches.append(_dbias_of_rows(shared, dbias) if of_rows else _dbias(shared, dbias))
     if extra.sinks is not None and "sinks" in wanted:
         dsinks = torch.empty_like(extra.sinks, memory_format=torch.contiguous_format)
         launches.append(_dsinks(shared, dsinks))
@@ -204,8 +212,8 @@ def _dbias(shared: _Shared, dbias: Tensor) -> Launch:
     return Launch("dbias", gradients.backward_dbias, programs, args, options)
 
 
-def _dbias_of_rows(shared: _Shared, dbias: Tensor, dlse: Tensor | None) -> Launch:
-    lse, extra = shared.saved.lse, shared.extra
+def _dbias_of_rows(shared: _Shared, dbias: Tensor) -> Launch:
+    lse, dlse, extra = shared.saved.lse, shared.saved.dlse, shared.extra
     batches, bias_heads, rows, _ = dbias.shape
     batch, heads, seqlen_q = lse.shape
     tiles = cdiv(seqlen_q, SUMMED_ROWS)
