@@ -52,7 +52,7 @@ def test_each_cell_to_count_has_a_model_kernel_by_kernel(path: Path) -> None:
         row = iomodel.estimate(model, cell.problem, cell.pass_, tiles=tiles, device=H100)
         kernels_ = [
             {"kernel": step.name, "grid": str(index), "block": "", "l2_read_bytes": step.crossing("read"),
-             "l2_write_bytes": step.crossing("write"), "l2_atomic_bytes": 0,
+             "l2_write_bytes": step.crossing("write"), "l2_atomic_bytes": step.crossing("atomic"),
              "dram_read_bytes": alone.read.value,
              "dram_write_bytes": alone.write.value + compared.left_by_the_profiler(alone, H100).value}
             for index, (step, alone) in enumerate(
