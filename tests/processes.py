@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import queue
+import subprocess
+import threading
 import time
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 TAG = "FLASHBENCH_TEST_TAG"
@@ -14,6 +18,31 @@ def tagged() -> tuple[str, dict[str, str]]:
     """A new tag and the environment that carries it to a process and to whatever that starts."""
     tag = uuid.uuid4().hex
     return tag, {**os.environ, TAG: tag}
+
+
+def watched(
+    command: Sequence[str], environment: Mapping[str, str], silent_s: float
+) -> tuple[int | None, str]:
+    """Runs a command that says how it gets on; (exit code, what it said).
+
+    One that says nothing for silent_s is killed, and its exit code is None: it may take as long as it
+    likes for all, but not for one step.
+    """
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as child:  # fmt: skip
+        assert child.stdout is not None
+        lines = queue.SimpleQueue[str | None]()
+        stream = child.stdout
+        threading.Thread(target=lambda: [*map(lines.put, stream), lines.put(None)], daemon=True).start()
+        said = list[str]()
+        try:
+            while (line := lines.get(timeout=silent_s)) is not None:
+                said.append(line)
+        except queue.Empty:
+            child.kill()
+            return None, "".join(said)
+        return child.wait(), "".join(said)
 
 
 def left(tag: str, within_s: float = 5.0) -> list[str]:

@@ -1,6 +1,6 @@
 """flash-v3 on an sm_90 GPU against fp64: shapes, repeats, poison, gradients, a graph, what it costs the host.
 
-Every group runs in a process of its own with a time limit: a kernel whose mbarriers do not meet never ends.
+Every group runs in a process of its own, watched: a kernel whose mbarriers do not meet never ends.
 """
 
 from __future__ import annotations
@@ -8,20 +8,20 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 from tune_hopper import exact
 
-HANG_S = 120
-"""Long enough to compile all that one group runs."""
+SILENT_S = 90
+"""Long enough to compile what one step runs; each step says when it is done."""
 
 SHAPES = [
     # batch, num_heads, num_kv_heads, seqlen_q, seqlen_k: whole tiles, ragged ones, rows without keys, groups,
@@ -77,6 +77,7 @@ def shapes(dim: int, dim_v: int) -> None:
                         x.fill_(math.nan)
                     launch.run()
                     is_right(o, lse, exact(q, k, v, causal), limit, (tiles, shape, dtype, causal))
+            print(tiles, shape, flush=True)
 
 
 def repeats(dim: int, dim_v: int) -> None:
@@ -94,6 +95,7 @@ def repeats(dim: int, dim_v: int) -> None:
             for _ in range(100):
                 again = flash.forward(q, k, v, **options)
                 assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), (tiles, causal)
+            print(tiles, causal, flush=True)
 
 
 def strides() -> None:
@@ -145,6 +147,7 @@ def gradients(case: int) -> None:
         for _ in range(20 if deterministic else 0):
             again = torch.autograd.grad(outputs, leaves, into, retain_graph=True)
             assert all(torch.equal(x, y) for x, y in zip(got, again, strict=True)), what
+        print(what, flush=True)
 
 
 def exact_gradients(q, k, v, into, causal: bool):
@@ -212,14 +215,9 @@ def test_in_a_process_of_its_own(group: str) -> None:
     root = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     environment.pop("TRITON_INTERPRET", None)
-    try:
-        done = subprocess.run(
-            [sys.executable, __file__, *group.split()],
-            capture_output=True, text=True, check=False, env=environment, timeout=HANG_S,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"{group} did not end within {HANG_S} s: it hangs")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    code, said = processes.watched([sys.executable, __file__, *group.split()], environment, SILENT_S)
+    assert code is not None, f"{group} did not get on for {SILENT_S} s: it hangs\n{said[-2000:]}"
+    assert code == 0, said[-6000:]
 
 
 if __name__ == "__main__":
