@@ -1,7 +1,6 @@
 """What the committed runs on an H100 say of masks and packing: the targets that the kernels were built to.
 
-reports/h100-sxm/features has one folder for each run; its header names the card. Densities from 0.25 on were
-measured on another card than the rest, and by events where the rest was timed by graph.
+reports/h100-sxm/features has one folder for each run, all of one sitting on one card.
 """
 
 from __future__ import annotations
@@ -33,8 +32,15 @@ def times(run: str) -> dict[tuple[int, str, bool], float]:
 def ratios(one: str, other: str) -> dict[tuple[int, str, bool], float]:
     mine, theirs = times(one), times(other)
     shared = mine.keys() & theirs.keys()
-    assert len(shared) >= 3
+    assert len(shared) == len(mine) == len(theirs) >= 4
     return {key: mine[key] / theirs[key] for key in shared}
+
+
+def test_all_runs_are_of_one_card_and_one_sitting() -> None:
+    headers = [runfile.load(path).header for path in FEATURES.glob("*/results.jsonl")]
+    assert len(headers) == len(list(FEATURES.iterdir())) == 9
+    assert len({header["environment"]["uuid"] for header in headers}) == 1
+    assert len({header["created_at"][:13] for header in headers}) == 1
 
 
 def test_a_window_of_1k_at_32k_is_8_times_faster_than_all_keys_before() -> None:
