@@ -23,7 +23,9 @@ print(json.dumps([cell.key for cell in check_pairs.cells(sys.argv[1].split("+"),
 """
 
 
-@pytest.mark.parametrize("run", ["flash-v2", "flash-v3", "flash-v1+flash-v2-atomic", "flash-decode", "flash-fp8"])
+@pytest.mark.parametrize(
+    "run", ["flash-v2", "flash-v3", "flash-v1+flash-v2-atomic", "flash-decode", "flash-fp8"]
+)
 def test_the_covering_array_of_today_was_checked_and_is_right(run: str) -> None:
     """In a process without the interpreter, which does not take all that a card does."""
     compiled = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
