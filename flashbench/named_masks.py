@@ -5,10 +5,12 @@ Plain numpy, as block_masks.py, which says what a mask is.
 
 from __future__ import annotations
 
+import zlib
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import BadZipFile, ZipFile
 
 from flashbench.block_masks import (
     SIZE,
@@ -36,10 +38,15 @@ DOCUMENTS = 8
 """Documents in a sequence of the mask named ``document``."""
 
 
+def is_file(text: str) -> bool:
+    """Whether the mask is one of a file."""
+    return text.endswith(".npz")
+
+
 def check(text: str) -> None:
     """Raise SpecError unless the text is one of NAMES, ``random:DENSITY`` or names an .npz file."""
     name, colon, density = text.partition(":")
-    if text in NAMES or text.endswith(".npz"):
+    if text in NAMES or is_file(text):
         return
     try:
         right = name == "random" and bool(colon) and 0 <= float(density) <= 1
@@ -76,7 +83,7 @@ def _within(mask: BlockMask, band: tuple[int, int]) -> BlockMask:
 
 def _stamp(name: str) -> tuple[int, int] | None:
     """What changes with a file."""
-    if not name.endswith(".npz"):
+    if not is_file(name):
         return None
     try:
         found = Path(name).stat()
@@ -88,7 +95,7 @@ def _stamp(name: str) -> tuple[int, int] | None:
 @lru_cache(maxsize=16)
 def _of(name: str, shape: tuple[int, int], diagonal: int, stamp: object) -> BlockMask:
     seqlen_q, seqlen_k = shape
-    if name.endswith(".npz"):
+    if is_file(name):
         return from_file(name, *shape)
     if name == "causal":
         return banded(-seqlen_q, diagonal, *shape)
@@ -155,9 +162,13 @@ def from_file(path: str, seqlen_q: int, seqlen_k: int) -> BlockMask:
     import numpy
 
     try:
+        with ZipFile(path) as archive:  # numpy.load takes other files, too, whatever they are called
+            broken = archive.testzip()
+        if broken is not None:
+            raise BadZipFile(f"{broken} is damaged")
         with numpy.load(Path(path), allow_pickle=False) as file:
             arrays = [file[name] for name in file.files]
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except (OSError, ValueError, EOFError, KeyError, RuntimeError, BadZipFile, zlib.error) as error:
         raise _unreadable(path, error) from None
     blocks, elements = counts(seqlen_q, seqlen_k), (seqlen_q, seqlen_k)
     if len(arrays) != 1 or arrays[0].dtype != numpy.bool_ or arrays[0].shape not in (blocks, elements):

@@ -218,7 +218,7 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
 
     outputs: o of each part, (…, seqlen_q, head_dim_v), normalised over its own keys; lses: natural log of
     the sum of exponentials of its scores, (…, seqlen_q). A part with lse = -inf saw no key: its o is not
-    looked at. o is in the dtype of outputs, lse in that of lses, and sums are in the wider one, fp32 or
+    looked at. Differentiable in both; a row that no part saw a key of has no gradient. o is in the dtype of outputs, lse in that of lses, and sums are in the wider one, fp32 or
     wider. Raises ValueError for no parts and for shapes that differ.
 
     Source: Milakov, Gimelshein 2018, arXiv:1805.02867 (online softmax).
@@ -239,6 +239,8 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
     total = weights.sum(0)
     o = torch.zeros_like(outputs[0], dtype=dtype)
     for part, weight in zip(outputs, weights.unsqueeze(-1), strict=True):
-        o += torch.where(weight != 0, weight * part.to(dtype), 0.0)
+        o += weight * torch.where(weight != 0, part.to(dtype), 0.0)
     o /= total.where(total != 0, 1.0).unsqueeze(-1)
-    return o.to(outputs[0].dtype), (top + total.log()).to(lses[0].dtype)
+    # a row without keys in any part: log(0) is -inf and its gradient, 0 / 0, none; of log(1) it is 0
+    lse = (top + total.where(total != 0, 1.0).log()).where(total != 0, float("-inf"))
+    return o.to(outputs[0].dtype), lse.to(lses[0].dtype)

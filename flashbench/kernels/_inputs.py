@@ -73,9 +73,7 @@ def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
     def laid_out(x: Tensor) -> Tensor:
         return x if p.layout == LAYOUTS[0] else x.transpose(1, 2).contiguous().transpose(1, 2)
 
-    batch, rows, keys = p.batch, p.seqlen_q, p.seqlen_k
-    if p.lengths:
-        batch, rows, keys = 1, *(sum(side) for side in zip(*p.lengths, strict=True))
+    batch, rows, keys = (1, *p.rows) if p.lengths else (p.batch, p.seqlen_q, p.seqlen_k)
     q = laid_out(normal(batch, p.num_heads, rows, p.head_dim))
     k = laid_out(normal(batch, p.num_kv_heads, keys, p.head_dim))
     v = laid_out(normal(batch, p.num_kv_heads, keys, p.head_dim_v))
