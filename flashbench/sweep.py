@@ -145,7 +145,7 @@ class Sweep:
     """The axes of a grid. Lengths and head dims are counts of rows and elements.
 
     None means: seqlens_k as seqlens, head_dims_v as head_dims, kv_heads as heads. Exactly one of
-    batch and tokens is set, and one of heads and hidden: batch = max(1, tokens // seqlen_q) (1 of no queries),
+    batch and tokens is set, and one of heads and hidden: batch = max(1, tokens // seqlen_q), 1 of no queries,
     heads = max(1, hidden // head_dim). features: parsed options of features.ROWS, of every problem.
     """
 

@@ -218,8 +218,9 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
 
     outputs: o of each part, (…, seqlen_q, head_dim_v), normalised over its own keys; lses: natural log of
     the sum of exponentials of its scores, (…, seqlen_q). A part with lse = -inf saw no key: its o is not
-    looked at. Differentiable in both; a row that no part saw a key of has no gradient. o is in the dtype of outputs, lse in that of lses, and sums are in the wider one, fp32 or
-    wider. Raises ValueError for no parts and for shapes that differ.
+    looked at. Differentiable in both; a row that no part saw a key of has no gradient. o is in
+    the dtype of outputs, lse in that of lses, and sums are in the wider one, fp32 or wider. Raises ValueError
+    for no parts and for shapes that differ.
 
     Source: Milakov, Gimelshein 2018, arXiv:1805.02867 (online softmax).
     """
