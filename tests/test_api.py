@@ -70,6 +70,33 @@ def test_packed_sequences_are_each_attention_of_its_own() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize(
+    ("starts", "longest", "said"),
+    [
+        ([0, 5, 12], 6, "max_seqlen_q 6 is too small; the longest sequence has 7 rows"),
+        ([0, 7, 5, 12], 7, "must ascend from 0 to the 12 rows"),
+        ([1, 5, 12], 7, "must ascend from 0 to the 12 rows"),
+        ([0, 5, 13], 8, "must ascend from 0 to the 12 rows"),
+        ([0, 5, 11], 6, "must ascend from 0 to the 12 rows"),
+        ([0, 5, 12], -1, "max_seqlen_q -1 is out of range"),
+        ([0.0, 5.0, 12.0], 7, "cu_seqlens_q must be int32"),
+        ([[0, 12]], 12, "cu_seqlens_q must be int32"),
+        ([], 12, "cu_seqlens_q must be int32"),
+    ],
+)
+def test_lengths_that_are_not_those_of_the_rows_are_refused(
+    starts: list[Any], longest: int, said: str
+) -> None:
+    """Of the same checks with max_seqlen_q left out, the longest alone is not one."""
+    q = torch.randn(12, 2, 16)
+    cu = torch.tensor(starts, dtype=torch.float32 if 5.0 in starts and "int32" in said else torch.int32)
+    flash = _op._triton.load("cpu").flash_attention
+    x = q.transpose(0, 1)[None]
+    with pytest.raises(ValueError, match=said):
+        flash(x, x, x, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest)
+
+
+@interpreted
 def test_what_is_shown_of_lse_and_refused() -> None:
     p = problem(causal=False)
     q, k, v = leaves(p)
