@@ -389,6 +389,8 @@ def test_queries_without_keys_have_an_o_and_keys_without_queries_gradients() -> 
 
 @pytest.mark.parametrize("shape", [{"seqlen_q": 0}, {"seqlen_k": 0}])
 def test_without_queries_or_without_keys_published_algorithms_are_not_counted(shape: dict[str, int]) -> None:
+    with pytest.raises(SpecError, match="queries without keys is not known"):
+        estimate("flash-v1-cuda", packed(replace(LLAMA_DECODE, causal=False), [(3, 0), (4, 4)]), "fwd")
     with pytest.raises(SpecError, match="it has no queries or no keys"):
         estimate("flash-v2", replace(LLAMA_DECODE, **shape), "fwd")
 
