@@ -115,12 +115,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _drop_stdout()
         code = EXIT_BROKEN_PIPE
     except OSError as problem:
-        if debug or problem.errno not in _FULL:
+        named = problem.filename is not None  # else it is of a stream or a socket
+        if debug or not (named or problem.errno in _FULL):
             raise
-        from flashbench import console
+        from flashbench import console, units
 
-        _drop_stdout()
-        console.error(UsageError(f"the output cannot be written: {problem.strerror}"))
+        if named:
+            where = f"path {units.quoted(problem.filename)}"
+        else:
+            _drop_stdout()
+            where = "the output cannot be written"
+        console.error(UsageError(f"{where}: {problem.strerror}"))
         code = UsageError.exit_code
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED

@@ -7,8 +7,9 @@ in that many seconds, in rounds of another seed each, whose numbers are told.
 from __future__ import annotations
 
 import os
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from flashbench import kernels
 from flashbench.cli import app
+from flashbench.console import printable
 
 BUDGET_S = float(os.environ.get("FLASHBENCH_FUZZ_S", "0"))
 ROUND = 500
@@ -83,6 +85,35 @@ def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
 
 COMMANDS = dict(_commands(typer.main.get_command(app)))
 
+PLAUSIBLE = {
+    "--seqlens": ("16", "64,128", "1k"), "--seqlens-k": ("16", "128"), "--head-dims": ("16", "64,128"),
+    "--head-dims-v": ("32",), "--dtypes": ("fp32", "bf16,fp16", "fp8"), "--dtype": ("bf16", "fp8"),
+    "--impls": ("naive", "naive,sdpa", "flash", "flash-v1,flash-v2"), "--impl": ("mine.py:f",), "--causal": ("both", "yes"),
+    "--passes": ("fwd", "fwd,bwd"), "--batch": ("1", "4"), "--tokens": ("16k",), "--heads": ("2", "8"),
+    "--hidden": ("2048",), "--kv-heads": ("1", "2"), "--model": ("llama-3-8b",), "--window": ("64", "64,0"),
+    "--softcap": ("30",), "--bias": ("bhqk", "1hqk"), "--dropout": ("0.1",), "--block-mask": ("causal", "random:0.5", "mask.npz"),
+    "--varlen": ("64,128", "16x32,0x5"), "--layout": ("bshd",), "--fp8-scale": ("head",), "--device": ("cpu",),
+    "--cache": ("hot",), "--timing": ("events",), "--load": ("burst",), "--seed": ("7",), "--tuned": ("tuned.json",),
+    "--config": ("sweep.toml", "grids.toml", "plan.toml"), "--time-budget": ("5m",), "--cell-timeout": ("1m",),
+    "--gpu": ("h100-sxm", "card.toml", "a100-sxm-80gb,h100-sxm", "auto"), "--models": ("flash", "standard,flash-v2", "all"),
+    "--mode": ("decode", "prefill"), "--sram": ("192KB",), "--sweep-sram": ("16KB-64KB",), "--sweep-block": ("64,128",),
+    "--html": ("o.html",), "--splits": ("4", "auto"), "--page-size": ("16",), "--density": ("0.5",), "--block-q": ("64",),
+    "--block-k": ("32",), "--alignment": ("top-left",), "--lengths": ("64,128",), "--pack-gqa": ("yes",), "--layers": ("4",),
+    "--head-dim": ("64",), "--head-dim-v": ("32",), "--windowed-layers": ("2",), "--latent-dim": ("512",), "--rope-dim": ("64",),
+    "--scale-bytes": ("2",), "--tp": ("2",), "--weights": ("16GB",), "--memory-fraction": ("0.9",), "--kv-lens": ("64",),
+    "--queries": ("2",), "--out": ("new", "o.json", "here"), "--candidates": ("3",), "--budget": ("1m",), "--ranges": ("plain",),
+    "--baseline": ("b", "store"), "--store": ("store",), "--metric": ("time_s", "peak_extra_bytes"), "--warn": ("1%",),
+    "--fail": ("5%",), "--noise": ("1%", "noise.json"), "--floor": ("1e-6",), "--allow": ("device,missing",),
+    "--fail-on": ("changed",), "--by": ("pass",), "--output": ("json=o", "junit=o.xml", "markdown=m"), "--cells": ("*",),
+    "--base": ("other.jsonl",), "--runs": ("2",), "--import": ("ncu.csv",), "--arch": ("sm_90",), "--trace-limit": ("9",),
+    "--name": ("b",), "--commit": ("abc",), "--preset": ("x",),
+}  # fmt: skip
+"""Values that an option takes, so that a line comes further than its first option."""
+ARGUMENTS = {
+    "file": ("mine.py", "new.py"), "runs": ("results.jsonl", "store", "other.jsonl"), "base": ("other.jsonl", "results.jsonl"),
+    "new": ("results.jsonl", "other.jsonl"), "files": ("results.jsonl", "cpu.jsonl"), "command": ("x {out}", "x"),
+    "subject": ("devices", "metrics", "models"), "name": ("b", "c"), "to": ("c",),
+}  # fmt: skip
 NUMBERS = ("0", "1", "2", "16", "64", "100", "128", "-1", "1k", "64k", "1.5", "1e3", "nan", "inf", "1e999", "9" * 400,
            "2147483648", "18446744073709551616", "0x10", "１", "٣", "1_0", "+1", " 1 ", "-0", "00")  # fmt: skip
 AXES = ("16", "16,32", "64-256", "1-4096+1", "128,64", "1k-3k", "1k,1k", ",", "1,,2", "2-1", "1-1", "1m-16m", "16-9k")
@@ -114,29 +145,40 @@ def command_lines(draw: st.DrawFn) -> tuple[list[str], list[str]]:
     options = [row for row in params if row.param_type_name == "option"]
     for row in params:
         if row.param_type_name == "argument" and draw(st.integers(0, 9)):
-            line += draw(st.lists(st.sampled_from(PATHS) | VALUES, min_size=1, max_size=2 if row.nargs < 0 else 1))
+            given_ = st.sampled_from(ARGUMENTS[row.name]) if draw(st.integers(0, 3)) else VALUES
+            line += draw(st.lists(given_, min_size=1, max_size=2 if row.nargs < 0 else 1))
     plain = line[len(path) :]
     for row in draw(st.lists(st.sampled_from(options), max_size=6)):
         line.append(draw(st.sampled_from([*row.opts, *row.secondary_opts])))
         if not row.is_flag and draw(st.integers(0, 19)):
-            line.append(draw(VALUES))
+            known = PLAUSIBLE.get(row.opts[0], ())
+            line.append(draw(st.sampled_from(known) if known and draw(st.integers(0, 3)) else VALUES))
+            if re.search("FILE|DIR|BASE", row.metavar or ""):
+                plain.append(line[-1])
     if draw(st.integers(0, 9)) == 0:
         plain.append(draw(ANYTHING))
         line.insert(draw(st.integers(0, len(line))), plain[-1])
     return [word for word in line if word != "--debug"], plain
 
 
+def _said(words: Iterable[str]) -> Iterator[str]:
+    """How an error may quote them, or a part of a comma list of them."""
+    for word in words:
+        for part in filter(None, (word or ".", *word.split(","))):
+            yield from (part, repr(part)[1:-1], " ".join(printable(part).split()))
+
+
 def test_command_lines(world: Callable[..., None]) -> None:
     def holds(example: tuple[list[str], list[str]]) -> None:
         argv, plain = example
         world()
-        check(argv, (*filter(None, (repr(word)[1:-1] for word in plain)), *plain, *ANY_NAME))
+        check(argv, (*_said(plain), *ANY_NAME))
 
     rounds(holds, command_lines(), SHORT_LINES, 0.5)
 
 
 ANY_NAME = ("FILE", "RUNS", "BASE", "NEW", "COMMAND", "SUBJECT", "subject", "name", "files", "is not a command",
-            "two sides", "path", "flashbench --help")  # fmt: skip
+            "baseline '", "path '", "argument", "flashbench --help", "is not an option of")  # fmt: skip
 """How an error calls what a line has beside options."""
 
 
@@ -145,7 +187,7 @@ def test_files(name: str, world: Callable[..., None]) -> None:
     def holds(example: tuple[str, bytes]) -> None:
         line, data = example
         world(**{name: data})
-        check(line.split(), (name, Path(name).stem, *ANY_NAME))
+        check(line.split(), (name, Path(name).stem, f"{Path(name).parent}/", *ANY_NAME))
 
     strategy = st.tuples(st.sampled_from(READERS[name]), mutated(name))
     rounds(holds, strategy, SHORT_FILES, 0.5 / len(READERS))
