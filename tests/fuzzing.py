@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import typer
 
-from flashbench import calibrate, counting, decoding, gating, numerics, tracing
+from flashbench import calibrate, counting, decoding, gating, numerics, tracing, tuning
 from flashbench._cli import baseline, bisect, measure
 from flashbench._profilers import static
 from flashbench.cli import main
@@ -98,7 +98,8 @@ def fault(found: Answer, names: Sequence[str] = ()) -> str:
     errors = [line for line in found.err.splitlines() if line.startswith("error: ")]
     if found.code in (2, 3, 4, 128) and len(errors) != 1:
         return f"exit code {found.code} with {len(errors)} error lines: {found.err!r}"
-    named = re.search(r"--[a-z]", errors[0]) if errors else None
+    begins = tuple(f"error: {word}" for word in found.argv if word)  # what cannot be read comes first
+    named = bool(errors) and (re.search(r"--[a-z]", errors[0]) or errors[0].startswith(begins))
     if found.code in (2, 4, 128) and not named and not any(name in errors[0] for name in names):
         return f"names neither an option nor a file: {errors[0]}"
     if errors and len(errors[0]) > 1500:
@@ -140,6 +141,7 @@ LEFT_OUT: Sequence[tuple[Any, str, Any]] = (
     (calibrate, "measure", _refuse),
     (calibrate, "measure_one", _refuse),
     (decoding, "run", _refuse),
+    (tuning, "candidates", _refuse),
     (numerics, "rows", lambda *_: iter(())),
     (bisect, "_measured", lambda *_: "results.jsonl"),
     (baseline, "_head", lambda: "0" * 40),

@@ -73,6 +73,8 @@ def _samples(path: Path, found: Mapping[str, Mapping[str, Any]]) -> tuple[Sequen
         beside = path.parent / str(found[_SAMPLES]["filename"])
         if not beside.is_file():  # written relative to where nvbench ran
             beside = path.parent / beside.parent.name / beside.name
+        if not beside.resolve().is_relative_to(path.parent.resolve()):
+            raise ValueError(f"its samples are in {str(beside)!r}, which is not beside it")
         if beside.is_file():
             count, data = int(found[_SAMPLES]["size"]), beside.read_bytes()
             if len(data) != 4 * count:
