@@ -84,7 +84,12 @@ def good() -> dict[str, bytes]:
         _begun(path / "here", about)
         written(path / "other", [cell(1e-3, seqlen) for seqlen in (512, 1024)], device_name=H100)
         numpy.savez(path / "mask", mask=numpy.tril(numpy.ones((2, 2), dtype=bool)))
-        packed = {"results.jsonl": "results", "other.jsonl": "other", "mask.npz": "mask.npz", "here/results.jsonl": "here"}
+        packed = {
+            "results.jsonl": "results",
+            "other.jsonl": "other",
+            "mask.npz": "mask.npz",
+            "here/results.jsonl": "here",
+        }
         found = {name: (path / file).read_bytes() for name, file in packed.items()}
         documents = _documents(path, here)
         kept = baselines.save(judge.load_side(str(path / "other"), "x"), path / "store", "b", "0" * 40)
@@ -194,7 +199,9 @@ CELLS = ("", "0", "-1", "nan", "inf", "1e999", "9" * 400, "1,5", '"', '""', "x",
 def mutated(draw: st.DrawFn, name: str) -> bytes:
     """The good file of that name, with one to three changes: in its bytes or in what they mean."""
     data = good()[name]
-    how = {"jsonl": _lines, "json": _document, "toml": _toml, "csv": _csv, "npz": _mask}[name.rpartition(".")[2]]
+    how = {"jsonl": _lines, "json": _document, "toml": _toml, "csv": _csv, "npz": _mask}[
+        name.rpartition(".")[2]
+    ]
     for _ in range(draw(st.integers(1, 2))):
         data = draw(_bytes(data)) if draw(st.integers(0, 7)) == 0 else draw(how(data))
     return data

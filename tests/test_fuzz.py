@@ -20,7 +20,6 @@ from fuzzing import check, nothing_measured
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from flashbench import kernels
 from flashbench.cli import app
 from flashbench.console import printable
 
@@ -116,7 +115,21 @@ ARGUMENTS = {
 }  # fmt: skip
 NUMBERS = ("0", "1", "2", "16", "64", "100", "128", "-1", "1k", "64k", "1.5", "1e3", "nan", "inf", "1e999", "9" * 400,
            "2147483648", "18446744073709551616", "0x10", "１", "٣", "1_0", "+1", " 1 ", "-0", "00")  # fmt: skip
-AXES = ("16", "16,32", "64-256", "1-4096+1", "128,64", "1k-3k", "1k,1k", ",", "1,,2", "2-1", "1-1", "1m-16m", "16-9k")
+AXES = (
+    "16",
+    "16,32",
+    "64-256",
+    "1-4096+1",
+    "128,64",
+    "1k-3k",
+    "1k,1k",
+    ",",
+    "1,,2",
+    "2-1",
+    "1-1",
+    "1m-16m",
+    "16-9k",
+)
 SHARES = ("0.5", "1", "0", "3%", "100%", "-1%", "1e-400", ".5", "0.9999999999", "1e309%", "%")
 NAMES = (
     "naive", "sdpa", "naive,sdpa", "flash", "flash-v2", "flash-decode", "nothing", "fp32", "bf16", "fp8", "fp16,fp32",
@@ -130,7 +143,9 @@ NAMES = (
 )  # fmt: skip
 PATHS = (*READERS, "other.jsonl", "folder", "nothing", "new.json", "folder/x", "results.jsonl/x", ".", "store", "*.jsonl", "**",
          "[", "a" * 300, "results.jsonl,other.jsonl", "-", "--", "x.toml", "x.npz")  # fmt: skip
-ANYTHING = st.text(st.characters(exclude_characters="/"), max_size=12) | st.text("0123456789kmx-+,.:e% ", max_size=8)
+ANYTHING = st.text(st.characters(exclude_characters="/"), max_size=12) | st.text(
+    "0123456789kmx-+,.:e% ", max_size=8
+)
 """No slash: what is written stays in the folder."""
 VALUES = st.one_of(*map(st.sampled_from, (NUMBERS, AXES, SHARES, NAMES, PATHS)), ANYTHING)
 

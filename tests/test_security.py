@@ -61,7 +61,7 @@ class Mark:
 
 def test_an_array_of_objects_is_not_unpickled() -> None:
     numpy.savez("mask.npz", mask=numpy.array([[Mark()]], dtype=object))
-    found = check("io-model --block-mask mask.npz --seqlens 128 --models flash".split(), ("mask.npz",))
+    found = check(["io-model", "--block-mask", "mask.npz", "--seqlens", "128", "--models", "flash"], ("mask.npz",))
     assert (found.code, Path("ran").exists()) == (2, False)
     numpy.load("mask.npz", allow_pickle=True)["mask"]
     assert Path("ran").exists(), "else the trap proves nothing"
@@ -86,10 +86,17 @@ def test_a_results_file_imports_nothing() -> None:
     head = runfile.header(argv=[], options={"impl": spec, "seed": "0"}, environment={}, cells=[])
     Path("o").mkdir()
     Path("o/results.jsonl").write_bytes(lines.seal(head) + lines.seal(value))
-    asked = ("report", "verify", "compare o/results.jsonl", "history o/results.jsonl", "noise", "baseline save --name x")
+    asked = (
+        "report",
+        "verify",
+        "compare o/results.jsonl",
+        "history o/results.jsonl",
+        "noise",
+        "baseline save --name x",
+    )
     for command in asked:
         check([*command.split(), "o/results.jsonl"], ("RUNS", "one run", "two sides", "o/results.jsonl"))
-    assert check("run --resume --out o --device cpu".split()).code == 2
+    assert check(["run", "--resume", "--out", "o", "--device", "cpu"]).code == 2
     assert not Path("ran").exists()
 
 
@@ -99,8 +106,8 @@ def test_a_config_imports_only_what_the_line_allows() -> None:
     Path("c.toml").write_text(f'impl = ["{spec}"]\n{small}')
     Path("g.toml").write_text(f'[[cells]]\nimpl = ["{spec}"]\n{small}')
     Path("p.toml").write_text(f'[check]\nimpl = ["{spec}"]\n{small}')
-    run = "run --config c.toml --device cpu --dry-run".split()
-    for line in (run, "profile --trace --config g.toml".split(), "gate --config p.toml --out o".split()):
+    run = ["run", "--config", "c.toml", "--device", "cpu", "--dry-run"]
+    for line in (run, ["profile", "--trace", "--config", "g.toml"], ["gate", "--config", "p.toml", "--out", "o"]):
         found = check(line)
         assert (found.code, Path("ran").exists()) == (2, False), found
         assert all(word in found.err for word in (".toml", spec, "accepted: --impl SPEC"))
@@ -138,7 +145,7 @@ def test_no_text_of_a_file_becomes_markup() -> None:
                 assert name not in ("src", "href") or (value or "#").startswith(("#", "data:")), (tag, value)
 
     written_hostile(HOSTILE)
-    assert check("report bad.jsonl -o bad.html".split()).code == 0
+    assert check(["report", "bad.jsonl", "-o", "bad.html"]).code == 0
     text = Path("bad.html").read_text()
     Reader().feed(text)
     assert seen.count("script") == text.count('class="plot-data"') + 2
@@ -151,7 +158,7 @@ def test_no_text_of_a_file_becomes_markup() -> None:
                                   "baseline show x", "baseline list", "noise bad.jsonl,good.jsonl --out o"])  # fmt: skip
 def test_names_steer_no_terminal(line: str) -> None:
     written_hostile(STEERING)
-    check("baseline save bad.jsonl --name x".split())
+    check(["baseline", "save", "bad.jsonl", "--name", "x"])
     found = check(line.split(), ("RUNS", "bad.jsonl", "two sides"))
     assert not set(STEERING) & set(found.out + found.err) - set("a[2J31mb")
 
@@ -163,7 +170,7 @@ def test_names_in_files_stay_in_their_folder() -> None:
     for name in ("../secret.bin", str(Path("secret.bin").absolute()), "x/../../secret.bin"):
         text = json.dumps(document).replace("run/x.json-bin/0.bin", name)
         Path("in/results.json").write_text(text)
-        found = check("compare in/results.json in/results.json".split(), ("in/results.json",))
+        found = check(["compare", "in/results.json", "in/results.json"], ("in/results.json",))
         assert found.code == 4, name
         assert "not beside it" in found.err
     written(Path("good.jsonl"), [cell(1e-3)], device_name="../../../up/\0 x")
@@ -172,9 +179,11 @@ def test_names_in_files_stay_in_their_folder() -> None:
     about = json.loads((kept.folder / baselines.FILE).read_text())
     for name in ("../../../../secret.bin", str(Path("secret.bin").absolute()), ".."):
         (kept.folder / baselines.FILE).write_text(json.dumps(about | {"files": {name: "0" * 64}}))
-        assert check("baseline show b --store store".split(), ("baseline.json", "store")).code == 4, name
+        assert check(["baseline", "show", "b", "--store", "store"], ("baseline.json", "store")).code == 4, name
     for name in ("../up", "..", "a/b", ""):
-        assert check(["baseline", "save", "good.jsonl", "--name", name, "--store", "store"], ("name",)).code == 2
+        assert (
+            check(["baseline", "save", "good.jsonl", "--name", name, "--store", "store"], ("name",)).code == 2
+        )
     assert not Path("up").exists()
 
 

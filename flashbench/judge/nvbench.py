@@ -21,7 +21,9 @@ _TIME = "nv/cold/time/gpu/"
 def matches(document: Any) -> bool:
     """True for benchmarks with states."""
     benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
-    return isinstance(benchmarks, list) and any(isinstance(one, dict) and "states" in one for one in benchmarks)
+    return isinstance(benchmarks, list) and any(
+        isinstance(one, dict) and "states" in one for one in benchmarks
+    )
 
 
 def read(path: Path, document: Mapping[str, Any]) -> Run:
