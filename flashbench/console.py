@@ -19,11 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from flashbench import units
 from flashbench.errors import FlashbenchError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+MOST = 1400
+"""Characters of an error at most: what it quotes may be anything."""
 WIDE = 4000
 """Columns assumed where stdout is no terminal and COLUMNS is not set: nothing is cut or wrapped."""
 
@@ -173,7 +176,7 @@ def shows(text: str) -> bool:
 
 def error(problem: FlashbenchError) -> None:
     """Print ``error: …`` and, where there is one, ``hint: …`` to stderr."""
-    _line("error", str(problem), "31")
+    _line("error", units.cut(str(problem), MOST), "31")
     if problem.hint:
         _line("hint", problem.hint, "36")
 

@@ -26,7 +26,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
 def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
     """The record of a line. Raises RunFileError naming ``where`` and the field that is wrong."""
     if value.get("type") != "record":
-        raise RunFileError(f"{where}: type is {value.get('type')!r}; 'record' is wanted")
+        raise RunFileError(f"{where}: type is {units.quoted(value.get('type'))}; 'record' is wanted")
     try:
         optional = {
             name: value[name]
@@ -53,7 +53,7 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
 
 def _known(value: Any, names: Collection[str], field: str) -> str:
     if value not in names:
-        raise ValueError(f"{field} is {value!r}; known: {', '.join(names)}")
+        raise ValueError(f"{field} is {units.quoted(value)}; known: {', '.join(names)}")
     return str(value)
 
 

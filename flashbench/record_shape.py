@@ -1,4 +1,4 @@
-"""What the fields of a results file's lines hold, by type: whoever wrote the file, what reads it can rely on it.
+"""What the fields of a results file's lines hold, by type, so that what reads them can rely on it.
 
 A shape is one of the kinds below, ``[shape]`` for a list, or a mapping of names to shapes, in which ``*``
 is every other name; a name that stands in none may hold anything, and null may stand anywhere.
@@ -25,13 +25,15 @@ MAX_NUMBER = 1e30
 _NUMBERS = {"*": NUMBER}
 _CLOCKS = {"*": NUMBER, "throttle": [TEXT], "persistence": FLAG}
 _PROBLEM = {
-    **dict.fromkeys(("batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v"), SIZE),
+    **dict.fromkeys(("batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "head_dim",
+    "head_dim_v"), SIZE),
     **dict.fromkeys(("causal", "alibi", "sinks", "hadamard", "deterministic"), FLAG),
     **dict.fromkeys(("dtype", "alignment", "bias", "block_mask", "layout", "fp8_scale"), TEXT),
     "window": [SIZE], "lengths": [[SIZE]], "softcap": NUMBER, "dropout_p": NUMBER,
 }  # fmt: skip
 _ENVIRONMENT = {
-    **dict.fromkeys(("device", "device_name", "device_type", "uuid", "driver", "cuda", "cudnn", "torch"), TEXT),
+    **dict.fromkeys(("device", "device_name", "device_type", "uuid", "driver", "cuda", "cudnn", "torch"),
+    TEXT),
     **dict.fromkeys(("triton", "numpy", "python", "flashbench", "platform", "cpu", "source_hash"), TEXT),
     **dict.fromkeys(("git_commit", "capability"), TEXT),
     **dict.fromkeys(("num_sms", "total_bytes", "l2_bytes", "smem_per_block_bytes", "cpu_threads"), COUNT),
@@ -39,7 +41,8 @@ _ENVIRONMENT = {
     "clocks": _CLOCKS,
 }  # fmt: skip
 COUNTERS: Mapping[str, Any] = {
-    "total": _NUMBERS, "kernels": [{"*": SCALAR, "kernel": TEXT, "grid": TEXT, "block": TEXT}], "reason": TEXT,
+    "total": _NUMBERS, "kernels": [{"*": SCALAR, "kernel": TEXT, "grid": TEXT, "block": TEXT}],
+    "reason": TEXT,
     "clocks": {"before": _CLOCKS, "after": _CLOCKS},
 }  # fmt: skip
 TRACE: Mapping[str, Any] = {

@@ -77,7 +77,8 @@ def good() -> dict[str, bytes]:
         here = Target(device="cpu", name=environment.cpu_name())
         rows = [
             record("flash", 1024), record("naive", 1024), record("sdpa", 1024, backend="cudnn"),
-            record("naive", 2048, status="oom", reason="out of memory"), record("flash", 2048, window=(64, 0)),
+            record("naive", 2048, status="oom", reason="out of memory"), record("flash", 2048, window=(64,
+            0)),
         ]  # fmt: skip
         about = environment.collect(here)
         written(path / "results", rows, **about | {"device_name": H100})
@@ -109,8 +110,10 @@ def good() -> dict[str, bytes]:
 def _begun(path: Path, about: Mapping[str, Any]) -> None:
     """A run of this machine that can go on."""
     row = record("naive", 16, status="failed", reason="x", dtype="fp32", head_dim=16, batch=1)
-    asked = {"seqlens": "16", "head_dims": "16", "dtypes": "fp32", "impls": "naive,sdpa", "heads": "1", "passes": "fwd",
-             "causal": "no", "batch": "1", "cache": "hot", "timing": "auto", "load": "burst", "seed": "0"}  # fmt: skip
+    asked = {"seqlens": "16", "head_dims": "16", "dtypes": "fp32", "impls": "naive,sdpa", "heads": "1",
+    "passes": "fwd",
+             "causal": "no", "batch": "1", "cache": "hot", "timing": "auto", "load": "burst",
+             "seed": "0"}  # fmt: skip
     head = runfile.header(argv=["flashbench", "run"], options=asked, environment=about, cells=[row.cell])
     with runfile.create(path, head) as writer:
         writer.append(row)
@@ -140,25 +143,31 @@ def _documents(folder: Path, here: Target) -> dict[str, Any]:
 READERS: dict[str, Sequence[str]] = {
     "results.jsonl": (
         "report results.jsonl", "report other.jsonl results.jsonl", "verify results.jsonl",
-        "compare results.jsonl other.jsonl", "compare other.jsonl results.jsonl --metric time_s,peak_extra_bytes",
+        "compare results.jsonl other.jsonl",
+        "compare other.jsonl results.jsonl --metric time_s,peak_extra_bytes",
         "history results.jsonl other.jsonl", "noise results.jsonl,other.jsonl --out n.json",
         "baseline save results.jsonl --name b", "bisect --base other.jsonl -- x {out}",
-        "run --resume --out . --dry-run --device cpu", "compare results.jsonl other.jsonl -o junit=x -o csv=y -o markdown=z",
+        "run --resume --out . --dry-run --device cpu",
+        "compare results.jsonl other.jsonl -o junit=x -o csv=y -o markdown=z",
     ),
-    "cpu.jsonl": ("report cpu.jsonl", "compare cpu.jsonl cpu.jsonl --json", "history cpu.jsonl other.jsonl --csv"),
-    "here/results.jsonl": ("run --resume --out here", "run --resume --out here --seqlens 32 --counters --json"),
+    "cpu.jsonl": ("report cpu.jsonl", "compare cpu.jsonl cpu.jsonl --json",
+    "history cpu.jsonl other.jsonl --csv"),
+    "here/results.jsonl": ("run --resume --out here",
+    "run --resume --out here --seqlens 32 --counters --json"),
     "sweep.toml": (
         "run --config sweep.toml --device cpu", "run --config sweep.toml --dry-run --device cpu",
     ),
     "grids.toml": ("profile --config grids.toml --trace", "profile --config grids.toml --counters"),
     "plan.toml": ("gate --config plan.toml --out o.json",),
     "card.toml": ("io-model --gpu card.toml", "io-model --gpu card.toml,h100-sxm --mode decode --json",
-                  "kv-cache --gpu card.toml --model llama-3-70b", "io-model --gpu card.toml --sweep-sram 64KB",
+                  "kv-cache --gpu card.toml --model llama-3-70b",
+                  "io-model --gpu card.toml --sweep-sram 64KB",
                   "io-model --gpu card.toml --tensors --csv"),
     "ncu.csv": ("profile --import ncu.csv", "profile --import ncu.csv --json"),
     "cudnn.csv": ("compare cudnn.csv cudnn.csv",), "flash.csv": ("compare flash.csv flash.csv --csv",),
     "mask.npz": ("io-model --block-mask mask.npz --seqlens 256 --models flash", "check --block-mask mask.npz"
-                 " --seqlens 256 --head-dims 16 --device cpu", "run --block-mask mask.npz --dry-run --seqlens 256"
+                 " --seqlens 256 --head-dims 16 --device cpu",
+                 "run --block-mask mask.npz --dry-run --seqlens 256"
                  " --device cpu", "profile --trace --block-mask mask.npz --seqlens 256"),
     "tuned.json": ("check --tuned tuned.json --device cpu --seqlens 16 --head-dims 16",
                    "run --tuned tuned.json --dry-run --device cpu", "decode --tuned tuned.json --check"),
@@ -181,17 +190,22 @@ SCALARS: Sequence[Any] = (
     "</script><script>alert(1)</script>", "2026-01-01T00:00:00+00:00", "ok", "failed", "fp16", H100,
     [], {}, [[]], [None], {"": None}, {"a": {"b": [1]}}, [1e999, -1e999],
     *(f"{RAW}{text}{RAW}" for text in (
-        "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 5000, "1.5e-400", "[" * 50_000, "[" * 400 + "]" * 400,
+        "NaN", "Infinity", "-Infinity", "1e999", "-1e999", "9" * 5000, "1.5e-400", "[" * 50_000,
+        "[" * 400 + "]" * 400,
         '{"a":' * 500 + "1" + "}" * 500, '{"a":1,"a":2}', '"unfinished', "// no", "nul",
     )),
 )  # fmt: skip
 TOML_VALUES = (
-    "1", "-1", "0", "1.5", "nan", "inf", "-inf", "1e400", "9" * 5000, '""', '"x"', '"\\u0000"', '"\\uD800"', "true",
-    "[]", "[[]]", "[1, 'a']", "{}", "{a = 1}", "[" * 3000, "[" * 100 + "]" * 100, "1979-05-27T07:32:00Z", "07:32:00",
-    '"1k-64k"', '"' + "9" * 400 + '"', "'''\nx\n'''", "[true]", "[-1, 2]", "[nan]", '"é\U0001f600"', "", "0x10", "1_0",
+    "1", "-1", "0", "1.5", "nan", "inf", "-inf", "1e400", "9" * 5000, '""', '"x"', '"\\u0000"',
+    '"\\uD800"', "true",
+    "[]", "[[]]", "[1, 'a']", "{}", "{a = 1}", "[" * 3000, "[" * 100 + "]" * 100, "1979-05-27T07:32:00Z",
+    "07:32:00",
+    '"1k-64k"', '"' + "9" * 400 + '"', "'''\nx\n'''", "[true]", "[-1, 2]", "[nan]", '"é\U0001f600"', "",
+    "0x10", "1_0",
     '"a,b"', "[{}]", '"../x"', "18446744073709551616",
 )  # fmt: skip
-CELLS = ("", "0", "-1", "nan", "inf", "1e999", "9" * 400, "1,5", '"', '""', "x", "%", "é", "\x00", "n/a", "1.000.000",
+CELLS = ("", "0", "-1", "nan", "inf", "1e999", "9" * 400, "1,5", '"', '""', "x", "%", "é", "\x00", "n/a",
+"1.000.000",
          "True", "(1, 1, 1)", "a" * 3000)  # fmt: skip
 
 
@@ -288,10 +302,13 @@ def _toml(draw: st.DrawFn, data: bytes) -> bytes:
     at = draw(st.integers(0, len(rows) - 1))
     name, equals, _ = rows[at].partition("=")
     value = draw(st.sampled_from(TOML_VALUES))
-    key = draw(st.sampled_from(("", "impl", "impls", "varlen", "bias", "block-mask", "out", "é", "a.b", "base", "name",
-                                "tuned", "model", "[x]", "[[static]]", "[model]", "tokens", "config")))  # fmt: skip
+    key = draw(st.sampled_from(("", "impl", "impls", "varlen", "bias", "block-mask", "out", "é", "a.b",
+    "base", "name",
+                                "tuned", "model", "[x]", "[[static]]", "[model]", "tokens",
+                                "config")))  # fmt: skip
     new = draw(st.sampled_from((
-        [f"{name}= {value}"] if equals else [f"{name} {value}"], [], [rows[at]] * 2, [rows[at], f"{key} = {value}"],
+        [f"{name}= {value}"] if equals else [f"{name} {value}"], [], [rows[at]] * 2, [rows[at],
+        f"{key} = {value}"],
         [f"{key} ={rows[at].partition('=')[2]}"], [key],
     )))  # fmt: skip
     return "\n".join([*rows[:at], *new, *rows[at + 1 :], ""]).encode("utf-8", "replace")
@@ -322,8 +339,10 @@ def _mask(draw: st.DrawFn, data: bytes) -> bytes:
         return data[:at] + bytes([draw(st.integers(0, 255))]) + data[at + 1 :]
     arrays = draw(st.sampled_from((
         [], [numpy.ones((2, 2))], [numpy.ones((2, 2), dtype=bool)] * 2, [numpy.ones((256, 256), dtype=bool)],
-        [numpy.array(True)], [numpy.array([[None, 1], [2, 3]], dtype=object)], [numpy.zeros((0, 2), dtype=bool)],
-        [numpy.zeros((2, 2), dtype=bool)], [numpy.ones((3, 2), dtype=bool)], [numpy.zeros((2, 2), dtype="V4")],
+        [numpy.array(True)], [numpy.array([[None, 1], [2, 3]], dtype=object)], [numpy.zeros((0, 2),
+        dtype=bool)],
+        [numpy.zeros((2, 2), dtype=bool)], [numpy.ones((3, 2), dtype=bool)], [numpy.zeros((2, 2),
+        dtype="V4")],
         [numpy.array([["a"]])],
     )))  # fmt: skip
     file = io.BytesIO()

@@ -1,8 +1,8 @@
 """One command line in this process, with everything that measures left out, and what it may answer.
 
-``answer`` runs a line, and ``fault`` says what is wrong with the answer: another exit code than the documented
-ones, a traceback, a hang, more memory than a file may ask for, or an error that is not one line that names an
-option or a file.
+``answer`` runs a line, and ``fault`` says what is wrong with the answer: another exit code than the
+documented ones, a traceback, a hang, more memory than a file may ask for, or an error that is not one line
+that names an option or a file.
 """
 
 from __future__ import annotations

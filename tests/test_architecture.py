@@ -66,8 +66,8 @@ LAYERS = [
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = {"errors", "paths", "units", "problem", "block_masks", "named_masks", "devices", "devicefile",
               "presets", "ceilings", "sweep",
-              "iomodel", "_iomodel", "kvcache", "record", "record_json", "record_shape", "runfile", "metrics", "table",
-              "whatif",
+              "iomodel", "_iomodel", "kvcache", "record", "record_json", "record_shape", "runfile",
+              "metrics", "table", "whatif",
               "console", "report", "flash_configs", "decode_configs", "hopper_configs",
               "features", "covering", "declared"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}

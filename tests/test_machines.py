@@ -64,30 +64,37 @@ def wsl(folder: Path) -> Iterable[Finding]:
 
 MACHINES: dict[str, tuple[Callable[[], Iterable[Finding]], str, str, str]] = {
     "no GPU": (torch_of(nvml_gpus=0), "problem", "it has no GPU", "--device cpu"),
-    "no driver": (torch_of(driver=None, nvml_gpus=None), "problem", "no NVIDIA driver", "install the NVIDIA driver"),
+    "no driver": (torch_of(driver=None, nvml_gpus=None), "problem", "no NVIDIA driver",
+    "install the NVIDIA driver"),
     "hidden GPU": (torch_of(visible=""), "problem", "CUDA_VISIBLE_DEVICES=''", "unset CUDA_VISIBLE_DEVICES"),
     "driver too old": (torch_of(), "problem", "can use none", "new enough for torch's CUDA"),
     "driver mismatch": (
         driver_of(nvmlInit=RuntimeError("Driver/library version mismatch")), "problem", "mismatch", "reboot",
     ),
-    "Volta": (lambda: surroundings.cards(torch_cuda(("V100", 7, 0))), "warn", "sm_70: no bf16", "--dtypes fp16"),
-    "Turing": (lambda: surroundings.cards(torch_cuda(("T4", 7, 5))), "warn", "sm_75: no bf16", "--impls naive,sdpa"),
+    "Volta": (lambda: surroundings.cards(torch_cuda(("V100", 7, 0))), "warn", "sm_70: no bf16",
+    "--dtypes fp16"),
+    "Turing": (lambda: surroundings.cards(torch_cuda(("T4", 7, 5))), "warn", "sm_75: no bf16",
+    "--impls naive,sdpa"),
     "MIG slice": (lambda: doctor.gpu_(replace(GPU, mig=True)), "warn", "on", "numbers are those of a slice"),
     "unlike GPUs": (
-        lambda: surroundings.cards(torch_cuda(("H100", 9, 0), ("A100", 8, 0))), "warn", "cuda:1 A100", "--device cuda:N",
+        lambda: surroundings.cards(torch_cuda(("H100", 9, 0), ("A100", 8, 0))), "warn", "cuda:1 A100",
+        "--device cuda:N",
     ),
     "ROCm": (torch_of(torch_cuda=None, torch_hip="7.0"), "problem", "ROCm 7.0", "--device cpu"),
     "torch CPU-only": (torch_of(torch_cuda=None), "problem", "without CUDA", "CUDA build of torch"),
     "torch CPU-only, no driver": (
-        torch_of(torch_cuda=None, driver=None, nvml_gpus=None), "warn", "CPU-only", "nothing on a machine without a GPU",
+        torch_of(torch_cuda=None, driver=None, nvml_gpus=None), "warn", "CPU-only",
+        "nothing on a machine without a GPU",
     ),
-    "macOS": (lambda: surroundings.system("darwin"), "warn", "macOS: Triton has no build", "naive and sdpa on the CPU"),
+    "macOS": (lambda: surroundings.system("darwin"), "warn", "macOS: Triton has no build",
+    "naive and sdpa on the CPU"),
     "Windows": (lambda: surroundings.system("win32"), "warn", "Windows: Triton has no build", "WSL 2"),
     "no NVML": (without_nvml, "warn", "nvidia-ml-py cannot be imported", "pip install nvidia-ml-py"),
     "read-only home": (read_only_home, "warn", "Triton's usual cache", "TRITON_CACHE_DIR=DIR"),
     "not UTF-8": (lambda: surroundings.terminal("ISO-8859-1"), "warn", "ISO-8859-1", "LC_ALL=C.UTF-8"),
     "narrow terminal": (lambda: surroundings.terminal("utf-8", 40), "warn", "40 columns", "--json"),
-    "low /dev/shm": (lambda: surroundings.shared_memory(free=64 * 2**20), "warn", "in /dev/shm", "--shm-size=1g"),
+    "low /dev/shm": (lambda: surroundings.shared_memory(free=64 * 2**20), "warn", "in /dev/shm",
+    "--shm-size=1g"),
     "few files": (lambda: surroundings.limits(files=256), "warn", "at most 256", "ulimit -n"),
     "limited addresses": (
         lambda: surroundings.limits(address_space=2**33), "warn", "of addresses", "ulimit -v unlimited",
@@ -146,8 +153,10 @@ for line in sys.argv[1:]:
         print("ended", stop.code or 0, line)
 """
 WORKING = (
-    "run --device cpu --dry-run --csv", "run --dry-run --impls naive,flash", "io-model --seqlens 1k", "list", "doctor",
-    "kv-cache --model llama-3-8b", "list devices --json", "check --impls naive --device cpu --seqlens 7 --head-dims 16",
+    "run --device cpu --dry-run --csv", "run --dry-run --impls naive,flash", "io-model --seqlens 1k",
+    "list", "doctor",
+    "kv-cache --model llama-3-8b", "list devices --json",
+    "check --impls naive --device cpu --seqlens 7 --head-dims 16",
 )  # fmt: skip
 
 

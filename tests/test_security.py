@@ -61,7 +61,9 @@ class Mark:
 
 def test_an_array_of_objects_is_not_unpickled() -> None:
     numpy.savez("mask.npz", mask=numpy.array([[Mark()]], dtype=object))
-    found = check(["io-model", "--block-mask", "mask.npz", "--seqlens", "128", "--models", "flash"], ("mask.npz",))
+    found = check(
+        ["io-model", "--block-mask", "mask.npz", "--seqlens", "128", "--models", "flash"], ("mask.npz",)
+    )
     assert (found.code, Path("ran").exists()) == (2, False)
     numpy.load("mask.npz", allow_pickle=True)["mask"]
     assert Path("ran").exists(), "else the trap proves nothing"
@@ -102,12 +104,16 @@ def test_a_results_file_imports_nothing() -> None:
 
 def test_a_config_imports_only_what_the_line_allows() -> None:
     spec = trap("config.py")
-    small = 'seqlens = 16\nhead-dims = 16\ndtypes = "fp32"\npasses = "fwd"\ncausal = false\nbatch = 1\nheads = 1\n'
+    small = 'seqlens = 16\nhead-dims = 16\ndtypes = "fp32"\npasses = "fwd"\nbatch = 1\nheads = 1\n'
     Path("c.toml").write_text(f'impl = ["{spec}"]\n{small}')
     Path("g.toml").write_text(f'[[cells]]\nimpl = ["{spec}"]\n{small}')
     Path("p.toml").write_text(f'[check]\nimpl = ["{spec}"]\n{small}')
     run = ["run", "--config", "c.toml", "--device", "cpu", "--dry-run"]
-    for line in (run, ["profile", "--trace", "--config", "g.toml"], ["gate", "--config", "p.toml", "--out", "o"]):
+    for line in (
+        run,
+        ["profile", "--trace", "--config", "g.toml"],
+        ["gate", "--config", "p.toml", "--out", "o"],
+    ):
         found = check(line)
         assert (found.code, Path("ran").exists()) == (2, False), found
         assert all(word in found.err for word in (".toml", spec, "accepted: --impl SPEC"))
@@ -126,8 +132,10 @@ def hostile(value: Any, text: str) -> Any:
 
 
 def written_hostile(text: str) -> None:
-    rows = [record(), record("naive"), record("naive", 2048, status="failed", reason="it broke", backend="math",
-                                              config={"a": "b"}, environment={"device_name": "A" + text})]  # fmt: skip
+    rows = [record(), record("naive"), record("naive", 2048, status="failed", reason="it broke",
+    backend="math",
+                                              config={"a": "b"},
+                                              environment={"device_name": "A" + text})]  # fmt: skip
     written(Path("good.jsonl"), rows, uuid="u", git_commit="c", driver="570")
     found = [lines.parse(line) for line in Path("good.jsonl").read_bytes().splitlines()]
     Path("bad.jsonl").write_bytes(b"".join(lines.seal(hostile(one, text)) for one in found))
@@ -154,8 +162,10 @@ def test_no_text_of_a_file_becomes_markup() -> None:
     assert "onerror" in text, "else the attack was never on the page"
 
 
-@pytest.mark.parametrize("line", ["compare bad.jsonl bad.jsonl --all", "history bad.jsonl good.jsonl --all", "verify bad.jsonl",
-                                  "baseline show x", "baseline list", "noise bad.jsonl,good.jsonl --out o"])  # fmt: skip
+@pytest.mark.parametrize("line", ["compare bad.jsonl bad.jsonl --all",
+"history bad.jsonl good.jsonl --all", "verify bad.jsonl",
+                                  "baseline show x", "baseline list",
+                                  "noise bad.jsonl,good.jsonl --out o"])  # fmt: skip
 def test_names_steer_no_terminal(line: str) -> None:
     written_hostile(STEERING)
     check(["baseline", "save", "bad.jsonl", "--name", "x"])
@@ -179,7 +189,7 @@ def test_names_in_files_stay_in_their_folder() -> None:
     about = json.loads((kept.folder / baselines.FILE).read_text())
     for name in ("../../../../secret.bin", str(Path("secret.bin").absolute()), ".."):
         (kept.folder / baselines.FILE).write_text(json.dumps(about | {"files": {name: "0" * 64}}))
-        assert check(["baseline", "show", "b", "--store", "store"], ("baseline.json", "store")).code == 4, name
+        assert check(["baseline", "show", "b", "--store", "store"], ("baseline.json", "store")).code == 4
     for name in ("../up", "..", "a/b", ""):
         assert (
             check(["baseline", "save", "good.jsonl", "--name", name, "--store", "store"], ("name",)).code == 2

@@ -1,4 +1,4 @@
-"""What ``doctor`` says of what surrounds a process: system, cards beside each other, caches, locale, limits."""
+"""What ``doctor`` says of what surrounds a process: system, cards together, caches, locale, limits."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def cards(cuda: Any = None) -> Iterator[Finding]:
     found = [cuda.get_device_properties(index) for index in range(cuda.device_count())]
     for index, card in enumerate(found):
         if (card.major, card.minor) < BF16_CAPABILITY:
-            yield Finding(
-                name=f"cuda:{index}", state=WARN,
-                detail=f"{card.name} is sm_{card.major}{card.minor}: no bf16 in hardware, none of Triton's kernels",
-                todo="--dtypes fp16,fp32 --impls naive,sdpa",
-            )  # fmt: skip
+            what = (
+                f"{card.name} is sm_{card.major}{card.minor}: no bf16 in hardware, none of Triton's kernels"
+            )
+            todo = "--dtypes fp16,fp32 --impls naive,sdpa"
+            yield Finding(name=f"cuda:{index}", state=WARN, detail=what, todo=todo)
     if len({card.name for card in found}) > 1:
         names = ", ".join(f"cuda:{index} {card.name}" for index, card in enumerate(found))
         todo = "name one (--device cuda:N): a run is of one card, and only runs of like cards compare"
