@@ -93,7 +93,9 @@ def test_help_names_every_option_and_says_what_it_is(
 
 
 def test_the_line_and_the_config_take_the_same_options() -> None:
-    assert {name[2:].replace("-", "_") for name in options("run")} - {"config"} == set(sweep.OPTIONS)
+    assert {name[2:].replace("-", "_") for name in options("run")} - {"config", "allow_impl"} == set(
+        sweep.OPTIONS
+    )
 
 
 def test_the_version_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,7 @@ WORKING = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_can_work_does_on_a_poor_machine(tmp_path: Path) -> None:
     """Without Triton, NVML, network, a home, UTF-8 and columns, and with few file descriptors."""
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n{LACKING}"
