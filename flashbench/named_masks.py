@@ -167,7 +167,9 @@ def from_file(path: str, seqlen_q: int, seqlen_k: int) -> BlockMask:
         with ZipFile(path) as archive:  # numpy.load takes other files, too, whatever they are called
             unpacked = sum(entry.file_size for entry in archive.infolist())
             if unpacked > seqlen_q * seqlen_k + HEADERS:
-                raise ValueError(f"it unpacks to {unpacked} bytes, more than {seqlen_q} x {seqlen_k} elements")
+                raise ValueError(
+                    f"it unpacks to {unpacked} bytes, more than {seqlen_q} x {seqlen_k} elements"
+                )
             broken = archive.testzip()
         if broken is not None:
             raise ValueError(f"{broken} is damaged")
