@@ -31,8 +31,9 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
         optional = {
             name: value[name]
             for name in (
-                "reason", "io_model", "stated", "backend", "config", "tuned", "clocks", "counters", "trace",
-                "energy", "timing", "spent", "environment", "device_type", "started_at", "wall_s",
+                "reason", "io_model", "stated", "exact", "apart", "backend", "config", "tuned", "clocks",
+                "counters", "trace", "energy", "timing", "spent", "environment", "device_type",
+                "started_at", "wall_s",
             )
             if value.get(name) is not None
         }  # fmt: skip

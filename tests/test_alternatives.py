@@ -113,7 +113,7 @@ def test_reformer_walks(p: Problem, rounds: int, chunk: int) -> None:
     p = replace(p, num_kv_heads=p.num_heads)
     method = Reformer(rounds=rounds, chunk=chunk)
     n, d, dv, e = p.seqlen_q, p.head_dim, p.head_dim_v, p.dtype_bytes
-    buckets, (first, second) = method._buckets(n)
+    buckets, (first, second) = method.buckets(n)
     assert first * second >= buckets
     assert first % 2 == second % 2 == 0
     walk = Tally()

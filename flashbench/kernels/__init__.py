@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flashbench.kernels._inputs import Inputs
+    from flashbench.record import Accuracy
 
 Call = Callable[[], "Tensor"]
 """What is timed: no argument, returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype."""
@@ -138,6 +139,8 @@ class Implementation:
     prepare_lse(problem, inputs, config): as prepare_tiles, of a call that returns (o, lse); lse: fp32, o's
     rows. An empty config leaves the choice to the table.
     deterministic: False where two runs of the same call may differ in the last bits.
+    own_check(problem, inputs, o): of one that computes something else than exact attention, how far o is from
+    its own fp64 form; None of all that exact attention's reference judges (``exact``).
     stated(problem, pass_): what a model of its author's own says of it (``declared.Stated``), or {}.
     origin: where it comes from, of one that is not flashbench's; None of all others.
     """
@@ -164,7 +167,13 @@ class Implementation:
     deterministic: bool = True
     runs: Callable[[Problem, Target], str | None] = _never
     stated: Callable[[Problem, str], Mapping[str, Any]] = _nothing
+    own_check: Callable[[Problem, Inputs, Tensor], Accuracy] | None = None
     origin: Origin | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes attention, up to rounding."""
+        return self.own_check is None
 
     def model(self, problem: Problem, target: Target) -> str | None:
         """The row of iomodel.MODELS that describes what runs there."""

@@ -135,6 +135,18 @@ class Reference:
             key_rows=sum(len(part.key_rows) for part in self.parts) if gradients is not None else 0,
         )
 
+    def apart(self, o: Tensor) -> dict[str, float]:
+        """How far o is from exact attention over the compared rows: ``max_abs_error``, and ``relative``, the
+        RMS error over the RMS of the reference.
+        """
+        refs = self.expected(gradients=False)["o"].refs
+        picked = self._picked("o", o.detach())
+        wrong = torch.cat([(x.double() - ref).flatten() for x, ref in zip(picked, refs, strict=True)])
+        right = torch.cat([ref.flatten() for ref in refs])
+        return {
+            "max_abs_error": float(wrong.abs().max()), "relative": float(wrong.norm() / right.norm()),
+        }  # fmt: skip
+
     def _picked(self, name: str, tensor: Tensor) -> list[Tensor]:
         """The compared rows of a tensor, for each part."""
         if name == "dsinks":

@@ -25,6 +25,7 @@ def _text(value: Any) -> str:
 COLUMNS: tuple[Column, ...] = (
     ("run", "run", _text),
     ("implementation", "implementation", _text),
+    ("exact", "exact", lambda value: "yes" if value else "no"),
     ("pass", "pass", _text),
     ("dtype", "dtype", _text),
     ("causal", "mask", lambda value: "causal" if value else "non-causal"),
@@ -46,6 +47,8 @@ COLUMNS: tuple[Column, ...] = (
     ("peak_extra_bytes", "extra memory", words.bytes_text),
     ("predicted_extra_bytes", "predicted", words.bytes_text),
     ("max_error_ratio", "error / budget", lambda value: f"{value:.2g}"),
+    ("exact_error", "error to exact", lambda value: f"{value:.2g}"),
+    ("exact_error_relative", "relative", words.percent),
     ("flags", "flags", _text),
     ("backend", "backend", _text),
     ("cache", "cache", _text),
@@ -78,6 +81,8 @@ def _is_shown(name: str, frame: DataFrame) -> bool:
         return bool((frame["num_kv_heads"] != frame["num_heads"]).any())
     if name == "head_dim_v":
         return bool((frame["head_dim_v"] != frame["head_dim"]).any())
+    if name == "exact":
+        return not bool(frame["exact"].all())
     if name == "run":
         return bool(frame["run"].nunique() > 1)
     return name in ALWAYS or bool(frame[name].notna().any())

@@ -74,6 +74,10 @@ KEYS = [row.key for row in FILTERS]
 POINT = [*KEYS, "run", "implementation", "series", "seqlen"]
 
 
+NOT_EXACT = " (not exact)"
+"""What follows the name of an implementation that computes something else than attention."""
+
+
 def labelled(table: DataFrame) -> DataFrame:
     """The table with the filters' columns, ``series`` and ``seqlen`` added; rows and order unchanged."""
     frame = table.copy()
@@ -83,7 +87,8 @@ def labelled(table: DataFrame) -> DataFrame:
     frame["seqlen"] = table["seqlen_k"]
     if "implementation" in table:  # not in tables.models
         several = table["run"].nunique() > 1
-        frame["series"] = table["implementation"] + (" · " + table["run"] if several else "")
+        mark = ["" if exact else NOT_EXACT for exact in table["exact"]]
+        frame["series"] = table["implementation"] + mark + (" · " + table["run"] if several else "")
     return frame
 
 
