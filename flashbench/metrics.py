@@ -331,7 +331,7 @@ METRICS = (
         compute=_error_ratio,
     ),
     Metric(
-        name="exact_error", unit="", better="lower",
+        name="exact_error", unit="o", better="lower",
         help="of one that is not exact: largest |o - exact attention in fp64| over the compared rows",
         compute=lambda r: r.record.apart.get("max_abs_error"),
     ),

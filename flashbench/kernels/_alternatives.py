@@ -18,7 +18,7 @@ from flashbench._iomodel.approximate import Linformer, Reformer
 from flashbench._iomodel.recurrent import LinearAttention, Mamba
 from flashbench.kernels import Call
 from flashbench.kernels._inputs import Inputs
-from flashbench.kernels._reference import rounding
+from flashbench.kernels._reference import Reference, rounding
 from flashbench.problem import Problem
 from flashbench.record import Accuracy
 
@@ -60,6 +60,11 @@ def check(name: str, problem: Problem, inputs: Inputs, o: Tensor) -> Accuracy:
     error = float((found.double() - ref).abs().max()) if bool(o.isfinite().all()) else float("nan")
     budget = 2 * float((naive.double() - ref).abs().max()) + 2 * rounding(ref, o.dtype)
     return Accuracy(max_abs_error={"o": error}, budget={"o": budget}, query_rows=count, key_rows=0)
+
+
+def compared(problem: Problem, inputs: Inputs, o: Tensor) -> Accuracy:
+    """The same of exact attention of a problem with a window or a block mask."""
+    return Reference(problem, inputs, seed=inputs.seed).compare(o)
 
 
 def _of_heads(problem: Problem, x: Tensor) -> Tensor:
