@@ -18,6 +18,7 @@ import typer
 
 from flashbench._cli import baseline
 from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
+from flashbench._cli.block import block
 from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
 from flashbench._cli.compare import compare
@@ -49,6 +50,7 @@ app.command("run")(run)
 app.command("io-model")(io_model)
 app.command("kv-cache")(kv_cache)
 app.command("decode")(decode)
+app.command("block")(block)
 app.command("calibrate")(calibrate)
 app.command("tune")(tune)
 app.command("check")(check)

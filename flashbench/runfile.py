@@ -8,7 +8,8 @@ Line 1 is the header::
 then one ``{"type": "record", …}`` per cell, on disk before the next cells start, and, for cells that were
 counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type": "trace", …}``
 lines, which belong to the record of that key, and ``{"type": "timings", …}`` when a run ends. ``check
---numerics`` writes lines of type numerics alone. JSON is strict; a value that is not finite is null.
+--numerics`` writes lines of type numerics alone, ``block`` lines of type block. JSON is strict; a value that
+is not finite is null.
 
 A line is written whole or, where the disk is full, not at all, and ends in a checksum
 (``_runfile/lines.py``). A last line that was torn by a kill is dropped with a note; a line that is not as
@@ -61,8 +62,8 @@ __all__ = [
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
     """A results file as read. header: line 1; notes: what had to be repaired; numerics: of numerics.rows;
-    timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys of rows of which a line
-    is not as it was written."""
+    blocks: of blocks.rows; timings: of each run that wrote rows, as runner.run_cells returns it; edited:
+    keys of rows of which a line is not as it was written."""
 
     path: Path
     header: Mapping[str, Any]
@@ -70,6 +71,7 @@ class RunFile:
     notes: tuple[str, ...] = ()
     numerics: tuple[Mapping[str, Any], ...] = ()
     timings: tuple[Mapping[str, Any], ...] = ()
+    blocks: tuple[Mapping[str, Any], ...] = ()
     edited: frozenset[str] = frozenset()
 
 
@@ -209,6 +211,7 @@ def load(path: Path | str) -> RunFile:
         notes=found.notes(torn=bool(torn_tail)),
         numerics=tuple(found.others["numerics"]),
         timings=tuple(found.others["timings"]),
+        blocks=tuple(found.others["block"]),
         edited=frozenset(found.edited),
     )
 
@@ -219,7 +222,7 @@ class _Lines:
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
-        self.others: dict[str, list[Mapping[str, Any]]] = {"numerics": [], "timings": []}
+        self.others: dict[str, list[Mapping[str, Any]]] = {"numerics": [], "timings": [], "block": []}
         self.edited: set[str] = set()
         self._schema = head.get("schema")
         self._damaged: list[int] = []

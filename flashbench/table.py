@@ -66,6 +66,12 @@ def numerics(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]
     return {name: file.numerics for name, file in named if file.numerics}
 
 
+def blocks(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The rows of ``block`` of each file that has some, by run name."""
+    named = zip(run_names([file.path for file in files]), files, strict=True)
+    return {name: file.blocks for name, file in named if file.blocks}
+
+
 def build(files: Sequence[RunFile]) -> DataFrame:
     """One row per record with the columns ``COLUMNS``; several files are told apart by ``run``.
 

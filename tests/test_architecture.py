@@ -55,6 +55,7 @@ LAYERS = [
         "tracing",
         "numerics",
         "decoding",
+        "blocks",
         "tuned",
         "tuning",
         "gating",

@@ -61,7 +61,8 @@ def write_page(files: Sequence[RunFile], page: Path) -> None:
     from flashbench import report as report_
     from flashbench import table
 
-    text = report_.build(table.build(files), table.headers(files), table.numerics(files))
+    more = table.numerics(files), table.blocks(files)
+    text = report_.build(table.build(files), table.headers(files), *more)
     try:
         page.write_text(text, encoding="utf-8", newline="\n")
     except (OSError, ValueError) as error:

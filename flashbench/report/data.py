@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """The joined table (table.build), each run's header by run name (table.headers), and its numerics."""
+    """The joined table (table.build), and by run its header, numerics and blocks, as table gives them."""
 
     table: DataFrame
     headers: Mapping[str, Mapping[str, Any]]
     numerics: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    blocks: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
