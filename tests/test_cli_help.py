@@ -41,6 +41,8 @@ EXPECTED = {
     "kv-cache": "--model --layers --heads --kv-heads --head-dim --head-dim-v --window --windowed-layers "
     "--latent-dim --rope-dim --seqlens --batch --dtypes --page-size --scale-bytes --gpu --tp --weights "
     "--memory-fraction --json --csv --quiet",
+    "block": "--model --impls --modes --seqlens --batch --layers --dtype --device --seed --out --json --csv "
+    "--quiet",
     "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --counters --device "
     "--seed --tuned --out --json --csv --quiet",
     "tune": "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --causal --passes --batch "

@@ -71,18 +71,25 @@ def block(
     names = {name: value for name, value in locals().items() if isinstance(value, str)}
     texts = DEFAULTS | {name: names[name] for name in DEFAULTS if name in names}
     options.one_format(json, csv)
-    from flashbench import environment, sweep, units
+    from flashbench import units
 
     number = units.parse_int(names.get("seed", "0"), "--seed", minimum=0)
-    path = _new_file(out)
-    tasks = parse_tasks(texts)
+    path, tasks = _new_file(out), parse_tasks(texts)
+    target = _target(device, tasks)
+    found = _measure(tasks, target, path, texts, seed=number, quiet=quiet)
+    _show(found, target, json=json, csv=csv)
+    _verdict(found)
+
+
+def _target(device: str | None, tasks: list[Task]) -> Target:
+    """Where the stacks run, as the implementations see it."""
+    from flashbench import environment, sweep
+
     asked = sweep.OPTIONS["device"].parse
     assert asked is not None
     target = environment.target(None if device is None else asked(device, "--device", ()))
     options.settle(dict.fromkeys(task.implementation for task in tasks), target)
-    found = _measure(tasks, target, path, texts, seed=number, quiet=quiet)
-    _show(found, target, json=json, csv=csv)
-    _verdict(found)
+    return target
 
 
 def _verdict(found: list[dict[str, Any]]) -> None:
@@ -159,7 +166,7 @@ def _measure(
         tick(0, "the first stack")
         for row in blocks.rows(tasks, target, seed=seed):
             if writer is not None:
-                writer.put({"type": "block", **row})
+                writer.put({"type": "blocks", **row})
             found.append(row)
             tick(len(found), f"{row['model']} {row['implementation']} {row['mode']}")
     return found
