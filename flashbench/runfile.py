@@ -8,7 +8,7 @@ Line 1 is the header::
 then one ``{"type": "record", …}`` per cell, on disk before the next cells start, and, for cells that were
 counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type": "trace", …}``
 lines, which belong to the record of that key, and ``{"type": "timings", …}`` when a run ends. ``check
---numerics`` and ``block`` write lines of type numerics and blocks. JSON is strict; non-finite numbers are null.
+--numerics`` and ``block`` write lines of type numerics and blocks. JSON is strict, with null for NaN.
 
 A line is written whole or, where the disk is full, not at all, and ends in a checksum
 (``_runfile/lines.py``). A last line that was torn by a kill is dropped with a note; a line that is not as
