@@ -38,7 +38,7 @@ def computed(name: str, p: Problem) -> tuple:
     return row, inputs, row.prepare(p, inputs)()
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BUNDLED])
 def test_the_timed_form_is_the_plain_form_in_fp64(name: str, causal: bool, dtype: str) -> None:

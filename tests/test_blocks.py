@@ -43,7 +43,9 @@ def test_parameters_of_a_layer_are_those_of_the_models() -> None:
 
 
 @pytest.mark.parametrize("mode", blocks.MODES)
-@pytest.mark.parametrize("model", ["tiny", "plain", "encoder"])
+@pytest.mark.parametrize(
+    "model", ["tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "encoder"))]
+)
 def test_a_right_layer_is_timed(model: str, mode: str) -> None:
     changes = {"plain": {"gated": False}, "encoder": {"gated": False, "causal": False}}.get(model, {})
     row = blocks.measure(replace(TASK, preset=replace(presets.TINY, **changes), mode=mode), Target())
