@@ -159,6 +159,30 @@ _BARRIER_BYTES = 1024
 """mbarriers of 8 bytes, and what Triton hands values and states over with."""
 
 
+_FP8 = Tiles(stages=3)
+FP8_TABLE = (
+    *(Row(64, causal, _ANY, _FP8) for causal in (False, True)),
+    *(Row(128, causal, _ANY, _FP8) for causal in (False, True)),
+)
+"""Of the forward in 8-bit floats; not measured yet."""
+
+
+@cache
+def choose_fp8(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> Tiles:
+    """The configuration of the forward in 8-bit floats, for head dims up to 128."""
+    return _first(FP8_TABLE, max(head_dim, head_dim_v), causal, seqlen_k)
+
+
+def why_not_fp8(head_dim: int, head_dim_v: int) -> str | None:
+    """Why the forward in 8-bit floats does not take the head dims, one sentence, or None."""
+    for dim in (head_dim, head_dim_v):
+        if dim > WIDEST_SINGLE:
+            return f"head_dim {dim} is larger than {WIDEST_SINGLE}"
+        if dim % 16:
+            return f"head_dim {dim} is not a multiple of 16, as TMA wants"
+    return None
+
+
 @dataclass(frozen=True)
 class BackwardTiles:
     """How the backward is cut: tiles of 128 keys, and of so many queries that their dQ is two 64 x 64 blocks.
@@ -223,7 +247,7 @@ def described_backward(tiles: BackwardTiles) -> dict[str, int]:
 
 
 def width(head_dim: int, head_dim_v: int) -> int:
-    """Columns that the backward runs head dims up to 128 in."""
+    """Columns that the backward, and fp8's forward, runs head dims up to 128 in."""
     return 64 if max(head_dim, head_dim_v) <= 64 else 128
 
 

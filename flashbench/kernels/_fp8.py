@@ -27,6 +27,9 @@ SHIFT = 8
 ALIGNMENT = 16
 """Keys of a turned V are padded to a multiple of this, for 16-byte loads along the keys."""
 
+GROUP = 32
+"""Keys that an interleaved V has in an order of their own: what one fp8 product of Hopper sums."""
+
 DEFAULT_SHARE = "block"
 """What shares a scale where a problem does not say."""
 
@@ -86,15 +89,29 @@ def _of_rows(scales: Tensor, block: int, rows: int) -> Tensor:
     return scales.repeat_interleave(block, 2)[:, :, :rows, None]
 
 
-def turn(v: Quantised) -> Quantised:
+def turn(v: Quantised, alignment: int = ALIGNMENT) -> Quantised:
     """v with the keys of a column side by side: values (batch, heads, width, padded keys), 0 in the padding.
 
     Hopper's fp8 products read both operands along the sum's index, which of P.V is the key.
     """
     rows = v.values.shape[2]
-    padded = -(-rows // ALIGNMENT) * ALIGNMENT
+    padded = -(-rows // alignment) * alignment
     bytes_ = torch.nn.functional.pad(v.values.view(torch.uint8).transpose(2, 3), (0, padded - rows))
     return replace(v, values=bytes_.contiguous().view(v.values.dtype))
+
+
+def interleave(v: Quantised) -> Quantised:
+    """As ``turn``, with the keys of every 32 in the order in which a thread of a warpgroup holds P's columns.
+
+    Key 16a + 8b + 2t + c of them lies at 16a + 4t + 2b + c (a, b, c: 0, 1; t: 0 to 3), so that a thread's
+    columns of an fp32 product are, as they are, its columns of an fp8 first operand (PTX ISA, wgmma,
+    fragments of D and A). Keys are padded to a multiple of 32.
+    """
+    turned = turn(v, GROUP)
+    batch, heads, width, keys = turned.values.shape
+    bytes_ = turned.values.view(torch.uint8).reshape(batch, heads, width, keys // GROUP, 2, 2, 4, 2)
+    bytes_ = bytes_.transpose(5, 6).reshape(batch, heads, width, keys)
+    return replace(turned, values=bytes_.view(v.values.dtype))
 
 
 def rotate(x: Tensor, seed: int = SEED) -> Tensor:

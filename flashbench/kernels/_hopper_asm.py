@@ -104,6 +104,35 @@ def rescale(acc, alpha, COLS: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, TIED, [acc, alpha], gl.float32, is_pure=True, pack=N)
 
 
+FOUR = gl.constexpr("""{
+.reg .b16 low, high;
+cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+mov.b32 $0, {low, high};
+}""")
+FOUR_E5M2 = gl.constexpr(FOUR.value.replace("e4m3", "e5m2"))
+
+
+@gluon.jit
+def four(x0, x1, x2, x3, E5M2: gl.constexpr):
+    """Four fp32 tensors in fp8, to nearest, as the bytes of an int32, the first the lowest."""
+    ASM: gl.constexpr = FOUR_E5M2 if E5M2 else FOUR
+    return gl.inline_asm_elementwise(ASM, "=r,f,f,f,f", [x0, x1, x2, x3], gl.int32, is_pure=False, pack=1)
+
+
+TAKEN_APART = gl.constexpr("mov.b32 $0, $1;")
+
+
+@gluon.jit
+def taken_apart(x, E5M2: gl.constexpr):
+    """The fp8 elements of an int32 tensor that has every four of them in each of their four places."""
+    if E5M2:
+        p = gl.inline_asm_elementwise(TAKEN_APART, "=r,r,r,r,r", [x], gl.float8e5, is_pure=True, pack=4)
+    else:
+        p = gl.inline_asm_elementwise(TAKEN_APART, "=r,r,r,r,r", [x], gl.float8e4nv, is_pure=True, pack=4)
+    return p
+
+
 SYNC = gl.constexpr("bar.sync $1, 256;\nmov.b32 $0, $1;")
 ARRIVE = gl.constexpr("bar.arrive $1, 256;\nmov.b32 $0, $1;")
 
