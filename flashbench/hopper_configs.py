@@ -155,11 +155,18 @@ def shared_bytes(tiles: Tiles, head_dim: int, head_dim_v: int) -> int:
     return 2 * (q + kv + o) + _BARRIER_BYTES
 
 
+def shared_bytes_fp8(tiles: Tiles, head_dim: int, head_dim_v: int, o_bytes: int = 2) -> int:
+    """The same of the forward in 8-bit floats; o_bytes: of an element of O."""
+    d, e = width(head_dim, head_dim), width(head_dim_v, head_dim_v)
+    kv = tiles.stages * tiles.block_k * (d + e)
+    return tiles.block_q * (tiles.q_stages * d + o_bytes * e) + kv + _BARRIER_BYTES
+
+
 _BARRIER_BYTES = 1024
 """mbarriers of 8 bytes, and what Triton hands values and states over with."""
 
 
-_FP8 = Tiles(stages=3)
+_FP8 = Tiles(stages=4)
 FP8_TABLE = (
     *(Row(64, causal, _ANY, _FP8) for causal in (False, True)),
     *(Row(128, causal, _ANY, _FP8) for causal in (False, True)),

@@ -313,6 +313,7 @@ BUNDLED = {
         {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, described={"atomic": "bwd"}
     ),
     "flash-v3": Bundled({"fwd": ("v3_fwd",), "bwd": ("v3_prepare", "v3_bwd", "v3_convert")}),
+    "flash-v3-fp8": Bundled({"fwd": ("v3_fp8",), "bwd": ()}),
     "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}),
     "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
 }

@@ -3,9 +3,10 @@
 Source: Shah et al. 2024, arXiv:2407.08608, section 3.3. Roles, ring of stages, schedule and overlap are those
 of _hopper_kernels.py, whose producer this is too. What fp8 changes:
 
-- Layouts. An fp8 product reads its operands along the sum's index, so V lies turned, keys side by side. A
-  thread has, of 32 columns of scores, columns 16a + 8b + 2t + c (t: lane % 4), and as a first operand gives
-  16a + 4t + 2b + c: V's keys lie in that order (``_fp8.interleave``), and P stays where it is.
+- Layouts. An fp8 product reads its operands along the sum's index, so V lies turned, keys side by side. Of
+  32 columns of scores a thread has 16a + 8b + 2t + c (t: lane % 4), and as a first operand it gives columns
+  16a + 4t + 2b + c: V's keys lie in that order (``_fp8.interleave``), and P stays where it is. It goes from
+  one tile to the next as words of four, which Triton would otherwise take apart into bytes.
 - Two levels of accumulation, as Hopper's fp8 products keep some 14 bits of a sum: the product of one tile is
   on its own, and is added to O in fp32 by the multiply-add that applies the scale of V's tile.
 - Scales: of a tile of queries, and of each tile of K and V. The base of a row is kept in scaled scores.
@@ -53,7 +54,7 @@ def probabilities(s, top, factor):
 
 @gluon.jit
 def packed(p, E5M2: gl.constexpr, BLOCK_N: gl.constexpr):
-    """P in fp8, four of a thread's columns in an int32, in the order of V's keys."""
+    """P (ROWS, BLOCK_N) in fp8 as words (ROWS, BLOCK_N // 4) of four keys, in the order of V's."""
     p = gl.permute(gl.reshape(p, [ROWS, BLOCK_N // 32, 2, 2, 4, 2]), (0, 1, 2, 4, 3, 5))
     even, odd = gl.split(gl.reshape(p, [ROWS, BLOCK_N // 4, 2, 2]))
     p0, p2 = gl.split(even)
@@ -157,8 +158,8 @@ def consume(
         next_p, alpha, top = probabilities(s, top, factor)
         grown = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
         total = total * grown + one.partial_sums(next_p, BLOCK_N)
-        next_p = packed(next_p, E5M2, BLOCK_N)
-        # the end of a basic block here keeps ptxas from waiting for P V before the exponentials
+        # ptxas would leave the exponentials, whose registers P V gives back, until after the wait for it
+        next_p = asm.known(packed(next_p, E5M2, BLOCK_N), BLOCK_N)
         mbarrier.wait(VFULL.index(stage), phase)
         product, p = warpgroup_mma_wait(0, [product, p])
         mbarrier.arrive(VEMPTY.index(before))
