@@ -34,6 +34,10 @@ def asked(draw: st.DrawFn) -> Problem:
 TILES = st.builds(Tiles, warpgroups=st.just(2), block_k=st.sampled_from([64, 128]))
 
 
+def asks(**changes: object) -> Problem:
+    return problem(**{"dtype": "fp8", "head_dim": 64, "head_dim_v": 64, **changes})
+
+
 def inside(start: int, size: int, length: int) -> int:
     return max(0, min(start + size, length) - start)
 
@@ -48,7 +52,7 @@ def walk(p: Problem, tiles: Tiles) -> tuple[Counter[str], Counter[str]]:
     padded = -(-p.seqlen_k // GROUP) * GROUP
     read, write = Counter[str](), Counter[str]()
     for program, total in enumerate(table[0]):
-        read["schedule"] += 4 * (1 + 3 * tiles.warpgroups)  # and an entry ahead, of the first tile and the next
+        read["schedule"] += 4 * (1 + 3 * tiles.warpgroups)  # first and next entries
         j = tile = 0
         while j < total:
             tile += 1
@@ -102,7 +106,9 @@ def test_the_model_has_the_tiles_that_the_row_says() -> None:
 )
 def test_what_it_does_not_take_is_named(changes: dict[str, object], why: str) -> None:
     with pytest.raises(SpecError, match=why):
-        iomodel.estimate("flash-v3-fp8", problem(**{"dtype": "fp8", "head_dim": 64, "head_dim_v": 64, **changes}), "fwd")
+        iomodel.estimate(
+            "flash-v3-fp8", problem(**{"dtype": "fp8", "head_dim": 64, "head_dim_v": 64, **changes}), "fwd"
+        )
 
 
 def test_refusals() -> None:
@@ -111,7 +117,9 @@ def test_refusals() -> None:
     row = kernels.get("flash-v3-fp8")
 
     def why(target: Target = hopper, pass_: str = "fwd", **changes: object) -> str | None:
-        return row.why_unsupported(problem(**{"dtype": "fp8", "head_dim": 64, "head_dim_v": 64, **changes}), pass_, target)
+        return row.why_unsupported(
+            problem(**{"dtype": "fp8", "head_dim": 64, "head_dim_v": 64, **changes}), pass_, target
+        )
 
     assert why() is None
     assert why(layout="bshd", fp8_scale="head", hadamard=True) is None

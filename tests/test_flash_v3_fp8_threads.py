@@ -1,7 +1,8 @@
-"""flash-v3-fp8's kernel: run on a CPU over a model of Hopper's threads, and its order of keys in registers."""
+"""flash-v3-fp8's kernel, run on a CPU over a model of Hopper's threads; its keys in registers."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -32,20 +33,24 @@ def child(code: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(("case", "causal"), [("grouped", True), ("ragged", True), ("rows without keys", True),
-                                              ("ragged", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("case", "causal"),
+    [("grouped", True), ("ragged", True), ("rows without keys", True), ("ragged", False)],
+)
 def test_no_barrier_is_waited_for_in_vain_and_outputs_are_of_the_written_arithmetic(
     case: str, causal: bool
 ) -> None:
     tiles, shape, cast, share = CASES[case]
-    printed = child(f"import {Path(__file__).stem} as m; m.run({shape}, {causal}, dict({tiles}), {cast!r}, {share!r})")
-    errors = [float(error) for error in printed.split()]
-    # another base of a row rounds other probabilities, half a step of fp8 at most
-    assert [error < bound for error, bound in zip(errors, (3e-2, 1e-2, 1e-4), strict=True)] == [True] * 3, printed
+    asked = f"{shape}, {causal}, dict({tiles}), {cast!r}, {share!r}"
+    printed = child(f"import {Path(__file__).stem} as m; m.run({asked})")
+    largest, mean, of_lse = map(float, printed.split())
+    assert mean < 1e-5  # a score's last bit may round a probability to the other side
+    assert largest < 0.05
+    assert of_lse < 1e-5
 
 
 def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str, share: str) -> None:
-    """Print the largest and the mean error of o, and the largest of lse."""
+    """Print the largest and the mean difference of o to the written arithmetic, and the largest of lse."""
     import hopper_threads as model
     import torch
 
@@ -64,7 +69,8 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str
         for sizes in ((heads, seqlen_q, dim), (kv_heads, seqlen_k, dim), (kv_heads, seqlen_k, dim_v))
     )
     k *= torch.linspace(0.2, 2, seqlen_k)[:, None]  # scales differ by block
-    rounded = [_fp8.quantise(x, dtype, share, n) for x, n in ((q, tiles.block_q), (k, tiles.block_k), (v, tiles.block_k))]
+    sizes = tiles.block_q, tiles.block_k, tiles.block_k
+    rounded = [_fp8.quantise(x, dtype, share, size) for x, size in zip((q, k, v), sizes, strict=True)]
     values = [*(x.values for x in rounded[:2]), _fp8.interleave(rounded[2]).values]
     o = torch.full((2, heads, seqlen_q, dim_v), math.nan)
     lse = torch.full((2, heads, seqlen_q), math.nan)
@@ -83,9 +89,9 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str
         seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d, e,
         tiles.stages, tiles.q_stages, causal, tiles.pingpong, *tiles.registers,
     )  # fmt: skip
-    want, want_lse = _fp8.attention(*rounded, causal=causal, scale=scale)
+    want, want_lse = _fp8.attention(*rounded, causal=causal, scale=scale, lag=kernels.LAZY)
     assert torch.equal(lse.isinf(), want_lse.isinf())
-    error = (o - want).abs() / want.std()
+    error = (o - want).abs()
     print(error.max().item(), error.mean().item(), (lse - want_lse).nan_to_num().abs().max().item())
 
 
@@ -110,7 +116,8 @@ def test_a_thread_gives_the_columns_of_p_that_it_has() -> None:
 
     from flashbench.kernels import _fp8
 
-    read = [eval(line) for line in child(f"import {Path(__file__).stem} as m; m.layouts()").splitlines()]  # noqa: S307
+    printed = child(f"import {Path(__file__).stem} as m; m.layouts()")
+    read = [json.loads(line) for line in printed.splitlines()]
     (scores, lanes), (operand, operand_lanes) = read[:2], read[2:]
 
     def columns(bases: list[list[int]], number: int) -> tuple[int, int]:
@@ -129,11 +136,10 @@ def test_a_thread_gives_the_columns_of_p_that_it_has() -> None:
     assert torch.equal(marked.flatten().float(), exact.flatten()[place].float())
     for lane in range(32):
         base, operand_base = columns(lanes, lane), columns(operand_lanes, lane)
-        has = {
-            (base[0] ^ r, base[1] ^ c) for n in range(64) for r, c in [columns(scores, n)]
-        }
+        has = {(base[0] ^ r, base[1] ^ c) for n in range(64) for r, c in [columns(scores, n)]}
         gives = [
-            (operand_base[0] ^ r, place[operand_base[1] ^ c]) for n in range(64) for r, c in [columns(operand, n)]
+            (operand_base[0] ^ r, place[operand_base[1] ^ c])
+            for r, c in (columns(operand, n) for n in range(64))
         ]
         assert set(gives) == has
         # of a word's four bytes, two and two are neighbours in S, as four() packs them

@@ -1,9 +1,9 @@
 """The bundled Gluon kernel of the implementation ``flash-v3-fp8``, box by box: forward only.
 
 Beside ``flash-v3-gluon``: q, k and v take one byte an element and o two (16 bits); each warpgroup reads the
-scale of its tile of queries and, with each K/V tile, that tile's two; V lies by columns, whose keys are padded
-to a multiple of 32, and the padding is loaded as well. Held to a walk over the kernel's own schedule and
-descriptors by tests/test_flash_v3_fp8_model.py.
+scale of its tile of queries and, with each K/V tile, that tile's two; V lies by columns, whose keys are
+padded to a multiple of 32, and the padding is loaded as well. Held to a walk over the kernel's own schedule
+and boxes by tests/test_flash_v3_fp8_model.py.
 """
 
 from __future__ import annotations

@@ -158,13 +158,14 @@ def rounded(problem: Problem, inputs: Inputs) -> Inputs:
 
 
 def attention(
-    q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float
+    q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float, lag: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse) in fp32, by the kernel's own arithmetic in torch's operations, tile by tile of keys.
+    """(o, lse) in fp32, by the kernels' own arithmetic in torch's operations, tile by tile of keys.
 
     Products of fp8 numbers are summed in fp32. p = exp(s - m), m the largest score so far, is rounded to
     fp8 times 2**SHIFT for P.V, and summed unrounded for the denominator. v is not turned.
-    causal: bottom-right. o is 0 and lse -inf for a row without keys.
+    causal: bottom-right. lag: as the kernel for Hopper, which takes the last tile first and lets m lag behind
+    the largest score by so much in log2. o is 0 and lse -inf for a row without keys.
     """
     batch, heads, seqlen_q, _ = q.values.shape
     group, seqlen_k = heads // k.values.shape[1], k.values.shape[2]
@@ -179,13 +180,16 @@ def attention(
     total = queries.new_zeros(batch, heads, seqlen_q, 1)
     top = torch.full_like(total, -math.inf)
     rows = torch.arange(seqlen_q, device=acc.device)[:, None] + (seqlen_k - seqlen_q)
-    for tile, start in enumerate(range(0, seqlen_k, k.block)):
+    tiles = list(enumerate(range(0, seqlen_k, k.block)))
+    for tile, start in tiles if lag is None else reversed(tiles):
         keys = slice(start, min(start + k.block, seqlen_k))
         s = queries @ heads_of(k.values[:, :, keys].float()).mT
         s *= row_scale * heads_of(k.scales[:, :, tile, None, None])
         if causal:
             s.masked_fill_(torch.arange(keys.start, keys.stop, device=s.device) > rows, -math.inf)
         new_top = torch.maximum(top, s.amax(-1, keepdim=True))
+        if lag:
+            new_top = torch.where(new_top - top > lag, new_top, top)
         base = torch.where(new_top == -math.inf, 0.0, new_top)
         p = torch.exp2(s.sub_(base - SHIFT))
         shrink = torch.exp2(top - base)

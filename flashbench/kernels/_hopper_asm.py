@@ -154,7 +154,7 @@ def tied_words(cols):
 
 @gluon.jit
 def known(p, COLS: gl.constexpr):
-    """``four``'s words of 64 rows of COLS numbers that are not negative: nothing after this is done before."""
+    """``four``'s words of 64 rows of COLS numbers, none negative: what follows waits until they are known."""
     N: gl.constexpr = words(COLS)
     ASM: gl.constexpr = known_asm(COLS)
     TIED: gl.constexpr = tied_words(COLS)

@@ -14,7 +14,7 @@ of _hopper_kernels.py, whose producer this is too. What fp8 changes:
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, SIM108
+# ruff: noqa: ANN001, ANN202, E741
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def packed(p, E5M2: gl.constexpr, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def values(p, V, E5M2: gl.constexpr, BLOCK_N: gl.constexpr, E: gl.constexpr, O: gl.constexpr):  # noqa: E741
+def values(p, V, E5M2: gl.constexpr, BLOCK_N: gl.constexpr, E: gl.constexpr, O: gl.constexpr):
     """Issue P V of one tile, on its own."""
     p = gl.join(p, p)
     p = gl.reshape(gl.join(p, p), [ROWS, BLOCK_N])
@@ -182,7 +182,7 @@ def consume(
 
 @gluon.jit(do_not_specialize=["tiles", "heads", "group", "seqlen_q", "seqlen_k"])
 def forward(
-    Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,  # noqa: E741
+    Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
