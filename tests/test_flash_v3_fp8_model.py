@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flashbench import hopper_configs, iomodel, kernels
 from flashbench.errors import SpecError
 from flashbench.hopper_configs import PROGRAMS, ROWS, Tiles
-from flashbench.kernels import Target
+from flashbench.kernels import Target, _compile, _triton
 from flashbench.kernels import _hopper_schedule as schedule
 from flashbench.problem import Problem
 
@@ -129,3 +129,24 @@ def test_refusals() -> None:
     assert why(softcap=30.0) == "it does not take softcap"
     assert why(head_dim=256) == "head_dim 256 is larger than 128"
     assert why(head_dim=40) == "head_dim 40 is not a multiple of 16, as TMA wants"
+
+
+def test_flash_fp8_runs_it_where_it_can_and_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_triton, "interpreted", lambda _: False)  # as where Triton was imported for a GPU
+    hopper = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=232448)
+    ada = Target(device="cuda", capability=(8, 9), smem_per_block_bytes=101376)
+    row = kernels.get("flash-fp8")
+    for target, p, model, said in (
+        (hopper, asks(), "flash-v3-fp8", "flash-v3-fp8"),
+        (hopper, asks(head_dim=256), "flash-fp8", "flash-v2-fp8: head_dim 256 is larger than 128"),
+        (ada, asks(), "flash-fp8", None),
+    ):
+        config = row.describe(p, "fwd", target)
+        assert (row.model(p, target), config.get("kernels")) == (model, said)
+        assert ("fwd_q_stages" in config) == (model == "flash-v3-fp8")
+        assert bool(row.candidates(p, "fwd", target)) == (model == "flash-fp8")
+        task = _compile.Task(
+            "", p, target.capability, target.smem_per_block_bytes, implementation="flash-fp8"
+        )
+        assert _compile.bundled(task).kernels["fwd"] == ("v3_fp8" if model == "flash-v3-fp8" else "fwd",)
+    assert "kernels" not in kernels.get("flash-v2-fp8").describe(asks(), "fwd", hopper)
