@@ -136,17 +136,17 @@ def test_flash_fp8_runs_it_where_it_can_and_says_why_not(monkeypatch: pytest.Mon
     hopper = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=232448)
     ada = Target(device="cuda", capability=(8, 9), smem_per_block_bytes=101376)
     row = kernels.get("flash-fp8")
-    for target, p, model, said in (
+    for target, p, runs, said in (
         (hopper, asks(), "flash-v3-fp8", "flash-v3-fp8"),
-        (hopper, asks(head_dim=256), "flash-fp8", "flash-v2-fp8: head_dim 256 is larger than 128"),
-        (ada, asks(), "flash-fp8", None),
+        (hopper, asks(head_dim=256), None, "flash-v2-fp8: head_dim 256 is larger than 128"),
+        (ada, asks(), None, None),
     ):
         config = row.describe(p, "fwd", target)
-        assert (row.model(p, target), config.get("kernels")) == (model, said)
-        assert ("fwd_q_stages" in config) == (model == "flash-v3-fp8")
-        assert bool(row.candidates(p, "fwd", target)) == (model == "flash-fp8")
+        assert (row.runs(p, target), config.get("kernels")) == (runs, said)
+        assert ("fwd_q_stages" in config) == bool(runs)
+        assert bool(row.candidates(p, "fwd", target)) != bool(runs)
         task = _compile.Task(
             "", p, target.capability, target.smem_per_block_bytes, implementation="flash-fp8"
         )
-        assert _compile.bundled(task).kernels["fwd"] == ("v3_fp8" if model == "flash-v3-fp8" else "fwd",)
+        assert _compile.bundled(task).kernels["fwd"] == ("v3_fp8" if runs else "fwd",)
     assert "kernels" not in kernels.get("flash-v2-fp8").describe(asks(), "fwd", hopper)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flashbench.kernels._inputs import Inputs
 
 TAKEN = {"fp8", "bshd"}
-"""Features (``unsupported_features``) that the kernel takes."""
+"""Features (``unsupported_features``) that the fp8 kernels take."""
 
 NAME = "flash-v3-fp8"
 """Also the row of iomodel.MODELS."""
@@ -72,6 +72,12 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
     if reason := unsupported_features(p, TAKEN) or _hopper_row.why_other(target):
         return reason
     return hopper_configs.why_not_fp8(p.head_dim, p.head_dim_v)
+
+
+def prepared_bytes(problem: Problem, pass_: str, target: Target) -> int:
+    """q, k and v in fp8, and as much again: the inputs that they are rounded from have 16 bits."""
+    keys = problem.num_kv_heads * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
+    return 2 * problem.batch * (problem.num_heads * problem.seqlen_q * problem.head_dim + keys)
 
 
 def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:

@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
     from flashbench.kernels._inputs import Inputs
 
-TAKEN = {"fp8", "bshd"}
-"""Features (``unsupported_features``) that the kernel takes."""
-
 
 def prepare(problem: Problem, inputs: Inputs) -> Call:
     """Return the call that computes o in q's dtype, of 16 or 32 bits; the inputs are not rounded yet.
@@ -90,7 +87,7 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
         return f"it takes fp8 only, not {problem.dtype}"
     if pass_ != "fwd":
         return "attention in fp8 has no backward"
-    if reason := unsupported_features(problem, TAKEN) or why_unfit(problem, target):
+    if reason := unsupported_features(problem, _hopper_fp8_row.TAKEN) or why_unfit(problem, target):
         return reason
     if _triton.interpreted(target) or target.capability is None:
         return None
@@ -122,12 +119,6 @@ def candidates(problem: Problem, pass_: str, target: Target) -> Sequence[Candida
     return tried("fwd", "fwd", _config(problem, target), problem, target)
 
 
-def prepared_bytes(problem: Problem, pass_: str, target: Target) -> int:
-    """q, k and v in fp8, and as much again: the inputs that they are rounded from have 16 bits."""
-    keys = problem.num_kv_heads * problem.seqlen_k * (problem.head_dim + problem.head_dim_v)
-    return 2 * problem.batch * (problem.num_heads * problem.seqlen_q * problem.head_dim + keys)
-
-
 def _config(problem: Problem, target: Target) -> Config:
     shape = "fp8", problem.head_dim, problem.head_dim_v
     return choose("fwd", *shape, target.capability, target.smem_per_block_bytes)
@@ -143,7 +134,7 @@ _V2 = Implementation(
     describe=describe,
     interpreted=_triton.interpreted,
     precompile=precompile,
-    prepared_bytes=prepared_bytes,
+    prepared_bytes=_hopper_fp8_row.prepared_bytes,
     prepare_tiles=prepare_tiles,
     prepare_lse=prepare_lse,
     on_card=on_card,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from flashbench.kernels import Implementation, _hopper_row
 from flashbench.kernels import _hopper_fp8_row as row
 from flashbench.kernels._kernels_of import precompile
-from flashbench.kernels.flash_fp8 import prepared_bytes
 
 IMPLEMENTATIONS = (
     Implementation(
@@ -23,7 +22,7 @@ IMPLEMENTATIONS = (
         why_unsupported=row.why_unsupported,
         describe=row.on_card,
         precompile=precompile,
-        prepared_bytes=prepared_bytes,
+        prepared_bytes=row.prepared_bytes,
         on_card=row.on_card,
     ),
 )
