@@ -166,12 +166,19 @@ _BARRIER_BYTES = 1024
 """mbarriers of 8 bytes, and what Triton hands values and states over with."""
 
 
-_FP8 = Tiles(stages=4)
+_ONE_Q = Tiles(stages=4, q_stages=1)
+_256_KEYS = Tiles(block_k=256)
 FP8_TABLE = (
-    *(Row(64, causal, _ANY, _FP8) for causal in (False, True)),
-    *(Row(128, causal, _ANY, _FP8) for causal in (False, True)),
+    # TFLOP/s as above (reports/h100-sxm/tuning/flash-v3-fp8.json), of the next best in brackets
+    Row(64, False, 2048, _ONE_Q),  # at 1024 411 (404), at 2048 439 (440)
+    Row(64, False, _ANY, _256_KEYS),  # at 4096 465 (453), at 16384 487 (474)
+    Row(64, True, 2048, _ONE_Q),  # at 1024 318 (316), at 2048 377 (364)
+    Row(64, True, _ANY, _256_KEYS),  # at 4096 424 (412), at 16384 486 (441)
+    Row(128, False, 1024, Tiles()),  # 660 (644)
+    Row(128, False, _ANY, _ONE_Q),  # at 2048 712 (683), at 16384 765 (751)
+    Row(128, True, 2048, Tiles()),  # at 1024 529 (520), at 2048 628 (616)
+    Row(128, True, _ANY, _ONE_Q),  # at 4096 697 (685), at 16384 762 (757)
 )
-"""Of the forward in 8-bit floats; not measured yet."""
 
 
 @cache

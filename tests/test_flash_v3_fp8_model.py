@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 
 import pytest
@@ -31,7 +32,7 @@ def asked(draw: st.DrawFn) -> Problem:
     )  # fmt: skip
 
 
-TILES = st.builds(Tiles, warpgroups=st.just(2), block_k=st.sampled_from([64, 128]))
+TILES = st.builds(Tiles, warpgroups=st.just(2), block_k=st.sampled_from([64, 128, 256]))
 
 
 def asks(**changes: object) -> Problem:
@@ -87,12 +88,12 @@ def test_the_walk_and_the_model_agree_to_the_byte(p: Problem, tiles: Tiles) -> N
 
 def test_the_model_has_the_tiles_that_the_row_says() -> None:
     row = kernels.get("flash-v3-fp8")
-    for dim in (64, 128):
-        p = problem(head_dim=dim, head_dim_v=dim, dtype="fp8", causal=False)
+    for dim, keys in itertools.product((64, 128), (1024, 4096)):
+        p = asks(head_dim=dim, head_dim_v=dim, seqlen_k=keys, causal=False)
         config = row.describe(p, "fwd", Target(device="cuda", capability=(9, 0)))
         tiles = iomodel.estimate("flash-v3-fp8", p, "fwd").tiles
         assert tiles == {name: config[name] for name in tiles}
-        assert hopper_configs.given(config, Tiles()) == hopper_configs.choose_fp8(dim, dim, False, 1)
+        assert hopper_configs.given(config, Tiles()) == hopper_configs.choose_fp8(dim, dim, False, keys)
 
 
 @pytest.mark.parametrize(

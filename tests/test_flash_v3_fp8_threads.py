@@ -87,7 +87,7 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str
         *(model.Pointer(x.scales.view(-1)) for x in rounded), model.Pointer(lse.view(-1)),
         model.Pointer([entry for row in table for entry in row]), walk.tiles, heads, heads // kv_heads,
         seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d, e,
-        tiles.stages, tiles.q_stages, causal, tiles.pingpong, *tiles.registers,
+        tiles.stages, tiles.q_stages, causal, *tiles.registers,
     )  # fmt: skip
     want, want_lse = _fp8.attention(*rounded, causal=causal, scale=scale, lag=kernels.LAZY)
     assert torch.equal(lse.isinf(), want_lse.isinf())

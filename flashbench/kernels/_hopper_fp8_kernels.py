@@ -78,7 +78,7 @@ def consume(
     QS, KS, VS, OS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
     O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
-    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -99,8 +99,6 @@ def consume(
     q_scale = gl.load(Q_SCALE + entry) * unit
     factor = gl.maximum(q_scale * gl.load(K_SCALE + scales + n), SMALLEST)
     v_scale = gl.load(V_SCALE + scales + n)
-    if PINGPONG and WG == NUM_WG - 1:
-        asm.turn_pass(0)
     mbarrier.wait(QFULL.index(WG), 0)
     mbarrier.wait(KFULL.index(0), 0)
     s = one.scores(QS.index(WG), QS.index(WG), KS.index(0), KS.index(0), BLOCK_N, D, 0, S)
@@ -142,12 +140,8 @@ def consume(
         slot = (tile % Q_STAGES) * NUM_WG + WG
         stage, phase = j % STAGES, (j // STAGES) & 1
         mbarrier.wait(KFULL.index(stage), phase)
-        if PINGPONG:
-            asm.turn_wait(WG)
         s = one.scores(QS.index(slot), QS.index(slot), KS.index(stage), KS.index(stage), BLOCK_N, D, 0, S)
         product = values(p, VS.index(before), E5M2, BLOCK_N, E, LO)
-        if PINGPONG:
-            asm.turn_pass((WG + 1) % NUM_WG)
         s = warpgroup_mma_wait(1, [s])
         mbarrier.arrive(KEMPTY.index(stage))
         if n == 0:
@@ -184,7 +178,7 @@ def consume(
 def forward(
     Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
-    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE. Grid: as many programs as the table has columns.
@@ -207,10 +201,10 @@ def forward(
     gl.warp_specialize([
         (consume, (QS, KS, VS, OS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                   O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-                  0, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, PINGPONG)),
+                  0, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL)),
         (consume, (QS, KS, VS, OS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                   O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-                  1, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, PINGPONG)),
+                  1, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL)),
         (half.produce, (Q, Q, K, K, V, V, QS, QS, KS, KS, VS, VS,
                        QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                        TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
