@@ -14,10 +14,11 @@ import pytest
 HERE = Path(__file__).resolve().parent
 CASES = {
     # changes to the tiles; heads, K/V heads, seqlen_q, seqlen_k, head_dim, head_dim_v; format; what shares
-    "grouped": ("stages=3", (4, 2, 640, 769, 64, 64), "e4m3fn", "block"),
+    "grouped": ("block_k=256, stages=3", (4, 2, 640, 769, 64, 64), "e4m3fn", "block"),
     "ragged": ("block_k=64, q_stages=1", (2, 1, 300, 433, 96, 48), "e5m2", "head"),
-    "rows without keys": ("", (2, 2, 513, 300, 128, 128), "e4m3fn", "tensor"),
+    "rows without keys": ("", (2, 2, 513, 300, 128, 128), "e4m3fn", "block"),
 }
+OTHERS = [("grouped", True), ("ragged", True), ("ragged", False)]
 
 
 def child(code: str) -> str:
@@ -35,7 +36,10 @@ def child(code: str) -> str:
 
 @pytest.mark.parametrize(
     ("case", "causal"),
-    [("grouped", True), ("ragged", True), ("rows without keys", True), ("ragged", False)],
+    [
+        ("rows without keys", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS),
+    ],
 )
 def test_no_barrier_is_waited_for_in_vain_and_outputs_are_of_the_written_arithmetic(
     case: str, causal: bool
