@@ -31,8 +31,8 @@ class Tiles:
     """How the kernel is cut.
 
     warpgroups: consumers, of ROWS rows of queries each. block_k: keys of a K/V tile. stages: K/V tiles in
-    flight. q_stages: tiles of queries in flight. pingpong: warpgroups take turns. o_shared: both pieces of O
-    leave through one buffer.
+    flight. q_stages: tiles of queries in flight. pingpong: warpgroups take turns to issue products. o_shared:
+    both pieces of O leave through one buffer. hold: row sums are to be known before the wait for P V.
     """
 
     warpgroups: int = 2
@@ -41,12 +41,13 @@ class Tiles:
     q_stages: int = 2
     pingpong: bool = False
     o_shared: bool = False
+    hold: bool = False
 
     @property
     def name(self) -> str:
         """Short text that tells it from others of its head dim."""
         numbers = f"{self.warpgroups}w.n{self.block_k}.s{self.stages}.q{self.q_stages}"
-        return numbers + ".pingpong" * self.pingpong
+        return numbers + ".pingpong" * self.pingpong + ".hold" * self.hold
 
     @property
     def block_q(self) -> int:
@@ -84,24 +85,21 @@ def _first(table: Iterable[Row[_Cut]], dim: int, causal: bool, seqlen_k: int) ->
 
 
 _ANY = float("inf")
+_TWO = Tiles()
 _THREE = Tiles(warpgroups=3)
-_LONG = Tiles(q_stages=1)
+_64_FULL = replace(_THREE, q_stages=1, pingpong=True, hold=True)
 _192 = Tiles(block_k=64, q_stages=1)
-_256 = Tiles(block_k=64, q_stages=1, o_shared=True)
+_256 = replace(_192, o_shared=True)
 TABLE = (
-    # TFLOP/s in fp16 on an H100 SXM with Triton 3.6 (reports/h100-sxm/tuning/flash-v3.json), of the next best
-    # in brackets; 96 and 192 are cut as their neighbours
-    Row(64, False, 2048, _THREE),  # at 512 345 (338), at 2048 422 (423)
-    Row(64, False, _ANY, replace(_THREE, q_stages=1)),  # at 4096 439 (434), at 16384 473 (460)
-    Row(64, True, 4096, Tiles()),  # at 512 228 (200), at 4096 394 (392)
-    Row(64, True, _ANY, replace(_THREE, q_stages=1)),  # at 8192 428 (409), at 16384 442 (424)
-    Row(128, False, _ANY, replace(_LONG, pingpong=True)),  # at 1024 525 (518), at 16384 616 (606)
-    Row(128, True, 8192, Tiles()),  # at 512 297 (281), at 8192 571 (567)
-    Row(128, True, _ANY, _LONG),  # at 16384 589 (572)
+    # TFLOP/s in fp16 on an H100 SXM with Triton 3.6 (reports/h100-sxm/tuning/flash-v3.json, of 64
+    # flash-v3-64.json), cuDNN's in brackets; 96 and 192 are cut as their neighbours
+    Row(64, False, _ANY, _64_FULL),  # at 512 368 (363), at 8192 474 (475)
+    Row(64, True, 1024, _TWO),  # at 512 235 (262), at 1024 320 (332)
+    Row(64, True, _ANY, _THREE),  # at 2048 375 (361), at 8192 451 (434)
+    Row(128, False, _ANY, replace(_TWO, q_stages=1, pingpong=True)),  # at 512 471 (486), at 16384 596 (594)
+    Row(128, True, _ANY, _TWO),  # at 512 302 (295), at 16384 588 (541)
     *(Row(192, causal, _ANY, _192) for causal in (False, True)),
-    *(
-        Row(256, causal, _ANY, _256) for causal in (False, True)
-    ),  # at 16384 725, causal 681; the only one that fits
+    *(Row(256, causal, _ANY, _256) for causal in (False, True)),  # at 16384 704 (621), causal 699 (526)
 )
 
 

@@ -25,6 +25,8 @@ HANG_S = 5
 _OWN = threading.local()
 _ADDING = threading.Lock()
 _RANDOM = random.Random(0)
+_TURNS: list[threading.Semaphore] = []
+"""Named barriers of two warpgroups, who passes a turn and who waits for it."""
 _LAUNCH = {"programs": 0, "program": 0}
 
 
@@ -118,8 +120,24 @@ class Number(int):
     def __floordiv__(self, other: int) -> Number:
         return Number(int(self) // other)
 
+    def __and__(self, other: int) -> Number:
+        return Number(int(self) & other)
+
+    def __rshift__(self, other: int) -> Number:
+        return Number(int(self) >> other)
+
+    def __mul__(self, other: Any) -> Any:
+        return _typed(int(self) * other)
+
+    def __add__(self, other: Any) -> Any:
+        return _typed(int(self) + other)
+
     def to(self, dtype: torch.dtype) -> Number:
         return self
+
+
+def _typed(x: Any) -> Any:
+    return Number(x) if isinstance(x, int) else x
 
 
 class Typed(Tensor):
@@ -137,6 +155,23 @@ class Layout:
 
 class BarrierLayout(Layout):
     pass
+
+
+def _turn_wait(number: int, turns: bool) -> None:
+    if not turns:
+        return
+    _pause()
+    if not _TURNS[number].acquire(timeout=HANG_S):
+        raise RuntimeError("a turn was waited for in vain")
+
+
+def _turn_pass(number: int, here: bool) -> None:
+    if not here:
+        return
+    _pause()
+    _TURNS[number].release()
+    # a second arrival before the first was met would complete the barrier without the one that waits
+    assert _TURNS[number]._value <= 1  # type: ignore[attr-defined]
 
 
 def _wait(barrier: Barrier, phase: int, pred: bool = True) -> None:
@@ -212,6 +247,7 @@ def _allocate(dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
 
 def _specialize(roles: list[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any) -> None:
     errors: list[BaseException] = []
+    _TURNS[:] = [threading.Semaphore(0) for _ in range(3)]
 
     def run(role: Callable[..., None], args: tuple[Any, ...]) -> None:
         _OWN.stores, _OWN.products = [], []
@@ -323,11 +359,16 @@ def install(module: str) -> Any:
     from flashbench.kernels import _hopper_asm, _hopper_backward_tiles, _hopper_tiles
 
     _hopper_asm.mask, _hopper_asm.mask_before = _mask, _mask_before
+    _hopper_asm.log2, _hopper_asm.inverse, _hopper_asm.hold = torch.log2, torch.reciprocal, _itself
+    _hopper_asm.turn_wait, _hopper_asm.turn_pass = _turn_wait, _turn_pass
     _hopper_backward_tiles.tma_add = _add
     _hopper_backward_tiles.retiled = lambda memory, shape, layout: memory.reshape(shape)
     _hopper_asm.rescale = lambda acc, alpha, columns: acc * alpha[:, None]
     _hopper_asm.four, _hopper_asm.taken_apart = _four, _taken_apart
     _hopper_asm.known = lambda words, columns: words
+    _hopper_asm.normalise = lambda acc, factor, columns: torch.where(
+        factor[:, None] != 0, acc * factor[:, None], 0.0
+    )
     partial_sums = _hopper_tiles.partial_sums
     _hopper_tiles.partial_sums = lambda p, columns: partial_sums(p, columns).as_subclass(Typed)
     return importlib.import_module(f"flashbench.kernels.{module}")

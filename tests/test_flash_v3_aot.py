@@ -25,8 +25,8 @@ pytest.importorskip("triton")
 HERE = Path(__file__).resolve().parent
 
 SPILLS_ALLOWED = {
-    (3, 6): {(64, False, 3): 12, (64, True, 3): 40, (256, False, 2): 20, (256, True, 2): 24},
-    (3, 7): {(64, False, 3): 190, (64, True, 3): 310, (256, False, 2): 110, (256, True, 2): 100},
+    (3, 6): {(64, False, 3): 6, (64, True, 3): 11},
+    (3, 7): {(64, False, 3): 129, (64, True, 3): 150, (256, False, 2): 88, (256, True, 2): 63},
 }
 """Instructions that spill, by first version of Triton and (head dim, causal, warpgroups); else none.
 
@@ -48,14 +48,16 @@ def tiles_of(task: _compile.Task) -> hopper_configs.Tiles:
     return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
 
 
-CORE = [ask(TABLE[1], 64), ask(TABLE[6], 128, "fp16")]
+ROWS = {(row.max_dim, row.causal): row for row in TABLE}
+"""By head dim and mask, of the most keys."""
+CORE = [ask(ROWS[64, False], 64), ask(ROWS[128, True], 128, "fp16")]
 OTHERS = [
     *(ask(row, row.max_dim) for row in TABLE),
     *(ask(row, 96) for row in TABLE if row.max_dim == 128),
-    ask(TABLE[7], 192, head_dim_v=128),
-    ask(TABLE[10], 256, head_dim_v=64),
-    ask(TABLE[9], 64, head_dim_v=256),
-    ask(TABLE[4], 80, head_dim_v=24, num_kv_heads=16),
+    ask(ROWS[192, False], 192, head_dim_v=128),
+    ask(ROWS[256, True], 256, head_dim_v=64),
+    ask(ROWS[256, False], 64, head_dim_v=256),
+    ask(ROWS[128, False], 80, head_dim_v=24, num_kv_heads=16),
 ]
 
 
@@ -102,9 +104,10 @@ def holds(done: _compile.Compiled) -> None:
     assert code.spills <= allowed.get((dim, p.causal, tiles.warpgroups), 0)
     between = exponentials_in_flight(done.sass)
     assert len(between) == tiles.warpgroups
-    if dim <= 128:  # of 256, ptxas moves them behind the products, which take most of the time
+    if dim <= 128 or tiles.hold:  # of 256 without, ptxas moves them behind the products
         whole = [count for count in between if count >= 0.9 * hopper_configs.ROWS * tiles.block_k / 128]
-        assert len(whole) >= 2, f"exponentials while P V is in flight, by warpgroup: {between}"
+        least = tiles.warpgroups if tiles.hold else 2
+        assert len(whole) >= least, f"exponentials while P V is in flight, by warpgroup: {between}"
 
 
 def test_every_head_dim_fits() -> None:

@@ -53,12 +53,12 @@ def walk(p: Problem, tiles: Tiles) -> tuple[Counter[str], Counter[str]]:
     padded = -(-p.seqlen_k // GROUP) * GROUP
     read, write = Counter[str](), Counter[str]()
     for program, total in enumerate(table[0]):
-        read["schedule"] += 4 * (1 + 3 * tiles.warpgroups)  # first and next entries
+        read["schedule"] += 8 * (1 + 3 * tiles.warpgroups)  # first and next entries
         j = tile = 0
         while j < total:
             tile += 1
             entry = table[tile][program]
-            read["schedule"] += 4 * (1 if tile == 1 else 1 + tiles.warpgroups)
+            read["schedule"] += 8 * (1 if tile == 1 else 1 + tiles.warpgroups)
             start = entry % shape.tiles * tiles.block_q
             for row in range(start, start + tiles.block_q, ROWS):
                 read["q"] += inside(row, ROWS, p.seqlen_q) * p.head_dim

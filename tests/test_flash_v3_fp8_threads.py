@@ -82,7 +82,7 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str
         heads=2 * heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
         block_m=tiles.block_q, block_n=tiles.block_k, causal=causal, kv_bytes=2**22,
     )  # fmt: skip
-    table = schedule.table(walk, 3)
+    table = schedule.packed(schedule.table(walk, 3), walk.tiles, heads)
     d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
     boxes = [ROWS, d], [tiles.block_k, d], [e, tiles.block_k], [ROWS, e]
     model.launch(

@@ -49,6 +49,9 @@ def walk(p: Problem, tiles: Tiles, programs: int) -> tuple[Counter[str], Counter
         block_m=tiles.block_q, block_n=tiles.block_k, causal=p.causal, kv_bytes=0,
     )  # fmt: skip
     table = schedule.table(shape, programs)
+    for row, own in zip(table[1:], schedule.packed(table, shape.tiles, p.num_heads)[1:], strict=True):
+        where = [((x >> 40) * p.num_heads + (x >> 24 & 0xFFFF), x & 0xFFFFFF) for x in own]
+        assert where == [divmod(entry, shape.tiles) for entry in row]
     read, write = Counter[str](), Counter[str]()
     columns = {
         name: [(start, width) for start, width in zip((0, cut[0]), cut, strict=True) if width]
@@ -64,7 +67,7 @@ def walk(p: Problem, tiles: Tiles, programs: int) -> tuple[Counter[str], Counter
 
     covered = Counter[int]()
     for program, total in enumerate(table[0]):
-        read["schedule"] += 4 * (tiles.warpgroups + 1)
+        read["schedule"] += 8 * (tiles.warpgroups + 1)
         n = tile = 0
         for _ in range(total):
             n -= 1
@@ -77,7 +80,7 @@ def walk(p: Problem, tiles: Tiles, programs: int) -> tuple[Counter[str], Counter
                 if p.causal:
                     end = min(max(start + p.seqlen_k - p.seqlen_q + tiles.block_q, 1), end)
                 n = -(-end // tiles.block_k) - 1
-                read["schedule"] += 4 * (1 + tiles.warpgroups)
+                read["schedule"] += 8 * (1 + tiles.warpgroups)
                 for wg in range(tiles.warpgroups):
                     row = start + wg * hopper_configs.ROWS
                     read["q"] += box(row, hopper_configs.ROWS, p.seqlen_q, "qk")
@@ -87,7 +90,7 @@ def walk(p: Problem, tiles: Tiles, programs: int) -> tuple[Counter[str], Counter
             read["v"] += box(n * tiles.block_k, tiles.block_k, p.seqlen_k, "vo")
         assert n == 0, "a program ends with the last K/V tile of its last tile of queries"
         assert tile + 1 < len(table), "the entry ahead is there to be read"
-        read["schedule"] += 4 * tiles.warpgroups  # the entry ahead of the last
+        read["schedule"] += 8 * tiles.warpgroups  # the entry ahead of the last
     assert set(covered) == set(range(shape.heads * shape.tiles))
     assert set(covered.values()) == {1}
     return read, write

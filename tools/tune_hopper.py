@@ -4,8 +4,9 @@ python tools/tune_hopper.py --out tuning.json [--budget 130] [--head-dims 64,128
 
 Every configuration is checked first, in a process of its own that is killed when it hangs; only right ones
 are timed, each after a little load of its own, in turns with SDPA's cuDNN, fp16, batch · seqlen = 16k,
-heads · head_dim = 2048. --table: only what the table has. The JSON is rewritten after every cell.
-The winners belong into flashbench/hopper_configs.py.
+heads · head_dim = 2048, in one process that is killed, and goes on without the configuration it was at,
+when that hangs. --table: only what the table has, checked in bf16 too. The JSON is rewritten after every
+cell. The winners belong into flashbench/hopper_configs.py.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import queue
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -31,21 +34,30 @@ from flashbench.hopper_configs import Tiles
 LENGTHS = (512, 2048, 8192, 1024, 4096, 16384)
 """Every second first, should the time run out."""
 TOKENS, WIDTH = 16384, 2048
-HANG_S = 60
-WARM_MS, SAMPLE_MS, ROUNDS = 10, 40, 5
+HANG_S, SILENT_S = 45, 20
+WARM_MS, SAMPLE_MS, ROUNDS = 4, 12, 5
+REPEATS = 12
 
+Case = tuple[int, bool, Tiles]
 _TWO = Tiles()
 _THREE = Tiles(warpgroups=3)
+_128 = replace(_TWO, q_stages=1)
 _256 = Tiles(block_k=64, q_stages=1, o_shared=True)
-_D64 = (_TWO, _THREE, replace(_THREE, q_stages=1))
-_D128 = replace(_TWO, q_stages=1)
+
+
+def _each(tiles: Tiles) -> list[Tiles]:
+    """With every (pingpong, hold)."""
+    return [replace(tiles, pingpong=turns, hold=hold) for turns in (False, True) for hold in (False, True)]
+
+
+_D64 = [tiles for q in (1, 2) for own in (_TWO, _THREE) for tiles in _each(replace(own, q_stages=q))]
 VARIANTS = {
     (64, False): _D64,
     (64, True): _D64,
-    (128, False): (_TWO, _D128, replace(_D128, pingpong=True)),
-    (128, True): (_TWO, _D128),
-    (256, False): (_256,),
-    (256, True): (_256,),
+    (128, False): _each(_128),
+    (128, True): [*_each(_TWO), *_each(_128)],
+    (256, False): _each(_256),
+    (256, True): _each(_256),
 }
 """What to try, by head dim and mask."""
 
@@ -55,6 +67,9 @@ SHAPES = [
     (8, 16, 4, 640, 769),
 ]  # fmt: skip
 """batch, num_heads, num_kv_heads, seqlen_q, seqlen_k of the checks."""
+
+
+LIMITS = {torch.float16: 6e-4, torch.bfloat16: 5e-3}
 
 
 def exact(q, k, v, causal: bool):
@@ -70,13 +85,16 @@ def exact(q, k, v, causal: bool):
     return (s - lse.where(~lse.isinf(), 0.0)[..., None]).exp() @ v, lse
 
 
-def check(dim: int, causal: bool, tiles: Tiles) -> None:
-    """Raises AssertionError for a wrong result, on ragged and grouped shapes, or for one that varies."""
+def check(dim: int, causal: bool, tiles: Tiles, limits: dict[torch.dtype, float]) -> None:
+    """Raises AssertionError for a wrong result, on ragged and grouped shapes, or for one that varies.
+
+    limits: of the relative error, by dtype.
+    """
     from flashbench.kernels import _flash_v3 as flash
 
     torch.manual_seed(0)
     for n, (batch, heads, kv_heads, rows, keys) in enumerate(SHAPES):
-        for dtype, limit in ((torch.float16, 6e-4), (torch.bfloat16, 5e-3)):
+        for dtype, limit in limits.items():
             q, k, v = (
                 torch.randn(batch, h, length, dim, device="cuda", dtype=dtype)
                 for h, length in ((heads, rows), (kv_heads, keys), (kv_heads, keys))
@@ -92,19 +110,19 @@ def check(dim: int, causal: bool, tiles: Tiles) -> None:
             assert float((o.double() - ref).abs().max()) < 40 * limit, (*what, "o, at most")
             assert torch.equal(lse.isinf(), ref_lse.isinf()), (*what, "lse where there is no key")
             assert float((lse.double() - ref_lse).nan_to_num().abs().max()) < 2e-3, (*what, "lse")
-            for _ in range(30):
+            for _ in range(REPEATS):
                 again = flash.forward(q, k, v, **options)
                 assert torch.equal(again[0], o), (*what, "not repeatable")
                 assert torch.equal(again[1], lse), (*what, "lse not repeatable")
 
 
-def right(cases: list[tuple[int, bool, Tiles]], parallel: int = 10) -> Iterator[tuple[int, bool, Tiles]]:
-    """Those of the cases that are right; the others are named."""
+def right(cases: list[Case], dtypes: int, parallel: int = 15) -> Iterator[Case]:
+    """Those of the cases that are right in the first so many of the dtypes; the others are named."""
     waiting, running = list(cases), {}
     while waiting or running:
         while waiting and len(running) < parallel:
             case = waiting.pop(0)
-            line = json.dumps([case[0], case[1], asdict(case[2])])
+            line = json.dumps([*case[:2], asdict(case[2]), dtypes])
             command = [sys.executable, __file__, "--check", line]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             running[case] = process, time.monotonic()
@@ -152,6 +170,7 @@ def cell(dim: int, causal: bool, seqlen: int, variants: list[Tiles]) -> dict[str
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         once = {}
         for one, call in calls.items():
+            print(json.dumps({"trying": one}), flush=True)
             call()
             once[one] = milliseconds(call, 3)
         for turn in range(ROUNDS):
@@ -162,12 +181,62 @@ def cell(dim: int, causal: bool, seqlen: int, variants: list[Tiles]) -> dict[str
     there = [row[sorted(LENGTHS).index(seqlen)] for row in REFERENCE["fwd", dim, causal]]
     fa4 = there[1] / there[0] * tflops["sdpa-cudnn"]
     peer = max(fa4, tflops["sdpa-cudnn"])
-    row = {"head_dim": dim, "causal": causal, "seqlen": seqlen, "samples_ms": samples, "tflops": tflops,
-           "fa4_scaled": fa4, "best_peer": peer}  # fmt: skip
-    ours = " ".join(f"{one} {x:.0f} ({x / peer:.2f})" for one, x in tflops.items() if one != "sdpa-cudnn")
-    mask = "causal" if causal else "full"
-    print(f"d{dim} {mask} {seqlen:5d} cudnn {tflops['sdpa-cudnn']:.0f} fa4~ {fa4:.0f} | {ours}", flush=True)
-    return row
+    return {
+        "head_dim": dim, "causal": causal, "seqlen": seqlen, "samples_ms": samples, "tflops": tflops,
+        "fa4_scaled": fa4, "best_peer": peer,
+    }  # fmt: skip
+
+
+def said(row: dict) -> str:
+    """A cell in one line, the fastest first."""
+    ours = {one: speed for one, speed in row["tflops"].items() if one != "sdpa-cudnn"}
+    ranked = sorted(ours, key=ours.__getitem__, reverse=True)
+    text = " ".join(f"{one} {ours[one]:.0f} ({ours[one] / row['best_peer']:.3f})" for one in ranked)
+    mask = "causal" if row["causal"] else "full"
+    cudnn, fa4 = row["tflops"]["sdpa-cudnn"], row["fa4_scaled"]
+    return f"d{row['head_dim']} {mask} {row['seqlen']:5d} cudnn {cudnn:.0f} fa4~ {fa4:.0f} | {text}"
+
+
+Cell = tuple[int, bool, int]
+
+
+def timed(cells: list[Cell], good: list[Case], until: float, table: bool) -> Iterator[dict]:
+    """Rows of the cells; a process that hangs is killed, and what it was at is not tried again."""
+    good = list(good)
+    while cells and good and time.monotonic() < until:
+        asked = json.dumps([cells, [[*of, asdict(tiles)] for *of, tiles in good], table])
+        with subprocess.Popen(
+            [sys.executable, __file__, "--cells", asked], stdout=subprocess.PIPE, text=True
+        ) as process:
+            lines: queue.Queue[str] = queue.Queue()
+            threading.Thread(target=lambda p=process, q=lines: [*map(q.put, p.stdout), q.put("")]).start()
+            trying = None
+            try:
+                while line := lines.get(timeout=max(1.0, min(SILENT_S, until - time.monotonic()))):
+                    if line.startswith('{"trying"'):
+                        trying = json.loads(line)["trying"]
+                    elif line.startswith("{"):
+                        yield json.loads(line)
+                        cells = cells[1:]
+                    else:
+                        print(line, end="", flush=True)
+            except queue.Empty:
+                process.kill()
+        if cells and time.monotonic() < until:
+            print(f"{cells[0]}: {trying} HANGS or fails", flush=True)
+            cells = cells[trying in (None, "sdpa-cudnn") :]
+            good = [case for case in good if (*case[:2], case[2].name) != (*cells[0][:2], trying)]
+
+
+def time_cells(asked: str) -> None:
+    """Print a line of JSON per cell."""
+    cells, cases, table = json.loads(asked)
+    good = [(dim, causal, Tiles(**fields)) for dim, causal, fields in cases]
+    for dim, causal, seqlen in cells:
+        variants = [tiles for *of, tiles in good if of == [dim, causal]]
+        if table:
+            variants = [hopper_configs.choose(dim, dim, causal, seqlen)]
+        print(json.dumps(cell(dim, causal, seqlen, variants)), flush=True)
 
 
 def summary(rows: list[dict]) -> None:
@@ -182,9 +251,14 @@ def summary(rows: list[dict]) -> None:
 
     for dim, causal in VARIANTS:
         of = [row for row in rows if (row["head_dim"], row["causal"]) == (dim, causal)]
+        of.sort(key=lambda row: row["seqlen"])
+        lines = []
         for one in dict.fromkeys(one for row in of for one in row["tflops"] if one != "sdpa-cudnn"):
             ratios = [over(row, one) for row in of if one in row["tflops"]]
-            print(f"d{dim} {'causal' if causal else 'full'} {one}: {geomean(ratios)}")
+            each = " ".join(f"{ratio:.3f}" for ratio in ratios)
+            lines.append((geomean(ratios), f"d{dim} {'causal' if causal else 'full'} {one}: {each}"))
+        for mean, line in sorted(lines, reverse=True):
+            print(f"{line} | {mean}")
     best = [max(over(row, one) for one in row["tflops"] if one != "sdpa-cudnn") for row in rows]
     print("best of each cell:", geomean(best))
     table = []
@@ -202,10 +276,13 @@ def main() -> None:
     parser.add_argument("--head-dims", default="64,128,256")
     parser.add_argument("--table", action="store_true")
     parser.add_argument("--check")
+    parser.add_argument("--cells")
     asked = parser.parse_args()
     if asked.check:
-        dim, causal, fields = json.loads(asked.check)
-        return check(dim, causal, Tiles(**fields))
+        dim, causal, fields, dtypes = json.loads(asked.check)
+        return check(dim, causal, Tiles(**fields), dict([*LIMITS.items()][:dtypes]))
+    if asked.cells:
+        return time_cells(asked.cells)
     started = time.monotonic()
     cases = [
         (dim, causal, tiles)
@@ -213,20 +290,15 @@ def main() -> None:
         if str(dim) in asked.head_dims.split(",")
         for tiles in (chosen(dim, causal) if asked.table else VARIANTS[dim, causal])
     ]
-    good = sorted(right(cases), key=cases.index)
+    good = sorted(right(cases, 2 if asked.table else 1), key=cases.index)
     print(f"{len(good)} of {len(cases)} right after {time.monotonic() - started:.0f} s", flush=True)
+    cells = [(*of, seqlen) for seqlen in LENGTHS for of in dict.fromkeys(case[:2] for case in good)]
     rows: list[dict] = []
-    for seqlen in LENGTHS:
-        for dim, causal in dict.fromkeys(case[:2] for case in good):
-            if time.monotonic() - started > asked.budget:
-                print("out of time", flush=True)
-                break
-            variants = [tiles for *of, tiles in good if of == [dim, causal]]
-            if asked.table:
-                variants = [hopper_configs.choose(dim, dim, causal, seqlen)]
-            rows.append(cell(dim, causal, seqlen, variants))
-            if asked.out:
-                asked.out.write_text(json.dumps(document(good, rows), indent=1) + "\n", encoding="utf-8")
+    for row in timed(cells, good, started + asked.budget, asked.table):
+        rows.append(row)
+        print(said(row), flush=True)
+        if asked.out:
+            asked.out.write_text(json.dumps(document(good, rows), indent=1) + "\n", encoding="utf-8")
     summary(rows)
     return None
 

@@ -82,7 +82,7 @@ _FORMULAS["flash"] = {
 _FORMULAS["flash-v3-gluon"] = {
     **_FORMULAS["flash"],
     "forward": "read Nq·d·e + ΣK(d+dv)e; write Nq·dv·e + 4Nq, per query head; a tile of queries without keys"
-               " reads one of K and V; the schedule, 4 B per warpgroup and tile",
+               " reads one of K and V; the schedule, 8 B per warpgroup and tile",
     "prepare": "rows' lse in base 2 and delta, dq's accumulator zeroed: read 2Nq·dv·e + 4Nq; write 8N', 4N'·D"
                " per query head, N': Nq in whole tiles, D: 64 or 128 columns",
     "backward": "read, per K/V head, Nk(d+dv)e, g·ΣQ(d+dv)e and g·8ΣQ', add g·4ΣQ'·D, write Nk(d+dv)e; ΣQ':"

@@ -33,6 +33,10 @@ ASSUMPTIONS = (
 )
 
 
+ENTRY = 8
+"""Bytes of an entry of the forward's schedule."""
+
+
 def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
     """What flash-v2's forward moves, a K/V tile for each tile of queries without keys, and the schedule.
 
@@ -48,7 +52,7 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
     pairs = step.exps + heads * blind * tile.block_q * tile.block_k
     d, dv = (sum(hopper_configs.pieces(dim)) for dim in (p.head_dim, p.head_dim_v))
     read = {**step.read, "k": rows * p.head_dim * e, "v": rows * p.head_dim_v * e}
-    read["schedule"] = INT32 * _entries(step.ctas, tile.block_q // hopper_configs.ROWS)
+    read["schedule"] = ENTRY * _entries(step.ctas, tile.block_q // hopper_configs.ROWS)
     programs = min(hopper_configs.PROGRAMS, step.ctas)
     boxes = step.ctas * tile.block_q, pairs // tile.block_q
     moved = {"q": boxes[0] * d * e, "k": boxes[1] * d * e, "v": boxes[1] * dv * e,

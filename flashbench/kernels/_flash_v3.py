@@ -170,8 +170,8 @@ class Plan:
         )  # fmt: skip
         rows = schedule.table(shape, programs(device))
         self.programs = len(rows[0])
-        self.table = torch.tensor(rows, dtype=torch.int32, device=device)
-        self.numbers = (shape.tiles, heads, shape.group, seqlen_q, seqlen_k)
+        self.table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
+        self.numbers = (heads, shape.group, seqlen_q, seqlen_k)
         (d0, d1), (e0, e1) = hopper_configs.pieces(dim), hopper_configs.pieces(dim_v, of_v=True)
         cut = ((q, ROWS, d0, d1), (k, tiles.block_k, d0, d1), (v, tiles.block_k, e0, e1), (o, ROWS, e0, e1))
         self.descriptors = tuple(
@@ -182,7 +182,7 @@ class Plan:
         constants = {
             "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D0": d0, "D1": d1, "E0": e0, "E1": e1,
             "STAGES": tiles.stages, "Q_STAGES": tiles.q_stages, "O_SHARED": tiles.o_shared,
-            "CAUSAL": causal, "PINGPONG": tiles.pingpong,
+            "CAUSAL": causal, "PINGPONG": tiles.pingpong, "HOLD": tiles.hold,
             "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
         }  # fmt: skip
         self.made = Made(constants)

@@ -135,7 +135,7 @@ class Plan:
         )  # fmt: skip
         rows = schedule.table(shape, programs(device))
         self.programs = len(rows[0])
-        self.table = torch.tensor(rows, dtype=torch.int32, device=device)
+        self.table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
         self.numbers = (shape.tiles, heads, shape.group, seqlen_q, seqlen_k)
         d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
         boxes = (q, [ROWS, d]), (k, [tiles.block_k, d]), (v, [e, tiles.block_k]), (o, [ROWS, e])

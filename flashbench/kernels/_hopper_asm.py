@@ -74,6 +74,24 @@ def rescale_asm(cols):
     return "\n".join([*body, "SKIP:", "}"])
 
 
+@constexpr_function
+def normalise_asm(cols):
+    n = cols // 2
+    low, high = f"${2 * n}", f"${2 * n + 2}"
+    body = [
+        "{",
+        ".reg .pred p, q, some;",
+        f"setp.eq.f32 p, {low}, 0f00000000;",
+        f"setp.eq.f32 q, {high}, 0f00000000;",
+        "or.pred some, p, q;",
+        "vote.sync.any.pred some, some, 0xffffffff;",
+    ]
+    body += [f"mul.f32 ${i}, ${i}, {high if i % 4 >= 2 else low};" for i in range(n)]
+    body += ["@!some bra SKIP;"]
+    body += [f"selp.f32 ${i}, 0f00000000, ${i}, {'q' if i % 4 >= 2 else 'p'};" for i in range(n)]
+    return "\n".join([*body, "SKIP:", "}"])
+
+
 @gluon.jit
 def mask(s, last, COLS: gl.constexpr):
     """s with -inf in the columns after ``last``, a column number per row, from 0 at the tile's edge."""
@@ -161,20 +179,60 @@ def known(p, COLS: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, TIED, [p], gl.int32, is_pure=False, pack=N)
 
 
+HOLD = gl.constexpr(
+    "{\n.reg .pred p, q;\nsetp.lt.f32 p, $0, 0f00000000;\nsetp.lt.or.f32 q, $1, 0f00000000, p;\n"
+    "@q nanosleep.u32 1;\n}"
+)
+
+
+@gluon.jit
+def hold(total):
+    """Row sums, two a thread, known here: a branch on them, never taken, waits for all exponentials."""
+    return gl.inline_asm_elementwise(HOLD, "=f,=f,0,1", [total], gl.float32, is_pure=False, pack=2)
+
+
+@gluon.jit
+def normalise(acc, factor, COLS: gl.constexpr):
+    """acc · factor, a factor per row; 0 where that is 0, whatever acc holds."""
+    N: gl.constexpr = packed(COLS)
+    ASM: gl.constexpr = normalise_asm(COLS)
+    TIED: gl.constexpr = tied(COLS, "f")
+    factor, _ = gl.broadcast(factor[:, None], acc)
+    return gl.inline_asm_elementwise(ASM, TIED, [acc, factor], gl.float32, is_pure=True, pack=N)
+
+
+LOG2 = gl.constexpr("lg2.approx.ftz.f32 $0, $1;")
+INVERSE = gl.constexpr("rcp.approx.ftz.f32 $0, $1;")
+
+
+@gluon.jit
+def log2(x):
+    """log2 of row sums, 1 or more; within 2 ** -22."""
+    return gl.inline_asm_elementwise(LOG2, "=f,f", [x], gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def inverse(x):
+    """1 / x of row sums, within one unit in the last place."""
+    return gl.inline_asm_elementwise(INVERSE, "=f,f", [x], gl.float32, is_pure=True, pack=1)
+
+
 SYNC = gl.constexpr("bar.sync $1, 256;\nmov.b32 $0, $1;")
 ARRIVE = gl.constexpr("bar.arrive $1, 256;\nmov.b32 $0, $1;")
 
 
 @gluon.jit
-def turn_wait(WG: gl.constexpr):
+def turn_wait(WG: gl.constexpr, TURNS: gl.constexpr):
     """Wait for this warpgroup's turn: a named barrier of two warpgroups, who waits and who passes."""
-    _named(SYNC, NAMED_FROM + WG)
+    if TURNS:
+        _named(SYNC, NAMED_FROM + WG)
 
 
 @gluon.jit
-def turn_pass(WG: gl.constexpr):
-    """Give the turn to warpgroup WG."""
-    _named(ARRIVE, NAMED_FROM + WG)
+def turn_pass(WG: gl.constexpr, HERE: gl.constexpr):
+    """Give the turn to warpgroup WG, where it is to be given here."""
+    if HERE:
+        _named(ARRIVE, NAMED_FROM + WG)
 
 
 @gluon.jit

@@ -74,6 +74,14 @@ def values(p, V, E5M2: gl.constexpr, BLOCK_N: gl.constexpr, E: gl.constexpr, O: 
 
 
 @gluon.jit
+def scale_places(entry, tiles, heads, group, key_tiles):
+    """Where the scale of an entry's tile of queries is, and the first of its head's tiles of keys."""
+    tile, b, h = one.unpacked(entry)
+    head = b * heads + h
+    return head * tiles + tile, head // group * key_tiles
+
+
+@gluon.jit
 def consume(
     QS, KS, VS, OS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
     O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
@@ -89,19 +97,19 @@ def consume(
     programs = gl.num_programs(0)
     key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
     TABLE += gl.program_id(0)
-    total_blocks = gl.load(TABLE)
+    total_blocks = gl.load(TABLE).to(gl.int32)
     entry = gl.load(TABLE + programs)
     next_entry = gl.load(TABLE + 2 * programs)  # of the next tile of queries, long before it is needed
     start_m, blocks, clear, _ = one.place(
-        entry, tiles, seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
+        one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
     n = blocks - 1  # K/V tile of the tile of queries: from the right, so that those to be masked come first
-    scales = entry // tiles // group * key_tiles
-    q_scale = gl.load(Q_SCALE + entry) * unit
+    own_scale, scales = scale_places(entry, tiles, heads, group, key_tiles)
+    q_scale = gl.load(Q_SCALE + own_scale) * unit
     factor = gl.maximum(q_scale * gl.load(K_SCALE + scales + n), SMALLEST)
     v_scale = gl.load(V_SCALE + scales + n)
     mbarrier.wait(QFULL.index(WG), 0)
     mbarrier.wait(KFULL.index(0), 0)
-    s = one.scores(QS.index(WG), QS.index(WG), KS.index(0), KS.index(0), BLOCK_N, D, 0, S)
+    s = one.scores(QS, QS, WG, KS, KS, 0, BLOCK_N, D, 0, S)
     s = warpgroup_mma_wait(0, [s])
     mbarrier.arrive(KEMPTY.index(0))
     mbarrier.arrive(QEMPTY.index(WG), pred=n == 0)
@@ -123,15 +131,15 @@ def consume(
         old_scale = v_scale
         weight = top
         if new:  # the scores that are issued next are the first of another tile of queries
-            weight = one.finish(total, top - SHIFT, LSE, entry, tiles, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW)
+            weight = one.finish(total, top - SHIFT, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW)
             total = gl.zeros([ROWS, 4], gl.float32, SUMS)
             top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
             entry = next_entry
             start_m, blocks, clear, _ = one.place(
-                entry, tiles, seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
+                one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
             n = blocks - 1
-            scales = entry // tiles // group * key_tiles
-            q_scale = gl.load(Q_SCALE + entry) * unit
+            own_scale, scales = scale_places(entry, tiles, heads, group, key_tiles)
+            q_scale = gl.load(Q_SCALE + own_scale) * unit
             tile += 1
             next_entry = gl.load(TABLE + (tile + 2) * programs)
             mbarrier.wait(QFULL.index((tile % Q_STAGES) * NUM_WG + WG), (tile // Q_STAGES) & 1)
@@ -140,7 +148,7 @@ def consume(
         slot = (tile % Q_STAGES) * NUM_WG + WG
         stage, phase = j % STAGES, (j // STAGES) & 1
         mbarrier.wait(KFULL.index(stage), phase)
-        s = one.scores(QS.index(slot), QS.index(slot), KS.index(stage), KS.index(stage), BLOCK_N, D, 0, S)
+        s = one.scores(QS, QS, slot, KS, KS, stage, BLOCK_N, D, 0, S)
         product = values(p, VS.index(before), E5M2, BLOCK_N, E, LO)
         s = warpgroup_mma_wait(1, [s])
         mbarrier.arrive(KEMPTY.index(stage))
@@ -159,17 +167,17 @@ def consume(
         mbarrier.arrive(VEMPTY.index(before))
         acc += product * old_scale
         if new:
-            one.store_rows(acc, acc, weight, OS, OS, O, O, old_entry, tiles, heads,
+            one.store_rows(acc, acc, weight, OS, OS, O, O, old_entry,
                        WG, BLOCK_M, E, 0, LO, LO, False)  # fmt: skip
             acc = gl.zeros([ROWS, E], gl.float32, LO)
         acc = asm.rescale(acc, gl.convert_layout(alpha, gl.SliceLayout(1, LO)), E)
         p = next_p
         before = stage
     product = values(p, VS.index(before), E5M2, BLOCK_N, E, LO)
-    weight = one.finish(total, top - SHIFT, LSE, entry, tiles, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW)
+    weight = one.finish(total, top - SHIFT, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW)
     product, p = warpgroup_mma_wait(0, [product, p])
     acc += product * v_scale
-    one.store_rows(acc, acc, weight, OS, OS, O, O, entry, tiles, heads,
+    one.store_rows(acc, acc, weight, OS, OS, O, O, entry,
                WG, BLOCK_M, E, 0, LO, LO, False)  # fmt: skip
     tma.store_wait(0)
 
@@ -207,6 +215,6 @@ def forward(
                   1, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL)),
         (half.produce, (Q, Q, K, K, V, V, QS, QS, KS, KS, VS, VS,
                        QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-                       TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
+                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
                        D, 0, E, 0, STAGES, Q_STAGES, CAUSAL)),
     ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

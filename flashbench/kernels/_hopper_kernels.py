@@ -41,11 +41,11 @@ ROWS = one.ROWS
 @gluon.jit
 def consume(
     Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-    O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit,
+    O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit,
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
-    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
-    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
+    D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, STAGES: gl.constexpr,
+    Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
+    HOLD: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -56,36 +56,34 @@ def consume(
     HALF: gl.constexpr = K0S.dtype
     IN_FLIGHT: gl.constexpr = 2 if E1 > 0 else 1
     AFTER: gl.constexpr = (NUM_WG - 1 - WG) * ROWS
-    # taking turns, all go the same number of rounds
-    SKIPS: gl.constexpr = CAUSAL and AFTER > 0 and not PINGPONG
+    SKIPS: gl.constexpr = CAUSAL and AFTER > 0
+    NEXT: gl.constexpr = (WG + 1) % NUM_WG
     gl.static_assert(
         AFTER <= BLOCK_N * (STAGES - 1), "a tile that is passed over must not wait for one in use"
     )
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
-    total_blocks = gl.load(TABLE)
+    total_blocks = gl.load(TABLE).to(gl.int32)
     entry = gl.load(TABLE + programs)
     start_m, blocks, clear, own = one.place(
-        entry, tiles, seqlen_q, seqlen_k, AFTER, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
-    j = 0  # K/V tile of the program
-    if SKIPS:
-        j = one.pass_over(j, blocks - own, KFULL, KEMPTY, VFULL, VEMPTY, STAGES)
+        one.tile_of(entry), seqlen_q, seqlen_k, AFTER, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
     next_entry = gl.load(TABLE + 2 * programs)  # of the next tile of queries, long before it is needed
-    if PINGPONG and WG == NUM_WG - 1:
-        asm.turn_pass(0)
-    before = j % STAGES
+    asm.turn_pass(0, PINGPONG and WG == NUM_WG - 1)
+    j = 0  # K/V tile of the program
     mbarrier.wait(QFULL.index(WG), 0)
+    if SKIPS:
+        j = one.pass_over(j, blocks - own, KFULL, KEMPTY, VFULL, VEMPTY, STAGES, PINGPONG, WG, NEXT)
+    asm.turn_wait(WG, PINGPONG)
+    before = j % STAGES
     mbarrier.wait(KFULL.index(before), (j // STAGES) & 1)
-    Q1 = Q1S.index(WG) if D1 > 0 else Q0S.index(WG)
-    K1 = K1S.index(before) if D1 > 0 else K0S.index(before)
-    s = one.scores(Q0S.index(WG), Q1, K0S.index(before), K1, BLOCK_N, D0, D1, S)
+    s = one.scores(Q0S, Q1S, WG, K0S, K1S, before, BLOCK_N, D0, D1, S)
+    asm.turn_pass(NEXT, PINGPONG)
     s = warpgroup_mma_wait(0, [s])
     mbarrier.arrive(KEMPTY.index(before))
     n = own - 1  # K/V tile of the tile of queries: from the right, so that those to be masked come first
-    mbarrier.arrive(QEMPTY.index(WG), pred=n == 0)
-    if n >= clear:
-        last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
-        s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
+    if n == 0:
+        mbarrier.arrive(QEMPTY.index(WG))
+    s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
     p, alpha, top = one.softmax(s, gl.full([ROWS], float("-inf"), gl.float32, ROW), unit)
     total = one.partial_sums(p, BLOCK_N)
     SUMS: gl.constexpr = total.type.layout
@@ -103,14 +101,15 @@ def consume(
         old_entry = entry
         factor = top
         if new:  # the scores that are issued next are the first of another tile of queries
-            factor = one.finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
+            factor = one.finish(total, top, LSE, entry, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
             total = gl.zeros([ROWS, 4], gl.float32, SUMS)
             top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
             entry = next_entry
             start_m, blocks, clear, own = one.place(
-                entry, tiles, seqlen_q, seqlen_k, AFTER, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
+                one.tile_of(entry), seqlen_q, seqlen_k, AFTER, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
             if SKIPS:
-                j = one.pass_over(j, blocks - own, KFULL, KEMPTY, VFULL, VEMPTY, STAGES)
+                j = one.pass_over(j, blocks - own, KFULL, KEMPTY, VFULL, VEMPTY,
+                                  STAGES, PINGPONG, WG, NEXT)  # fmt: skip
             n = own - 1
             tile += 1
             next_entry = gl.load(TABLE + (tile + 2) * programs)
@@ -118,32 +117,26 @@ def consume(
         slot = (tile % Q_STAGES) * NUM_WG + WG
         stage, phase = j % STAGES, (j // STAGES) & 1
         mbarrier.wait(KFULL.index(stage), phase)
-        if PINGPONG:
-            asm.turn_wait(WG)
-        Q1 = Q1S.index(slot) if D1 > 0 else Q0S.index(slot)
-        K1 = K1S.index(stage) if D1 > 0 else K0S.index(stage)
-        s = one.scores(Q0S.index(slot), Q1, K0S.index(stage), K1, BLOCK_N, D0, D1, S)
+        asm.turn_wait(WG, PINGPONG)
+        s = one.scores(Q0S, Q1S, slot, K0S, K1S, stage, BLOCK_N, D0, D1, S)
         acc0 = one.values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
         if E1 > 0:
             acc1 = one.values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
-        if PINGPONG:
-            asm.turn_pass((WG + 1) % NUM_WG)
+        asm.turn_pass(NEXT, PINGPONG)
         s = warpgroup_mma_wait(IN_FLIGHT, [s])
         mbarrier.arrive(KEMPTY.index(stage))
         if n == 0:
             mbarrier.arrive(QEMPTY.index(slot))
-        if n >= clear:
-            last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
-            s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
+        s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
         next_p, alpha, top = one.softmax(s, top, unit)
-        total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + one.partial_sums(next_p, BLOCK_N)
+        total *= gl.convert_layout(alpha, ROW_SUMS)[:, None]
+        total += one.partial_sums(next_p, BLOCK_N)
+        if HOLD:
+            total = asm.hold(total)
         next_p = next_p.to(HALF)
-        # The end of a basic block here keeps ptxas from waiting for P V before the exponentials. K's barrier,
-        # complete already, serves where V may be to come to the very place that P V reads: tiles passed over.
-        if SKIPS:
-            mbarrier.wait(KFULL.index(stage), phase)
-        else:
-            mbarrier.wait(VFULL.index(stage), phase)
+        # The end of a basic block keeps ptxas from waiting for P V before the exponentials. Of tiles
+        # passed over V may come to where P V reads: there K's barrier serves, complete already.
+        mbarrier.wait((KFULL if SKIPS else VFULL).index(stage), phase)
         if E1 > 0:
             acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
         else:
@@ -152,7 +145,7 @@ def consume(
         if SKIPS:
             mbarrier.wait(VFULL.index(stage), phase)
         if new:
-            one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, old_entry, tiles, heads,
+            one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, old_entry,
                        WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
         # of no consequence for a new tile, whose first product does not add
         acc0 = asm.rescale(acc0, gl.convert_layout(alpha, gl.SliceLayout(1, LO0)), E0)
@@ -168,8 +161,9 @@ def consume(
         acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
     else:
         acc0, p = warpgroup_mma_wait(0, [acc0, p])
-    factor = one.finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
-    one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads,
+    mbarrier.arrive(VEMPTY.index(before))
+    factor = one.finish(total, top, LSE, entry, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
+    one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry,
                WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
     tma.store_wait(0)
 
@@ -177,7 +171,7 @@ def consume(
 @gluon.jit
 def produce(
     Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-    TABLE, tiles, heads, group, seqlen_q, seqlen_k,
+    TABLE, heads, group, seqlen_q, seqlen_k,
     NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
@@ -190,7 +184,7 @@ def produce(
     SIZE: gl.constexpr = K0S.dtype.itemsize
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
-    total_blocks = gl.load(TABLE)
+    total_blocks = gl.load(TABLE).to(gl.int32)
     b = 0
     kv = 0
     n = 0
@@ -202,9 +196,8 @@ def produce(
             TABLE += programs
             entry = gl.load(TABLE)
             start_m, blocks, _, _ = one.place(
-                entry, tiles, seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
-            head = entry // tiles
-            b, h = head // heads, head % heads
+                one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
+            _, b, h = one.unpacked(entry)
             kv = h // group
             n = blocks - 1
             for WG in gl.static_range(NUM_WG):
@@ -247,13 +240,13 @@ def ring(NUMBER: gl.constexpr, DESC, HEIGHT: gl.constexpr, D: gl.constexpr):
     return gl.allocate_shared_memory(DESC.dtype, [NUMBER, 1, 1, HEIGHT, D], DESC.layout)
 
 
-@gluon.jit(do_not_specialize=["tiles", "heads", "group", "seqlen_q", "seqlen_k"])
+@gluon.jit(do_not_specialize=["heads", "group", "seqlen_q", "seqlen_k"])
 def forward(
-    Q0, Q1, K0, K1, V0, V1, O0, O1, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
+    Q0, Q1, K0, K1, V0, V1, O0, O1, LSE, TABLE, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, HOLD: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
@@ -287,29 +280,29 @@ def forward(
     if NUM_WG == 2:
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-                      TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
+                      TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, CAUSAL)),
         ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-                      O0, O1, LSE, TABLE, tiles, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG)),
+                      O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
-                      TABLE, tiles, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
+                      TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, CAUSAL)),
         ], [4, 4, 1], [REGISTERS, REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

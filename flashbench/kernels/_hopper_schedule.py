@@ -99,3 +99,19 @@ def table(shape: Shape, programs: int) -> tuple[tuple[int, ...], ...]:
     totals = tuple(sum(costs[entry % shape.tiles] for entry in entries) for entries in taken)
     rows = [tuple(entries[r] if r < len(entries) else 0 for entries in taken) for r in range(rounds + 1)]
     return (totals, *rows)
+
+
+def packed(rows: tuple[tuple[int, ...], ...], tiles: int, heads: int) -> list[list[int]]:
+    """A table whose entries tell tile, head and batch without a division: bits 0 to 23, 24 to 39, 40 on.
+
+    tiles: per head; heads: of queries, per batch. Raises ValueError for more than 65536 heads.
+    """
+    if heads > 2**16:
+        raise ValueError(f"num_heads {heads} is more than {2**16}")
+
+    def pack(entry: int) -> int:
+        head, tile = divmod(entry, tiles)
+        b, h = divmod(head, heads)
+        return b << 40 | h << 24 | tile
+
+    return [list(rows[0]), *([pack(entry) for entry in row] for row in rows[1:])]

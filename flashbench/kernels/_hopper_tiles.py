@@ -15,6 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
 )
 
+from flashbench.kernels import _hopper_asm as asm
+
 ROWS = gl.constexpr(64)
 """Rows of queries of a warpgroup: what one wgmma covers."""
 LAZY = gl.constexpr(8.0)
@@ -27,13 +29,25 @@ tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_s
 
 
 @gluon.jit
-def place(entry, tiles, seqlen_q, seqlen_k, ROWS_BEFORE_END: gl.constexpr, BLOCK_M: gl.constexpr,
+def tile_of(entry):
+    """Number, in its head, of the tile of queries of an entry of the table."""
+    return (entry & 0xFFFFFF).to(gl.int32)
+
+
+@gluon.jit
+def unpacked(entry):
+    """(tile of queries, batch, head) of an entry of the table (_hopper_schedule.packed)."""
+    return tile_of(entry), (entry >> 40).to(gl.int32), ((entry >> 24) & 0xFFFF).to(gl.int32)
+
+
+@gluon.jit
+def place(tile, seqlen_q, seqlen_k, ROWS_BEFORE_END: gl.constexpr, BLOCK_M: gl.constexpr,
           BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):  # fmt: skip
-    """(first row, K/V tiles, those that need no mask, K/V tiles that its first rows need) of an entry.
+    """(first row, K/V tiles, those that need no mask, K/V tiles that its first rows need) of a tile.
 
     ROWS_BEFORE_END: how many rows of the tile come after those first ones.
     """
-    start_m = (entry % tiles) * BLOCK_M
+    start_m = tile * BLOCK_M
     if CAUSAL:
         diagonal = start_m + seqlen_k - seqlen_q
         clear = gl.maximum(diagonal + 1, 0) // BLOCK_N
@@ -59,13 +73,26 @@ def last_key(start_m, seqlen_q, seqlen_k, WG: gl.constexpr, CAUSAL: gl.constexpr
 
 
 @gluon.jit
-def pass_over(j, count, KFULL, KEMPTY, VFULL, VEMPTY, STAGES: gl.constexpr):
+def masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG: gl.constexpr, BLOCK_N: gl.constexpr,
+           CAUSAL: gl.constexpr, ROW: gl.constexpr):  # fmt: skip
+    """s of the n-th K/V tile with -inf where a row does not see a key."""
+    if n >= clear:
+        last = last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
+        s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
+    return s
+
+
+@gluon.jit
+def pass_over(j, count, KFULL, KEMPTY, VFULL, VEMPTY, STAGES: gl.constexpr,
+              TURNS: gl.constexpr, WG: gl.constexpr, NEXT: gl.constexpr):  # fmt: skip
     """The number after ``count`` K/V tiles from j that this warpgroup's rows do not see, but others' do."""
     for _ in range(count):
         stage, phase = j % STAGES, (j // STAGES) & 1
         # not before it is full: an arrival would count for the stage's tile before
         mbarrier.wait(KFULL.index(stage), phase)
         mbarrier.arrive(KEMPTY.index(stage))
+        asm.turn_wait(WG, TURNS)
+        asm.turn_pass(NEXT, TURNS)
         mbarrier.wait(VFULL.index(stage), phase)
         mbarrier.arrive(VEMPTY.index(stage))
         j += 1
@@ -73,15 +100,16 @@ def pass_over(j, count, KFULL, KEMPTY, VFULL, VEMPTY, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def scores(Q0, Q1, K0, K1, BLOCK_N: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, S: gl.constexpr):
+def scores(Q0S, Q1S, slot, K0S, K1S, stage, BLOCK_N: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr,
+           S: gl.constexpr):  # fmt: skip
     """Issue S = Q K^T of one tile, in two pieces of the head dim where it has two."""
     zero = gl.zeros([ROWS, BLOCK_N], gl.float32, S)
-    q = Q0.reshape([ROWS, D0])
-    k = K0.reshape([BLOCK_N, D0]).permute((1, 0))
+    q = Q0S.index(slot).reshape([ROWS, D0])
+    k = K0S.index(stage).reshape([BLOCK_N, D0]).permute((1, 0))
     s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
     if D1 > 0:
-        q = Q1.reshape([ROWS, D1])
-        k = K1.reshape([BLOCK_N, D1]).permute((1, 0))
+        q = Q1S.index(slot).reshape([ROWS, D1])
+        k = K1S.index(stage).reshape([BLOCK_N, D1]).permute((1, 0))
         s = warpgroup_mma(q, k, s, is_async=True)
     return s
 
@@ -98,15 +126,9 @@ def new_base(s, top, unit):
     """(the new base of each row, the factor for what was summed before), given the base so far."""
     highest = gl.max(s, 1)
     new_top = gl.where((highest - top) * unit > LAZY, highest, top)
-    return new_top, gl.where(new_top == top, 1.0, gl.exp2((top - new_top) * unit))
-
-
-@gluon.jit
-def exponentials(s, top, unit):
-    """P of one tile of scores, given the base of each row."""
-    # a row that has seen no key yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
-    base = gl.where(top == float("-inf"), 0.0, top * unit)
-    return gl.exp2(s * unit - base[:, None])
+    # nothing was summed before a row's first key, so no rescale is needed for it
+    same = (new_top == top) | (top == float("-inf"))
+    return new_top, gl.where(same, 1.0, gl.exp2((top - new_top) * unit))
 
 
 @gluon.jit
@@ -115,8 +137,10 @@ def softmax(s, top, unit):
 
     top: the base of each row so far. unit: softmax_scale / ln 2, so that exponentials are powers of two.
     """
-    new_top, alpha = new_base(s, top, unit)
-    return exponentials(s, new_top, unit), alpha, new_top
+    top, alpha = new_base(s, top, unit)
+    # a row that has seen no key yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
+    base = gl.where(top == float("-inf"), 0.0, top * unit)
+    return gl.exp2(s * unit - base[:, None]), alpha, top
 
 
 @gluon.jit
@@ -126,38 +150,43 @@ def partial_sums(p, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
-def finish(total, top, LSE, entry, tiles, heads, seqlen_q, unit, WG: gl.constexpr, BLOCK_M: gl.constexpr,
+def finish(total, top, LSE, entry, heads, seqlen_q, unit, WG: gl.constexpr, BLOCK_M: gl.constexpr,
            LAYOUT: gl.constexpr):  # fmt: skip
     """What O is to be multiplied by (0 for a row without keys), once LSE, natural, is written."""
     total = gl.convert_layout(gl.sum(total, 1), LAYOUT)
     seen = total != 0  # a NaN stays
-    lse = gl.where(seen, (top * unit + gl.log2(total)) * LN2, float("-inf"))
-    row = entry % tiles * BLOCK_M + WG * ROWS
+    lse = gl.where(seen, (top * unit + asm.log2(total)) * LN2, float("-inf"))
+    tile, b, h = unpacked(entry)
+    row = tile * BLOCK_M + WG * ROWS
     rows = row + gl.arange(0, ROWS, LAYOUT)
-    gl.store(LSE + (entry // tiles).to(gl.int64) * seqlen_q + rows, lse, mask=rows < seqlen_q)
-    return gl.where(seen, 1.0 / total, 0.0)
+    gl.store(LSE + (b * heads + h).to(gl.int64) * seqlen_q + rows, lse, mask=rows < seqlen_q)
+    return gl.where(seen, asm.inverse(total), 0.0)
 
 
 @gluon.jit
-def store_piece(acc, factor, STAGE, DESC, b, h, row, col, D: gl.constexpr, O: gl.constexpr):
-    factor, _ = gl.broadcast(gl.convert_layout(factor, gl.SliceLayout(1, O))[:, None], acc)
-    o = gl.where(factor != 0, acc * factor, 0.0)  # a row without keys: 0, whatever V holds
+def store_piece(acc, factor, STAGE, DESC, b, h, row, col, D: gl.constexpr, O: gl.constexpr,
+                WIDE: gl.constexpr):  # fmt: skip
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, O))
+    if WIDE:  # with all of O at once in one statement, that of two pieces would spill
+        factor, _ = gl.broadcast(factor[:, None], acc)
+        o = gl.where(factor != 0, acc * factor, 0.0)
+    else:
+        o = asm.normalise(acc, factor, D)
     STAGE.reshape([ROWS, D]).store(o.to(STAGE.dtype))
     fence_async_shared()
     tma_store(DESC, [b, h, row, col], STAGE)
 
 
 @gluon.jit
-def store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, tiles, heads, WG: gl.constexpr,
+def store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry, WG: gl.constexpr,
                BLOCK_M: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, LO0: gl.constexpr,
                LO1: gl.constexpr, SHARED: gl.constexpr):  # fmt: skip
     """Write O of one tile by TMA. SHARED: both pieces through one buffer."""
-    head = entry // tiles
-    b, h = head // heads, head % heads
-    row = entry % tiles * BLOCK_M + WG * ROWS
+    tile, b, h = unpacked(entry)
+    row = tile * BLOCK_M + WG * ROWS
     tma.store_wait(0)
-    store_piece(acc0, factor, O0S.index(WG), O0, b, h, row, 0, D0, LO0)
+    store_piece(acc0, factor, O0S.index(WG), O0, b, h, row, 0, D0, LO0, D1 > 0)
     if D1 > 0:
         if SHARED:
             tma.store_wait(0)
-        store_piece(acc1, factor, O1S.index(WG), O1, b, h, row, D0, D1, LO1)
+        store_piece(acc1, factor, O1S.index(WG), O1, b, h, row, D0, D1, LO1, True)

@@ -65,7 +65,7 @@ def sum_dq(
         entry = gl.load(TABLE)
         head = entry // tiles
         start_m, blocks, clear, own = forward.place(
-            entry, tiles, seqlen_q, seqlen_k, (1 - WG) * ROWS, BLOCK_M, ROWS, CAUSAL)  # fmt: skip
+            entry % tiles, seqlen_q, seqlen_k, (1 - WG) * ROWS, BLOCK_M, ROWS, CAUSAL)  # fmt: skip
         last = forward.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
         rows = start_m + WG * ROWS + gl.arange(0, ROWS, ROW)
         at = head.to(gl.int64) * rows_of_head + rows
@@ -146,7 +146,7 @@ def produce(
         head = entry // tiles
         b, h = head // heads, head % heads
         start_m, blocks, _, _ = forward.place(
-            entry, tiles, seqlen_q, seqlen_k, 0, BLOCK_M, ROWS, CAUSAL)  # fmt: skip
+            entry % tiles, seqlen_q, seqlen_k, 0, BLOCK_M, ROWS, CAUSAL)  # fmt: skip
         for n in range(blocks):
             key = [b, h // group, n * ROWS, 0]
             mbarrier.wait(KEMPTY.index(j % 2), ((j // 2) & 1) ^ 1)
