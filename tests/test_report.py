@@ -46,10 +46,9 @@ def page(full: Results) -> str:
 
 def without_library(page: str) -> str:
     """The page less plotly.js, which is full of addresses that it never asks for."""
-    from plotly.offline import get_plotlyjs
-
-    assert page.count(get_plotlyjs()) == 1
-    return page.replace(get_plotlyjs(), "")
+    library = page_module.text(page_module.LIBRARY)
+    assert page.count(library) == 1
+    return page.replace(library, "")
 
 
 # ---- data

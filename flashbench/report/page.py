@@ -21,14 +21,8 @@ if TYPE_CHECKING:
 
     from flashbench.report.sections import Section
 
-CLAIMS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "timed": ("cells timed", lambda row: f"{row['value']:.0f} of {row['of']:.0f}"),
-    "flops_per_s": ("highest rate", lambda row: words.rate(row["value"])),
-    "speedup_over_naive": ("largest speed-up over naive", lambda row: words.times(row["value"])),
-    "memory_saving": ("less extra memory than naive", lambda row: words.times(row["value"])),
-}
-"""How each claim of summary.headline reads: its caption, its value."""
-
+LIBRARY = "vendor/plotly-cartesian.min.js"
+"""plotly.js with the traces of a plane alone: a third of the whole."""
 
 CPU_NOTICE = (
     "Times of a CPU say nothing about a GPU. A kernel that ran in Triton's interpreter was checked for"
@@ -58,18 +52,16 @@ def shell(
     *, title: str, commands: str, contents: Mapping[str, str], controls: str, bodies: Sequence[str]
 ) -> str:
     """A page of the report's design around sections of HTML. title, contents (titles by key): plain text."""
-    from plotly.offline import get_plotlyjs
-
-    folder = files("flashbench.report")
-
-    def text(name: str) -> str:
-        return folder.joinpath(name).read_text(encoding="utf-8")
-
     return Template(text("page.html")).substitute(
         title=escape(title), palette=_palette(), style=text("style.css"), commands=commands,
         contents="".join(f'<a href="#{key}">{escape(name)}</a>' for key, name in contents.items()),
-        controls=controls, sections="\n".join(bodies), plotly=get_plotlyjs(), script=text("page.js"),
+        controls=controls, sections="\n".join(bodies), plotly=text(LIBRARY), script=text("page.js"),
     )  # fmt: skip
+
+
+def text(name: str) -> str:
+    """A file of the page: template, style, script, library."""
+    return files("flashbench.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def section(row: Section, results: Results) -> str:
@@ -92,47 +84,6 @@ def plot(row: Section, frame: DataFrame) -> str:
         f"{script_json(row.figure(frame))}</script>"
         f"<details><summary>Numbers</summary>{_numbers(row, frame)}</details></figure>"
     )
-
-
-def headline(_: Section, frame: DataFrame) -> str:
-    """The big numbers as cards."""
-    cards = []
-    for item in frame.to_dict("records"):
-        caption, value = CLAIMS[item["claim"]]
-        rest = item["rest"] if isinstance(item["rest"], dict) else {}
-        detail = ", ".join(f"{count} {escape(name)}" for name, count in rest.items())
-        if words.known(item["implementation"]):
-            name, length = escape(str(item["implementation"])), format_length(int(item["seqlen"]))
-            detail = f"{name} at {length}, {words.panel(item)}"
-        cards.append(
-            f'<div class="card"><strong>{value(item)}</strong><span>{caption}</span>'
-            f"<small>{detail}</small></div>"
-        )
-    return f'<div class="cards">{"".join(cards)}</div>'
-
-
-def regimes(_: Section, frame: DataFrame) -> str:
-    """A sentence per combination of the filters."""
-    several = frame["run"].nunique() > 1
-    items = []
-    for item in frame.to_dict("records"):
-        peak = words.of_peak(item["peak_fraction"])
-        where = words.panel(item) + (f", {escape(str(item['run']))}" if several else "")
-        text = (
-            f"<b>{where}</b>: <em>{escape(item['fastest'])}</em> is fastest at {item['lengths_won']} of"
-            f" {item['lengths']} lengths and reaches {words.rate(item['flops_per_s'])}{peak} at"
-            f" {format_length(item['best_seqlen'])}; it runs at "
-        )
-        speeds = []
-        if item["next_best"] != "naive":
-            lead, at = words.times(item["lead"]), format_length(item["lead_seqlen"])
-            speeds.append(f"{lead} the speed of {escape(item['next_best'])} at {at}")
-        if words.known(item["speedup_high"]):
-            low, high = words.times(item["speedup_low"]), words.times(item["speedup_high"])
-            speeds.append(f"{low if low == high else f'{low} to {high}'} the speed of naive")
-        text += " and at ".join(speeds)
-        items.append(f"<li>{text}.</li>")
-    return f'<ul class="regimes">{"".join(items)}</ul>'
 
 
 def untimed(_: Section, frame: DataFrame) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashbench.report import cells, data, figures, joined, numerics, page, summary, words
+from flashbench.report import cells, data, figures, glance, joined, numerics, page, summary, words
 from flashbench.report.data import Results
 from flashbench.report.figures import Axis
 
@@ -38,14 +38,14 @@ class Section:
 
 SECTIONS = (
     Section(
-        key="summary", title="At a glance", about="", data=summary.headline, page=page.headline,
+        key="summary", title="At a glance", about="", data=summary.headline, page=glance.headline,
         empty="The results hold no cell.",
     ),
     Section(
         key="fastest", title="Who is fastest",
         about="Per selection, over the lengths at which at least two implementations were timed."
-        " Cells flagged suspect do not count.",
-        data=summary.regimes, page=page.regimes,
+        " ± is half the interquartile range of both sides. Cells flagged suspect do not count.",
+        data=summary.regimes, page=glance.regimes,
         empty="No length has two timed implementations to compare.",
     ),
     Section(
