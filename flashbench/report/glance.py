@@ -112,7 +112,7 @@ def _faster(item: Mapping[str, Any]) -> str:
 
 
 def _give(ratio: float, spread: float) -> str:
-    return words.times(ratio) + (f" ± {words.percent(spread)}" if words.known(spread) and spread else "")
+    return words.times(ratio) + (f" ± {100 * spread:.2g} %" if words.known(spread) and spread else "")
 
 
 def _memory(item: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from flashbench.report.data import KEYS, Results, labelled
+from flashbench.report.data import KEYS, Results
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -15,7 +15,7 @@ CELL = [*KEYS, "run", "batch", "num_heads", "seqlen"]
 
 def _believed(results: Results) -> DataFrame:
     """Timed cells without the flag ``suspect``: what a claim may rest on."""
-    frame = labelled(results.table)
+    frame = results.labelled
     suspect = frame["flags"].fillna("").str.contains("suspect")
     return frame[(frame["status"] == "ok") & ~suspect]
 
@@ -105,7 +105,7 @@ _REGIME = (
 
 def _untimed(results: Results) -> dict[tuple[str, ...], list[tuple[str, str, list[int], str]]]:
     """What was asked for and has no time, by run and filters: implementation, status, lengths, reason."""
-    frame = labelled(results.table)
+    frame = results.labelled
     frame = frame[~frame["status"].isin(["ok", "profiled"])]
     found: dict[tuple[str, ...], list[tuple[str, str, list[int], str]]] = {}
     for key, rows in frame.groupby(["run", *KEYS, "implementation"], sort=False):
