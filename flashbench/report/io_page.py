@@ -19,7 +19,7 @@ from flashbench.report import words
 from flashbench.report.figures import length_ticks, value_ticks
 from flashbench.report.html import row_of, table
 from flashbench.report.io_figures import Chart, Line, draw
-from flashbench.report.page import heading, script_json, shell
+from flashbench.report.page import heading, radios, script_json, shell
 from flashbench.units import format_length
 
 if TYPE_CHECKING:
@@ -119,16 +119,7 @@ def _controls(study: Study) -> str:
     for key, title in data.TITLES.items():
         names = list(values[key])
         chosen = format_length(middle) if key == "length" else next(iter(names), "")
-        if len(names) <= 1:
-            parts.append(f'<input type="hidden" name="{key}" value="{escape(chosen, quote=True)}">')
-            continue
-        buttons = "".join(
-            f'<label><input type="radio" name="{key}" value="{escape(name, quote=True)}"'
-            f"{' checked' if name == chosen else ''}>"
-            f"<span>{escape(data.NAMES.get(name, name))}</span></label>"
-            for name in names
-        )
-        parts.append(f"<fieldset><legend>{escape(title)}</legend>{buttons}</fieldset>")
+        parts.append(radios(key, title, names or [chosen], chosen, data.NAMES))
     return "".join(parts)
 
 

@@ -42,9 +42,11 @@
 
   function painted(trace, colour) {
     const slot = trace.meta.slot;
+    if (slot === undefined) return trace;
     const ink = colour(slot === "ink" ? "soft" : "s" + slot);
     const copy = { ...trace, line: { ...trace.line, color: ink }, marker: { ...trace.marker, color: ink } };
     if (hidden.has(groupOf(trace))) copy.visible = "legendonly";
+    if (trace.error_y) copy.error_y = { ...trace.error_y, color: ink };
     if (trace.textfont) copy.textfont = { ...trace.textfont, color: colour("ink") };
     if (notes && trace.meta.cells && window.innerWidth >= 600) {
       copy.customdata = trace.customdata.map((text, i) => {
@@ -313,7 +315,7 @@
     box.addEventListener("input", () => { state.find = box.value; redraw(); });
     only.addEventListener("change", () => { state.only = only.checked; redraw(); });
     const bar = element("div", { className: "search" }, element("label", {}, "Search ", box),
-      element("label", {}, only, " the selection above alone"), found, copy, saves("csv", () => csv(",")), saves("json", json));
+      ...(where.length ? [element("label", {}, only, " the selection above alone")] : []), found, copy, saves("csv", () => csv(",")), saves("json", json));
     if (tools) place.append(bar);
     place.append(element("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: label }, table), more);
     return {

@@ -158,17 +158,21 @@ def _controls(frame: DataFrame) -> str:
     parts = []
     for row, chosen in zip(FILTERS, best, strict=True):
         values = list(dict.fromkeys(frame[row.key]))
-        if len(values) == 1:
-            parts.append(f'<input type="hidden" name="{row.key}" value="{escape(values[0], quote=True)}">')
-            continue
-        buttons = "".join(
-            f'<label><input type="radio" name="{row.key}" value="{escape(value, quote=True)}"'
-            f"{' checked' if value == chosen else ''}>"
-            f"<span>{words.filter_label(row.key, value)}</span></label>"
-            for value in values
-        )
-        parts.append(f"<fieldset><legend>{escape(row.title)}</legend>{buttons}</fieldset>")
+        parts.append(radios(row.key, row.title, values, chosen, row.names))
     return "".join([*parts, _series(frame), _baselines(frame)])
+
+
+def radios(key: str, title: str, values: Sequence[str], chosen: str, names: Mapping[str, str]) -> str:
+    """A choice of the control bar; one of a single value is a hidden field. names: how values read, plain."""
+    if len(values) == 1:
+        return f'<input type="hidden" name="{key}" value="{escape(values[0], quote=True)}">'
+    buttons = "".join(
+        f'<label><input type="radio" name="{key}" value="{escape(value, quote=True)}"'
+        f"{' checked' if value == chosen else ''}>"
+        f"<span>{escape(names.get(value, value))}</span></label>"
+        for value in values
+    )
+    return f"<fieldset><legend>{escape(title)}</legend>{buttons}</fieldset>"
 
 
 def _series(frame: DataFrame) -> str:
