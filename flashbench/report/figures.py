@@ -378,7 +378,7 @@ def _lane(fig: Figure, data: DataFrame) -> None:
         fig.data.append({
             "type": "scatter", "x": [item.seqlen for item in rows], "y": [row] * len(rows), "yaxis": "y2",
             "mode": "markers+text", "text": labels, "textposition": "top left" if left else "top right",
-            "showlegend": False, "textfont": {"size": 11},
+            "showlegend": False, "textfont": {"size": 11}, "cliponaxis": False,
             "marker": {
                 "symbol": ["circle-open" if item.status == "checked" else "x" for item in rows],
                 "size": 8, "color": LIGHT[style.slot],

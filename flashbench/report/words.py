@@ -114,7 +114,9 @@ def lane_label(series: str, rows: Sequence[Any]) -> str:
     reasons = list(dict.fromkeys(short_reason(row.reason) for row in rows))
     statuses = list(dict.fromkeys(row.status for row in rows))
     if all(out_of_memory(row) for row in rows):
-        return f"{series}: memory wall at {format_length(int(rows[0].seqlen))}, {reasons[0]}"
+        needs = _NEEDS.match(str(rows[0].reason))
+        said = needs[0] if needs else reasons[0]
+        return f"{series}: memory wall at {format_length(int(rows[0].seqlen))}, {said}"
     if len(statuses) > 1:
         return f"{series}: {', '.join(statuses)}"
     if statuses == ["checked"]:
