@@ -451,7 +451,7 @@ def test_every_figure_has_a_text_alternative_and_its_numbers(page: str) -> None:
     elements = Outline(without_library(page)).elements
     plots = [attributes for _, attributes in elements if attributes.get("class") == "plot"]
     assert len(plots) == len(DRAWN)
-    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
+    assert all(attributes["role"] == "group" and attributes["aria-label"] for attributes in plots)
     assert sum(tag == "details" for tag, _ in elements) == len(DRAWN)
 
 

@@ -27,6 +27,7 @@ FIGURES = [
 ]  # of the synthetic results, which hold no energy
 
 
+DATA = Path(__file__).parent / "data"
 SEARCH, FOUND = "#cells-table input[type=search]", "#cells-table output"
 
 
@@ -286,8 +287,7 @@ def test_a_tick_hides_an_implementation_in_all_figures_and_a_deep_link_brings_th
     browser.events.clear()
     browser.send("Page.navigate", url="about:blank")
     browser.send("Page.navigate", url=address)
-    browser.wait("document.readyState === 'complete' && location.protocol === 'file:'")
-    browser.settle()
+    browser.ready()
     assert traces(browser, "speedup") == wanted
     assert browser.run("document.querySelector('input[name=pass]:checked').value") == "bwd"
     assert browser.run("document.querySelector('input[data-series=sdpa]').checked") is False
@@ -347,3 +347,40 @@ def test_what_is_shown_is_copied_and_downloaded(browser: Browser, page: Path, tm
     lines = saved["csv"].read_text(encoding="utf-8").splitlines()
     assert len(lines) == 3
     assert lines[0].split(",")[:3] == ["implementation", "pass", "dtype"]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_axe_finds_no_serious_violation(browser: Browser, page: Path, dark: bool) -> None:
+    """axe-core 4.14.1 of npm, unchanged, as tests/data/axe holds it with its licence (MPL 2.0)."""
+    browser.open(page, dark=dark)
+    browser.run((DATA / "axe" / "axe.min.js").read_text(encoding="utf-8") + ";0")
+    found = browser.run(
+        "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations.filter("
+        "({impact}) => ['serious', 'critical'].includes(impact)).map(({id, nodes}) => [id, nodes[0].html]))"
+    )
+    assert found == []
+
+
+@pytest.mark.slow
+def test_5000_cells_are_under_8_mb_and_answer_within_3_seconds(browser: Browser, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    records = []
+    for dtype in ("bf16", "fp16", "fp32"):
+        for kv in (16, 1):
+            for one in synthetic.sweep(head_dims=(32, 64, 96, 128), passes=("fwd", "bwd", "fwd+bwd")):
+                problem = replace(
+                    one.cell.problem, dtype=dtype, num_kv_heads=min(kv, one.cell.problem.num_heads)
+                )
+                records.append(replace(one, cell=replace(one.cell, problem=problem)))
+    assert len(records) == 5040
+    file = synthetic.run_file(records)
+    started = time.process_time()
+    path = written(tmp_path, file)
+    assert time.process_time() - started < 20  # 10 s on an idle machine
+    assert path.stat().st_size < 8e6
+    browser.open(path)
+    interactive = browser.run("performance.getEntriesByType('navigation')[0].domInteractive")
+    assert interactive < 3000
+    browser.click("input[name=pass][value=bwd] + span")
+    assert all(trace["y"] for trace in traces(browser, "latency"))

@@ -199,7 +199,7 @@ def _figure(key: str, title: str, figure: Figure) -> str:
     label = escape(f"{title}. The same numbers stand in the table of all cells.", quote=True)
     return (
         f'<figure><figcaption class="selection"></figcaption>'
-        f'<div class="plot" id="plot-{key}" role="img" aria-label="{label}"></div>'
+        f'<div class="plot" id="plot-{key}" role="group" aria-label="{label}"></div>'
         f'<script type="application/json" class="plot-data" data-for="plot-{key}">'
         f"{script_json(figure)}</script></figure>"
     )

@@ -130,7 +130,7 @@ def _figure(key: str, chart: Chart | None, lines: Sequence[Line]) -> str:
     label = escape(f"{chart.y_title} over {chart.x_title}. The same numbers stand in the table.", quote=True)
     return (
         f'<figure><figcaption class="selection"></figcaption>'
-        f'<div class="plot" id="plot-{key}" role="img" aria-label="{label}"></div>'
+        f'<div class="plot" id="plot-{key}" role="group" aria-label="{label}"></div>'
         f'<script type="application/json" class="plot-data" data-for="plot-{key}">'
         f"{script_json(draw(chart, lines))}</script>"
         f'<details class="numbers"><summary>Numbers</summary></details></figure>'

@@ -173,16 +173,27 @@
     details.append(element("div", { className: "scroll", tabIndex: 0 }, table));
   }
 
+  function tick() {
+    for (const box of form.querySelectorAll("[data-series]")) box.checked = !hidden.has(escaped(box.dataset.series));
+  }
+
   function drawAll() {
     const [chosen, colour] = [selection(), theme()];
+    tick();
     for (const plot of plots) { draw(plot, chosen, colour); numbers(plot); }
-    for (const box of form.querySelectorAll("[data-series]")) box.checked = !hidden.has(escaped(box.dataset.series));
     remember();
   }
 
+  const distance = ({ node }) => Math.abs(node.getBoundingClientRect().top);
+
   function render() {
     drawAll();
+    renderTables();
+  }
+
+  function renderTables() {
     const chosen = selection();
+    tick();
     for (const row of document.querySelectorAll("[data-where]")) {
       row.hidden = !printing && !shown(JSON.parse(row.dataset.where), chosen);
     }
@@ -216,9 +227,13 @@
     const { label, tools, head, texts, columns, values, wheres, where } = JSON.parse(place.querySelector(".grid-data").textContent);
     const count = columns[0]?.length ?? 0;
     const textOf = (index) => (Array.isArray(texts[index]) ? texts[index][0] : texts[index]);
-    const lines = Array.from({ length: count }, (_, row) => columns.map((column) => textOf(column[row])).join(" ").toLowerCase());
-    // A word that some cell has as a whole ("causal", "flash", "1k") means that word; others match anywhere.
-    const vocabulary = new Set(texts.flatMap((text) => (Array.isArray(text) ? text[0] : text).toLowerCase().split(/\s+/)));
+    let index = null; // of words, made for the first search
+    function indexed() {
+      const lines = Array.from({ length: count }, (_, row) => columns.map((column) => textOf(column[row])).join(" ").toLowerCase());
+      // A word that some cell has as a whole ("causal", "flash", "1k") means that word; others match anywhere.
+      const vocabulary = new Set(lines.flatMap((line) => line.split(/\s+/)));
+      return { lines, vocabulary };
+    }
     const state = { sort: -1, down: false, find: "", only: place.id !== "cells-table", all: false };
     const found = element("output");
     const box = element("input", { type: "search", placeholder: "flash causal 16k", autocomplete: "off" });
@@ -246,6 +261,8 @@
       for (let row = 0; row < count; row++) {
         if (state.only && where.length && !visible[where[row]]) continue;
         if (!asked.length) { kept.push(row); continue; }
+        index ??= indexed();
+        const { lines, vocabulary } = index;
         const tokens = new Set(lines[row].split(/\s+/));
         if (asked.every((word) => (vocabulary.has(word) ? tokens.has(word) : lines[row].includes(word)))) kept.push(row);
       }
@@ -390,8 +407,21 @@
     window.addEventListener(event, () => { printing = value; document.documentElement.classList.toggle("light", value); render(); });
   }
   const opening = restore();
-  render();
+  renderTables();
+  remember();
   if (opening) document.getElementById(opening)?.scrollIntoView();
+  // The page answers at once; figures follow one by one, those in sight first.
+  const waiting = [...plots].sort((a, b) => distance(a) - distance(b));
+  (function next() {
+    const plot = waiting.shift();
+    if (!plot) return;
+    draw(plot, selection(), theme());
+    numbers(plot);
+    plot.node.on("plotly_legendclick", toggle);
+    plot.node.on("plotly_legenddoubleclick", isolate);
+    if (opening && !waiting.length) document.getElementById(opening)?.scrollIntoView();
+    setTimeout(next);
+  })();
   window.addEventListener("hashchange", () => {
     const known = location.hash.includes("?");
     const at = known ? restore() : location.hash.slice(1);
@@ -399,8 +429,4 @@
     render();
     if (known && at) document.getElementById(at)?.scrollIntoView();
   });
-  for (const { node } of plots) {
-    node.on("plotly_legendclick", toggle);
-    node.on("plotly_legenddoubleclick", isolate);
-  }
 })();

@@ -86,7 +86,7 @@ def plot(row: Section, frame: DataFrame) -> str:
     label = escape(f"{row.title}. {row.about} The same numbers stand in the table below.", quote=True)
     return (
         f'<figure><figcaption class="selection"></figcaption>'
-        f'<div class="plot" id="plot-{row.key}" role="img" aria-label="{label}"></div>'
+        f'<div class="plot" id="plot-{row.key}" role="group" aria-label="{label}"></div>'
         f'<script type="application/json" class="plot-data" data-for="plot-{row.key}">'
         f"{script_json(row.figure(frame))}</script>"
         f'<details class="numbers"><summary>Numbers of {escape(row.title)}</summary></details></figure>'
