@@ -8,13 +8,15 @@ import re
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import synthetic
 
-from flashbench import report, table
+from flashbench import report, runfile, table
+from flashbench.record import Samples
 from flashbench.report import data, figures, summary, words
 from flashbench.report import page as page_module
 from flashbench.report.data import KEYS, Results
@@ -565,3 +567,41 @@ def test_the_data_of_every_section_is_a_frame(full: Results) -> None:
         assert isinstance(section.data(full), pd.DataFrame), section.key
         assert section.empty
         assert section.title
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([synthetic.record()], "<strong>1 of 1</strong>"),
+        ([synthetic.record("naive", status="oom", reason="no room")], "No cell was timed."),
+        ([synthetic.record(memory=None, io_model=None)], "Memory was not measured"),
+        ([synthetic.record(counters={}, trace=None)], "run --counters"),
+        ([synthetic.record(samples=Samples(samples_s=(1e-3,), cache="cold", method="events"))], "1.00 ms"),
+    ],
+    ids=["one cell", "failures alone", "without memory", "without counters", "one sample"],
+)
+def test_poor_files_make_a_useful_page(records: list[Any], said: str) -> None:
+    file = synthetic.run_file(records)
+    rest = without_library(page_of(file))
+    assert said in rest
+    for section in SECTIONS:
+        if section.data(results(file)).empty:
+            assert rest.count(f'<section id="{section.key}">') == 1
+    assert "NaN" not in re.sub(r"<script>.*?</script>", "", rest, flags=re.DOTALL)
+
+
+def test_numbers_that_are_none_leave_gaps_and_no_nan(full: Results) -> None:
+    frame = full.table.copy()
+    frame.loc[frame.index[::3], ["time_s", "flops_per_s", "spread", "peak_extra_bytes"]] = math.nan
+    rest = without_library(report.build(frame, full.headers))
+    found = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', rest, re.DOTALL)
+    for text in found:
+        json.loads(text, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "family/results.jsonl", "energy/results.jsonl"])
+def test_committed_results_of_older_schemas_make_a_page(name: str) -> None:
+    file = runfile.load(str(Path(__file__).parent.parent / "reports" / "h100-sxm" / name))
+    rest = without_library(page_of(file))
+    timed = sum(record.status == "ok" for record in file.records)
+    assert f"<strong>{timed} of {len(file.records)}</strong>" in rest
