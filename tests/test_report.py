@@ -605,3 +605,17 @@ def test_committed_results_of_older_schemas_make_a_page(name: str) -> None:
     rest = without_library(page_of(file))
     timed = sum(record.status == "ok" for record in file.records)
     assert f"<strong>{timed} of {len(file.records)}</strong>" in rest
+
+
+def test_the_table_of_cells_holds_the_tables_values(full: Results) -> None:
+    section = NAMES["cells"]
+    body = section.page(section, section.data(full))
+    grid = grid_of(body)
+    names = [head["name"] for head in grid["head"]]
+    assert "options" not in names  # no cell has one: the column is left out
+    for name in ("time_s", "flops_per_s", "peak_extra_bytes", "seqlen_k"):
+        values = [math.nan if value is None else value for value in grid["values"][names.index(name)]]
+        expected = full.table[name].astype("float64").tolist()
+        assert values == pytest.approx(expected, rel=1e-6, nan_ok=True), name
+    assert [row["status"][0] for row in grid_texts(body)] == full.table["status"].tolist()
+    assert [grid["wheres"][at]["pass"] for at in grid["where"]] == full.table["pass"].tolist()

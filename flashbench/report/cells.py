@@ -61,7 +61,7 @@ ALWAYS = {"implementation", "pass", "status", "time_s", "flops_per_s"}
 def cells(_: Section, frame: DataFrame) -> str:
     """The table of all cells, with the numbers behind the texts for sorting and saving."""
     shown = [column for column in COLUMNS if _is_shown(column[0], frame)]
-    where = frame[KEYS].to_dict("records")
+    where = frame.assign(options=frame["shown_options"])[KEYS].to_dict("records")
     columns = [_column(column, frame[column[0]].tolist()) for column in shown]
     return html(Grid(key="cells-table", label="All cells", columns=columns, where=where, tools=True))
 

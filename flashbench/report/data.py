@@ -300,4 +300,5 @@ def untimed(results: Results) -> DataFrame:
 
 def cells(results: Results) -> DataFrame:
     """The whole table, a row per cell, in the order of the files, with the filters' columns."""
-    return results.labelled
+    frame = results.labelled
+    return frame.assign(options=results.table["options"], shown_options=frame["options"])
