@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 import synthetic
 
-from flashbench import report, runfile, table
+from flashbench import iomodel, report, runfile, table
 from flashbench.record import Samples
 from flashbench.report import data, figures, summary, words
 from flashbench.report import page as page_module
@@ -619,3 +619,13 @@ def test_the_table_of_cells_holds_the_tables_values(full: Results) -> None:
         assert values == pytest.approx(expected, rel=1e-6, nan_ok=True), name
     assert [row["status"][0] for row in grid_texts(body)] == full.table["status"].tolist()
     assert [grid["wheres"][at]["pass"] for at in grid["where"]] == full.table["pass"].tolist()
+
+
+def test_bytes_by_tensor_add_up_to_the_model() -> None:
+    shown = results(synthetic.run_file([synthetic.record("flash", n, "bwd") for n in (1024, 2048)]))
+    frame = NAMES["tensors"].data(shown)
+    assert set(frame["seqlen"]) == {2048}
+    for model, rows in frame.groupby("model"):
+        estimate = iomodel.estimate(str(model), synthetic.problem(2048), "bwd")
+        assert rows[["read", "write", "atomic"]].sum().sum() == estimate.requested.total_bytes, model
+    assert {"q", "k", "v", "do"} <= {str(name).lower() for name in frame["tensor"]}

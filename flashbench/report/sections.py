@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashbench.report import cells, data, figures, glance, joined, numerics, page, summary, words
+from flashbench.report import cells, data, figures, glance, joined, numerics, page, summary, tensors, words
 from flashbench.report.data import Results
 from flashbench.report.figures import Axis, Figure
 
@@ -82,6 +82,12 @@ SECTIONS = (
         " line reads every input and writes every output once. Caches serve part of it, so DRAM moves less.",
         data=data.traffic, page=page.plot, figure=figures.traffic_figure,
         empty="There is no problem to model.",
+    ),
+    Section(
+        key="tensors", title="Bytes by tensor",
+        about="What of them is of which tensor, at the longest length, in all kernels of the pass."
+        " 'flashbench io-model --html' draws bytes against on-chip memory and block size.",
+        data=tensors.data, page=tensors.page, empty="There is no problem without options to model.",
     ),
     Section(
         key="roofline", title="Roofline",
