@@ -6,6 +6,7 @@
 #   make test-full   the fast tier and the long suites, on the oldest Triton too
 #   make test-oldest the kernel tests on the oldest supported Triton
 #   make h100-peers  the bundled kernel beside the fastest others on an H100
+#   make fuzz        random command lines and files for FUZZ_S seconds (600), then how many there were
 #   make lint        ruff and mypy
 #   make baseline    what the exact gate holds changes to, from the code as it is: commit the result on purpose
 #
@@ -14,6 +15,8 @@
 PYTHON ?= python3
 TORCH ?= 2.13.0
 ARGS ?=
+FUZZ_S ?= 600
+FUZZ_SEED ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +30,7 @@ export PYTHONPATH :=
 
 PEERS := flashbench-out/h100-peers
 
-.PHONY: run h100-peers test test-full test-oldest lint gate measured-exactly baseline clean
+.PHONY: run h100-peers test test-full test-oldest fuzz lint gate measured-exactly baseline clean
 
 run: $(VENV)/.run-installed
 	$(BIN)/flashbench run $(ARGS)
@@ -45,6 +48,10 @@ test-full: $(OLDEST)/.installed
 
 test-oldest: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTEST) -m "not slow" $(KERNEL_TESTS)
+
+fuzz: $(VENV)/.test-installed
+	FLASHBENCH_FUZZ_S=$(FUZZ_S) FLASHBENCH_FUZZ_SEED=$(FUZZ_SEED) \
+		$(BIN)/python -m pytest -rP -q tests/test_fuzz.py $(ARGS)
 
 lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flashbench.errors import FlashbenchError
     from flashbench.iomodel import Estimate, Traffic, estimate
     from flashbench.kernels._op import attention
+    from flashbench.kernels._philox import dropout_mask
     from flashbench.problem import Cell, Problem
     from flashbench.record import Record
     from flashbench.sweep import Sweep
@@ -24,6 +25,7 @@ _HOME = {
     "Results": "api",
     "attention": "kernels._op",
     "compare": "api",
+    "dropout_mask": "kernels._philox",
     "io_model": "api",
     "run": "api",
     "Estimate": "iomodel",
@@ -52,6 +54,7 @@ __all__ = [
     "__version__",
     "attention",
     "compare",
+    "dropout_mask",
     "estimate",
     "implementation",
     "io_model",

@@ -139,7 +139,7 @@ def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
             part.replace(folder)
     except OSError as error:
         raise UsageError(
-            f"{folder}: {error.strerror or error}; accepted: a store that can be written"
+            f"--store {str(folder)!r}: {error.strerror or error}; accepted: a store that can be written"
         ) from None
 
 

@@ -18,6 +18,7 @@ import typer
 
 from flashbench._cli import baseline
 from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
+from flashbench._cli.block import block
 from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
 from flashbench._cli.compare import compare
@@ -49,6 +50,7 @@ app.command("run")(run)
 app.command("io-model")(io_model)
 app.command("kv-cache")(kv_cache)
 app.command("decode")(decode)
+app.command("block")(block)
 app.command("calibrate")(calibrate)
 app.command("tune")(tune)
 app.command("check")(check)
@@ -115,12 +117,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         _drop_stdout()
         code = EXIT_BROKEN_PIPE
     except OSError as problem:
-        if debug or problem.errno not in _FULL:
+        named = problem.filename is not None  # else it is of a stream or a socket
+        if debug or not (named or problem.errno in _FULL):
             raise
-        from flashbench import console
+        from flashbench import console, units
 
-        _drop_stdout()
-        console.error(UsageError(f"the output cannot be written: {problem.strerror}"))
+        if named:
+            where = f"path {units.quoted(problem.filename)}"
+        else:
+            _drop_stdout()
+            where = "the output cannot be written"
+        console.error(UsageError(f"{where}: {problem.strerror}"))
         code = UsageError.exit_code
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED

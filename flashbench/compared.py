@@ -256,6 +256,8 @@ def _levels(
         if counted is None and moved is None:
             continue
         asked = _requested(model, level)
+        if band and spilled and level == "DRAM write":  # between never and once
+            band = band._replace(high=band.high + max(0, spilled - spills))
         if counted is None and asked is not None:  # nothing but a trace, which sees what is asked for
             band = Band(asked, asked, asked)
         low, middle, high = band or (None, None, None)

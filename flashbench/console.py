@@ -13,16 +13,20 @@ import math
 import os
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from flashbench import units
 from flashbench.errors import FlashbenchError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+MOST = 1400
+"""Characters of an error at most: what it quotes may be anything."""
 WIDE = 4000
 """Columns assumed where stdout is no terminal and COLUMNS is not set: nothing is cut or wrapped."""
 
@@ -68,7 +72,7 @@ def show_table(
 
 def show_lines(lines: Iterable[str]) -> None:
     """Print lines of result to stdout, once the last one is there."""
-    text = "\n".join(lines)
+    text = "\n".join(map(printable, lines))
     tolerate(sys.stdout)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -135,7 +139,7 @@ def _draw_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], ti
 
 
 def _shown(column: Column, value: Any) -> str:
-    return "-" if value is None else column.format(value)
+    return "-" if value is None else printable(column.format(value))
 
 
 def rich_console(stream: TextIO) -> Console:
@@ -145,6 +149,13 @@ def rich_console(stream: TextIO) -> Console:
     tolerate(stream)
     width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else WIDE
     return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+
+
+def printable(text: str) -> str:
+    """The text with ``?`` for what would steer a terminal or turn the order of letters; names in files are
+    anybody's."""
+    steering = {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Cs")}
+    return text.translate({ord(character): "?" for character in steering - set("\t\n")})
 
 
 def tolerate(stream: TextIO) -> None:
@@ -165,7 +176,7 @@ def shows(text: str) -> bool:
 
 def error(problem: FlashbenchError) -> None:
     """Print ``error: …`` and, where there is one, ``hint: …`` to stderr."""
-    _line("error", str(problem), "31")
+    _line("error", units.cut(str(problem), MOST), "31")
     if problem.hint:
         _line("hint", problem.hint, "36")
 
@@ -199,7 +210,7 @@ def _line(label: str, text: str, color: str) -> None:
         label = f"\x1b[{color}m{label}:\x1b[0m"
     else:
         label += ":"
-    print(label, " ".join(text.split()), file=sys.stderr, flush=True)
+    print(label, " ".join(printable(text).split()), file=sys.stderr, flush=True)
 
 
 Tick = Callable[[int, str], None]

@@ -76,6 +76,7 @@ def gpu_status(seen: Probe | None = None) -> GpuStatus:
             kind="rocm-torch",
             message=f"torch {seen.torch_version} is built for AMD GPUs (ROCm {seen.torch_hip});"
             " flashbench measures on NVIDIA GPUs, and checks on the CPU",
+            hint="use --device cpu here; rocprofv3 counts an AMD GPU's traffic",
         )
     if seen.torch_cuda is None:
         hint = "install a CUDA build of torch" if seen.driver else ""

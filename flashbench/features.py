@@ -112,7 +112,7 @@ def _block_mask(text: str, label: str) -> str:
             f"{label} {units.quoted(text)}: not a block mask; accepted: {', '.join(named_masks.NAMES)},"
             f" random:DENSITY, an .npz file or {OFF}"
         ) from None
-    if text.endswith(".npz") and not Path(text).is_file():
+    if named_masks.is_file(text) and not Path(text).is_file():
         raise SpecError(f"{label} {units.quoted(text, 400)}: no such file; accepted: an .npz file")
     return text
 
@@ -187,17 +187,39 @@ NAMES = tuple(row.name for row in ROWS)
 def apply(problem: Problem, parsed: Mapping[str, Any], label: Callable[[str], str] = str) -> Problem:
     """The problem with the parsed options of ROWS, by option name; other names are passed over.
 
-    Raises SpecError in terms of the options where they do not go together.
+    Raises SpecError in terms of the options where they do not go together, and where a file of a block mask
+    cannot be read or is of another shape.
     """
     if not parsed:
         return problem
     changes = {row.field: parsed[row.name] for row in ROWS if row.name in parsed and row.name != "varlen"}
     try:
         problem = replace(problem, **changes) if changes else problem
-        return packed(problem, parsed["varlen"]) if parsed.get("varlen") else problem
+        problem = packed(problem, parsed["varlen"]) if parsed.get("varlen") else problem
+        if named_masks.is_file(problem.block_mask):
+            named_masks.of(problem)  # read it once before any cell starts
+        return problem
     except FlashbenchError as error:
         given = ", ".join(label(row.name) for row in ROWS if parsed.get(row.name))
         raise SpecError(f"{given}: {error}") from None
+
+
+def check_not_empty(
+    problems: Iterable[Problem], label: Callable[[str], str], given: Mapping[str, Any]
+) -> None:
+    """Raise SpecError for a problem without queries or keys, for whoever has nothing to say of one.
+
+    given: the options that stand, by name; those that say lengths are named.
+    """
+    for problem in problems:
+        if problem.seqlen_q and problem.seqlen_k:
+            continue
+        texts = {name: given.get(name) for name in ("seqlens", "seqlens_k", "lengths", "varlen")}
+        said = ", ".join(f"{label(name)} {str(text)!r}" for name, text in texts.items() if text is not None)
+        raise SpecError(
+            f"{said or 'lengths'}: without queries or without keys there is nothing to model or tune"
+            f" ({problem.key}); accepted: 1 or more of both"
+        )
 
 
 def parse_all(line: Mapping[str, Any], label: Callable[[str], str]) -> dict[str, Any]:

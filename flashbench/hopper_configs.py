@@ -155,8 +155,46 @@ def shared_bytes(tiles: Tiles, head_dim: int, head_dim_v: int) -> int:
     return 2 * (q + kv + o) + _BARRIER_BYTES
 
 
+def shared_bytes_fp8(tiles: Tiles, head_dim: int, head_dim_v: int, o_bytes: int = 2) -> int:
+    """The same of the forward in 8-bit floats; o_bytes: of an element of O."""
+    d, e = width(head_dim, head_dim), width(head_dim_v, head_dim_v)
+    kv = tiles.stages * tiles.block_k * (d + e)
+    return tiles.block_q * (tiles.q_stages * d + o_bytes * e) + kv + _BARRIER_BYTES
+
+
 _BARRIER_BYTES = 1024
 """mbarriers of 8 bytes, and what Triton hands values and states over with."""
+
+
+_ONE_Q = Tiles(stages=4, q_stages=1)
+_256_KEYS = Tiles(block_k=256)
+FP8_TABLE = (
+    # TFLOP/s as above (reports/h100-sxm/tuning/flash-v3-fp8.json), of the next best in brackets
+    Row(64, False, 2048, _ONE_Q),  # at 1024 411 (404), at 2048 439 (440)
+    Row(64, False, _ANY, _256_KEYS),  # at 4096 465 (453), at 16384 487 (474)
+    Row(64, True, 2048, _ONE_Q),  # at 1024 318 (316), at 2048 377 (364)
+    Row(64, True, _ANY, _256_KEYS),  # at 4096 424 (412), at 16384 486 (441)
+    Row(128, False, 1024, Tiles()),  # 660 (644)
+    Row(128, False, _ANY, _ONE_Q),  # at 2048 712 (683), at 16384 765 (751)
+    Row(128, True, 2048, Tiles()),  # at 1024 529 (520), at 2048 628 (616)
+    Row(128, True, _ANY, _ONE_Q),  # at 4096 697 (685), at 16384 762 (757)
+)
+
+
+@cache
+def choose_fp8(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> Tiles:
+    """The configuration of the forward in 8-bit floats, for head dims up to 128."""
+    return _first(FP8_TABLE, max(head_dim, head_dim_v), causal, seqlen_k)
+
+
+def why_not_fp8(head_dim: int, head_dim_v: int) -> str | None:
+    """Why the forward in 8-bit floats does not take the head dims, one sentence, or None."""
+    for dim in (head_dim, head_dim_v):
+        if dim > WIDEST_SINGLE:
+            return f"head_dim {dim} is larger than {WIDEST_SINGLE}"
+        if dim % 16:
+            return f"head_dim {dim} is not a multiple of 16, as TMA wants"
+    return None
 
 
 @dataclass(frozen=True)
@@ -223,7 +261,7 @@ def described_backward(tiles: BackwardTiles) -> dict[str, int]:
 
 
 def width(head_dim: int, head_dim_v: int) -> int:
-    """Columns that the backward runs head dims up to 128 in."""
+    """Columns that the backward, and fp8's forward, runs head dims up to 128 in."""
     return 64 if max(head_dim, head_dim_v) <= 64 else 128
 
 

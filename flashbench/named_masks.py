@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zipfile import ZipFile
 
 from flashbench.block_masks import (
     SIZE,
@@ -32,14 +33,22 @@ NAMES = ("causal", "window", "butterfly", "document")
 WINDOW = 2 * SIZE
 """Keys on either side of the diagonal that the mask named ``window`` shows."""
 
+HEADERS = 2**16
+"""Bytes that an archive may have beside its matrix."""
+
 DOCUMENTS = 8
 """Documents in a sequence of the mask named ``document``."""
+
+
+def is_file(text: str) -> bool:
+    """Whether the mask is one of a file."""
+    return text.endswith(".npz")
 
 
 def check(text: str) -> None:
     """Raise SpecError unless the text is one of NAMES, ``random:DENSITY`` or names an .npz file."""
     name, colon, density = text.partition(":")
-    if text in NAMES or text.endswith(".npz"):
+    if text in NAMES or is_file(text):
         return
     try:
         right = name == "random" and bool(colon) and 0 <= float(density) <= 1
@@ -76,7 +85,7 @@ def _within(mask: BlockMask, band: tuple[int, int]) -> BlockMask:
 
 def _stamp(name: str) -> tuple[int, int] | None:
     """What changes with a file."""
-    if not name.endswith(".npz"):
+    if not is_file(name):
         return None
     try:
         found = Path(name).stat()
@@ -88,7 +97,7 @@ def _stamp(name: str) -> tuple[int, int] | None:
 @lru_cache(maxsize=16)
 def _of(name: str, shape: tuple[int, int], diagonal: int, stamp: object) -> BlockMask:
     seqlen_q, seqlen_k = shape
-    if name.endswith(".npz"):
+    if is_file(name):
         return from_file(name, *shape)
     if name == "causal":
         return banded(-seqlen_q, diagonal, *shape)
@@ -155,9 +164,18 @@ def from_file(path: str, seqlen_q: int, seqlen_k: int) -> BlockMask:
     import numpy
 
     try:
+        with ZipFile(path) as archive:  # numpy.load takes other files, too, whatever they are called
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+            if unpacked > seqlen_q * seqlen_k + HEADERS:
+                raise ValueError(
+                    f"it unpacks to {unpacked} bytes, more than {seqlen_q} x {seqlen_k} elements"
+                )
+            broken = archive.testzip()
+        if broken is not None:
+            raise ValueError(f"{broken} is damaged")
         with numpy.load(Path(path), allow_pickle=False) as file:
             arrays = [file[name] for name in file.files]
-    except (OSError, ValueError, EOFError, KeyError) as error:
+    except Exception as error:  # a damaged archive raises whatever it likes
         raise _unreadable(path, error) from None
     blocks, elements = counts(seqlen_q, seqlen_k), (seqlen_q, seqlen_k)
     if len(arrays) != 1 or arrays[0].dtype != numpy.bool_ or arrays[0].shape not in (blocks, elements):

@@ -159,23 +159,16 @@ def _estimate(
     return None
 
 
-def _rows(p: Problem) -> tuple[int, int]:
-    """Query rows and key rows of all sequences."""
-    if p.lengths:
-        return sum(queries for queries, _ in p.lengths), sum(keys for _, keys in p.lengths)
-    return p.batch * p.seqlen_q, p.batch * p.seqlen_k
-
-
 def _input_bytes(p: Problem) -> int:
     """q, k, v, a bias and the sinks; the few bytes of slopes, lengths and block lists are left out."""
-    queries, keys = _rows(p)
+    queries, keys = p.rows
     elements = p.num_heads * queries * p.head_dim + p.num_kv_heads * keys * (p.head_dim + p.head_dim_v)
     elements += math.prod(p.bias_shape) if p.bias else 0
     return elements * p.dtype_bytes + 4 * p.num_heads * p.sinks
 
 
 def _output_bytes(p: Problem) -> int:
-    return _rows(p)[0] * p.num_heads * p.head_dim_v * p.dtype_bytes
+    return p.rows[0] * p.num_heads * p.head_dim_v * p.dtype_bytes
 
 
 def _rates(problem: Problem, target: Target) -> tuple[float, float]:

@@ -27,8 +27,10 @@ class Preset:
     keys that a windowed layer sees, the query's own among them; windowed_layers: how many layers
     have that window. latent_dim, rope_dim: MLA caches latent_dim + rope_dim numbers per token and
     layer, shared by all heads; 0 elsewhere. weights_bytes: the published checkpoint, approximate;
-    weights: its format. causal: False for an encoder, which keeps no cache. source: where the row
-    comes from. uncertain: what was not checked against the model's own configuration, or empty.
+    weights: its format. intermediate: columns between the two matrices of the MLP, 0
+    where its layers are not described; gated: SwiGLU, with RMSNorm and rotary positions. causal:
+    False for an encoder, which keeps no cache. source: where the row comes from.
+    uncertain: what was not checked against the model's own configuration, or empty.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Preset:
     rope_dim: int = 0
     weights_bytes: int
     weights: str = "16 bit"
+    intermediate: int = 0
+    gated: bool = False
     causal: bool = True
     source: str
     uncertain: str = ""
@@ -50,6 +54,18 @@ class Preset:
     def __post_init__(self) -> None:
         if not self.head_dim_v:
             object.__setattr__(self, "head_dim_v", self.head_dim)
+
+    @property
+    def hidden(self) -> int:
+        """Columns of the residual stream, in the models whose layers are described."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def matrices(self) -> tuple[tuple[int, int], ...]:
+        """(out, in) of a layer's matrices: q, k, v in one, the output, into the MLP (gated: two), out."""
+        wide = (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        up = self.intermediate * (2 if self.gated else 1)
+        return ((wide, self.hidden), (self.hidden,) * 2, (up, self.hidden), (self.hidden, self.intermediate))
 
     @property
     def kind(self) -> str:
@@ -77,16 +93,23 @@ _MLA = partial(
 )  # fmt: skip
 
 PRESETS: tuple[Preset, ...] = (
-    _GPT2(name="gpt2-small", layers=12, num_heads=12, num_kv_heads=12, weights_bytes=249_000_000),
-    _GPT2(name="gpt2-medium", layers=24, num_heads=16, num_kv_heads=16, weights_bytes=710_000_000),
-    _GPT2(name="gpt2-large", layers=36, num_heads=20, num_kv_heads=20, weights_bytes=1_548_000_000),
-    _GPT2(name="gpt2-xl", layers=48, num_heads=25, num_kv_heads=25, weights_bytes=3_115_000_000),
+    _GPT2(name="gpt2-small", layers=12, num_heads=12, num_kv_heads=12, intermediate=3072,
+          weights_bytes=249_000_000),
+    _GPT2(name="gpt2-medium", layers=24, num_heads=16, num_kv_heads=16, intermediate=4096,
+          weights_bytes=710_000_000),
+    _GPT2(name="gpt2-large", layers=36, num_heads=20, num_kv_heads=20, intermediate=5120,
+          weights_bytes=1_548_000_000),
+    _GPT2(name="gpt2-xl", layers=48, num_heads=25, num_kv_heads=25, intermediate=6400,
+          weights_bytes=3_115_000_000),
     Preset(
         name="bert-large", layers=24, num_heads=16, num_kv_heads=16, head_dim=64, causal=False,
+        intermediate=4096,
         weights_bytes=670_000_000, source="Devlin et al. 2018, arXiv:1810.04805, section 3",
     ),
-    _LLAMA3(name="llama-3-8b", layers=32, num_heads=32, weights_bytes=16_060_000_000),
-    _LLAMA3(name="llama-3-70b", layers=80, num_heads=64, weights_bytes=141_100_000_000),
+    _LLAMA3(name="llama-3-8b", layers=32, num_heads=32, intermediate=14336, gated=True,
+            weights_bytes=16_060_000_000),
+    _LLAMA3(name="llama-3-70b", layers=80, num_heads=64, intermediate=28672, gated=True,
+            weights_bytes=141_100_000_000),
     _LLAMA3(name="llama-3-405b", layers=126, num_heads=128, weights_bytes=811_700_000_000,
             uncertain="released as Llama 3.1"),
     _GQA(
@@ -122,6 +145,13 @@ PRESETS: tuple[Preset, ...] = (
     ),
 )  # fmt: skip
 """Every known model, in the order in which they are listed."""
+
+
+TINY = Preset(
+    name="tiny", layers=2, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=128, gated=True,
+    weights_bytes=131_072, source="no published model: for tests of 'flashbench block'",
+)  # fmt: skip
+"""A model so small that a CPU's interpreter runs its layers."""
 
 
 @dataclass(frozen=True, kw_only=True)

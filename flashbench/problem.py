@@ -258,6 +258,13 @@ class Problem:
         ]
 
     @property
+    def rows(self) -> tuple[int, int]:
+        """(query rows, key rows) of all sequences, of one head."""
+        if self.lengths:
+            return sum(queries for queries, _ in self.lengths), sum(keys for _, keys in self.lengths)
+        return self.batch * self.seqlen_q, self.batch * self.seqlen_k
+
+    @property
     def bias_shape(self) -> tuple[int, ...]:
         """The shape of the bias: of each place its full size, or 1; empty without a bias."""
         full = (self.batch, self.num_heads, self.seqlen_q, self.seqlen_k)

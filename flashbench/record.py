@@ -114,6 +114,9 @@ class Record:
     io_model: the row of iomodel.MODELS that describes the implementation's traffic, if one does.
     stated: what a model of the implementation's author says of the cell, as in declared.Stated; empty
     without.
+    exact: whether the implementation computes attention; where not, accuracy is against its own fp64 form
+    and apart says how far o is from exact attention in fp64: ``max_abs_error``, and ``relative``, the
+    RMS error over the RMS of exact attention, over the compared rows.
     backend: what really ran, where the name leaves it open (``sdpa``: ``flash``, ``cudnn``, …).
     config: the kernel's chosen configuration (block_q, block_k, num_warps, num_stages, …).
     tuned: where of that configuration the table's does not stand, the file it came from and the cases of it
@@ -142,6 +145,8 @@ class Record:
     accuracy: Accuracy | None = None
     io_model: str | None = None
     stated: Mapping[str, Any] = field(default_factory=dict)
+    exact: bool = True
+    apart: Mapping[str, float] = field(default_factory=dict)
     backend: str | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     tuned: Mapping[str, Any] = field(default_factory=dict)

@@ -7,9 +7,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from flashbench import units
 from flashbench.errors import FlashbenchError, RunFileError
 from flashbench.problem import Cell
 from flashbench.record import FLUSH_BEFORE, STATUSES, Accuracy, Memory, Record, Samples
+from flashbench.record_shape import MAX_NUMBER
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
@@ -24,15 +26,16 @@ def record_to_json(record: Record) -> dict[str, Any]:
 def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
     """The record of a line. Raises RunFileError naming ``where`` and the field that is wrong."""
     if value.get("type") != "record":
-        raise RunFileError(f"{where}: type is {value.get('type')!r}; 'record' is wanted")
+        raise RunFileError(f"{where}: type is {units.quoted(value.get('type'))}; 'record' is wanted")
     try:
         optional = {
             name: value[name]
             for name in (
-                "reason", "io_model", "stated", "backend", "config", "tuned", "clocks", "counters", "trace",
-                "energy", "timing", "spent", "environment", "device_type", "started_at", "wall_s",
+                "reason", "io_model", "stated", "exact", "apart", "backend", "config", "tuned", "clocks",
+                "counters", "trace", "energy", "timing", "spent", "environment", "device_type",
+                "started_at", "wall_s",
             )
-            if name in value
+            if value.get(name) is not None
         }  # fmt: skip
         return Record(
             cell=Cell.from_json(value["cell"]),
@@ -51,16 +54,16 @@ def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:
 
 def _known(value: Any, names: Collection[str], field: str) -> str:
     if value not in names:
-        raise ValueError(f"{field} is {value!r}; known: {', '.join(names)}")
+        raise ValueError(f"{field} is {units.quoted(value)}; known: {', '.join(names)}")
     return str(value)
 
 
 def _samples(value: Mapping[str, Any] | None) -> Samples | None:
     if value is None:
         return None
-    for time in value["samples_s"]:
-        if type(time) not in (int, float):
-            raise ValueError(f"samples_s holds {time!r}; seconds are wanted")
+    for time in value["samples_s"] or [None]:
+        if type(time) not in (int, float) or not 0 <= time <= MAX_NUMBER:
+            raise ValueError(f"samples_s holds {units.quoted(time)}; seconds are wanted")
     times = tuple(float(time) for time in value["samples_s"])
     cache, method = (value.get(name) or "unknown" for name in ("cache", "method"))
     flush = value.get("flush", FLUSH_BEFORE if cache == "cold" else None)
@@ -74,6 +77,8 @@ def _accuracy(value: Mapping[str, Any] | None) -> Accuracy | None:
         name: {key: math.nan if number is None else float(number) for key, number in value[name].items()}
         for name in ("max_abs_error", "budget")
     }
+    if missing := maxima["max_abs_error"].keys() - maxima["budget"].keys():
+        raise ValueError(f"accuracy has no budget for {', '.join(sorted(missing))}")
     return Accuracy(**maxima, query_rows=value["query_rows"], key_rows=value["key_rows"])
 
 

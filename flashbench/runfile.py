@@ -8,7 +8,7 @@ Line 1 is the header::
 then one ``{"type": "record", …}`` per cell, on disk before the next cells start, and, for cells that were
 counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type": "trace", …}``
 lines, which belong to the record of that key, and ``{"type": "timings", …}`` when a run ends. ``check
---numerics`` writes lines of type numerics alone. JSON is strict; a value that is not finite is null.
+--numerics`` and ``block`` write lines of type numerics and blocks. JSON is strict, with null for NaN.
 
 A line is written whole or, where the disk is full, not at all, and ends in a checksum
 (``_runfile/lines.py``). A last line that was torn by a kill is dropped with a note; a line that is not as
@@ -60,9 +60,9 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """A results file as read. header: line 1; notes: what had to be repaired; numerics: of numerics.rows;
-    timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys of rows of which a line
-    is not as it was written."""
+    """A results file as read. header: line 1; notes: what had to be repaired; numerics, blocks: rows of the
+    modules of that name; timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys
+    of rows of which a line is not as it was written."""
 
     path: Path
     header: Mapping[str, Any]
@@ -70,6 +70,7 @@ class RunFile:
     notes: tuple[str, ...] = ()
     numerics: tuple[Mapping[str, Any], ...] = ()
     timings: tuple[Mapping[str, Any], ...] = ()
+    blocks: tuple[Mapping[str, Any], ...] = ()
     edited: frozenset[str] = frozenset()
 
 
@@ -207,8 +208,7 @@ def load(path: Path | str) -> RunFile:
         header=head,
         records=tuple(found.records.values()),
         notes=found.notes(torn=bool(torn_tail)),
-        numerics=tuple(found.others["numerics"]),
-        timings=tuple(found.others["timings"]),
+        **{name: tuple(rows) for name, rows in found.others.items()},
         edited=frozenset(found.edited),
     )
 
@@ -219,7 +219,7 @@ class _Lines:
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
-        self.others: dict[str, list[Mapping[str, Any]]] = {"numerics": [], "timings": []}
+        self.others: dict[str, list[Mapping[str, Any]]] = {"numerics": [], "timings": [], "blocks": []}
         self.edited: set[str] = set()
         self._schema = head.get("schema")
         self._damaged: list[int] = []

@@ -269,7 +269,9 @@ class Session:
         entry.spent |= how.pop("spent")
         fields = entry.timed(timing)
         model = entry.implementation.model(cell.problem, self.target)
-        if doubts := gates.doubts(cell, timing.samples, self.target, model, self._times):
+        if entry.implementation.exact and (
+            doubts := gates.doubts(cell, timing.samples, self.target, model, self._times)
+        ):
             fields["flags"] = ("suspect", *timing.flags)
             how["doubts"] = doubts
         self._times[cell] = timing.samples
@@ -285,6 +287,7 @@ class Session:
         return Record(
             cell=entry.cell,
             io_model=entry.implementation.model(entry.cell.problem, self.target),
+            exact=entry.implementation.exact,
             environment=self._facts,
             device_type=self.target.type,
             started_at=entry.started_at,

@@ -53,8 +53,8 @@ def _int(maximum: int, minimum: int = 1) -> Callable[[str, str, Collection[str]]
     return lambda text, label, _: units.parse_int(text, label, minimum=minimum, maximum=maximum)
 
 
-def _axis(maximum: int) -> Callable[[str, str, Collection[str]], tuple[int, ...]]:
-    return lambda text, label, _: units.parse_axis(text, label, maximum=maximum)
+def _axis(maximum: int, minimum: int = 1) -> Callable[[str, str, Collection[str]], tuple[int, ...]]:
+    return lambda text, label, _: units.parse_axis(text, label, minimum=minimum, maximum=maximum)
 
 
 def _choice(known: Collection[str]) -> Callable[[str, str, Collection[str]], str]:
@@ -90,8 +90,8 @@ _SPECS = "names such as 'my_kernels.py:attention'"
 OPTIONS = {
     row.name: row
     for row in (
-        Opt(name="seqlens", accepted=_LENGTHS, parse=_axis(MAX_SEQLEN)),
-        Opt(name="seqlens_k", accepted=_LENGTHS, parse=_axis(MAX_SEQLEN)),
+        Opt(name="seqlens", accepted=_LENGTHS, parse=_axis(MAX_SEQLEN, minimum=0)),
+        Opt(name="seqlens_k", accepted=_LENGTHS, parse=_axis(MAX_SEQLEN, minimum=0)),
         Opt(name="head_dims", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
         Opt(name="head_dims_v", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
         Opt(name="dtypes", accepted=_NAMES, parse=lambda t, label, _: units.parse_names(t, label, DTYPES)),
@@ -145,7 +145,7 @@ class Sweep:
     """The axes of a grid. Lengths and head dims are counts of rows and elements.
 
     None means: seqlens_k as seqlens, head_dims_v as head_dims, kv_heads as heads. Exactly one of
-    batch and tokens is set, and one of heads and hidden: batch = max(1, tokens // seqlen_q),
+    batch and tokens is set, and one of heads and hidden: batch = max(1, tokens // seqlen_q), 1 of no queries,
     heads = max(1, hidden // head_dim). features: parsed options of features.ROWS, of every problem.
     """
 
@@ -182,11 +182,11 @@ class Sweep:
             if kv_heads is not None and num_heads % kv_heads:
                 raise SpecError(self._indivisible(num_heads, kv_heads, head_dim))
             problem = Problem(
-                batch=self.batch or max(1, (self.tokens or 0) // seqlen),
+                batch=self.batch or max(1, (self.tokens or 0) // seqlen if seqlen else 1),
                 num_heads=num_heads,
                 num_kv_heads=kv_heads or num_heads,
                 seqlen_q=seqlen,
-                seqlen_k=seqlen_k or seqlen,
+                seqlen_k=seqlen if seqlen_k is None else seqlen_k,
                 head_dim=head_dim,
                 head_dim_v=head_dim_v or head_dim,
                 dtype=dtype,

@@ -28,8 +28,8 @@ PROBLEM_COLUMNS = (
 """What a sweep varies of a problem; ``options`` says what else differs from the defaults."""
 
 IDENTITY_COLUMNS = (
-    "run", "implementation", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags", "backend",
-    "config", "tuned", "cache", "method", "load", "flush", "device", "not_counted", "not_traced",
+    "run", "implementation", "exact", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags",
+    "backend", "config", "tuned", "cache", "method", "load", "flush", "device", "not_counted", "not_traced",
     "band_missed", "limiting",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
@@ -64,6 +64,12 @@ def numerics(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]
     """The rows of ``check --numerics`` of each file that has some, by run name."""
     named = zip(run_names([file.path for file in files]), files, strict=True)
     return {name: file.numerics for name, file in named if file.numerics}
+
+
+def blocks(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The rows of ``block`` of each file that has some, by run name."""
+    named = zip(run_names([file.path for file in files]), files, strict=True)
+    return {name: file.blocks for name, file in named if file.blocks}
 
 
 def build(files: Sequence[RunFile]) -> DataFrame:
@@ -159,15 +165,19 @@ class _Join:
         cell, samples = record.cell, record.samples
         model, config = record.io_model, record.config
         device = _device(environment)
+        estimate = self._estimate(model, cell, config, device) if model else _stated(record)
+        own = estimate if estimate and not record.exact else None
         row = Row(
             record=record,
-            estimate=self._estimate(model, cell, config, device) if model else _stated(record),
-            compulsory_bytes=iomodel.compulsory(cell.problem, cell.pass_).total_bytes,
+            estimate=estimate,
+            compulsory_bytes=(
+                own.compulsory if own else iomodel.compulsory(cell.problem, cell.pass_)
+            ).total_bytes,
             device=device,
             naive_time_s=naive_time_s,
         )
         return {
-            "run": run, "implementation": cell.implementation, "pass": cell.pass_,
+            "run": run, "implementation": cell.implementation, "exact": record.exact, "pass": cell.pass_,
             **asdict(cell.problem), "options": cell.problem.options_text.strip() or None,
             "status": record.status, "reason": record.reason, "flags": " ".join(record.flags) or None,
             "backend": record.backend,

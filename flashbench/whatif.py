@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any
 
-from flashbench import crossover, devicefile, devices, iomodel, presets, sweep, units
+from flashbench import crossover, devicefile, devices, features, iomodel, presets, sweep, units
 from flashbench._iomodel import alternatives, paper
 from flashbench._iomodel.time import Prediction, predict
 from flashbench._iomodel.variant import AUTO, DEFAULT, Variant
@@ -284,7 +284,9 @@ def _problems(axes: Mapping[str, Any]) -> tuple[list[Problem], tuple[str, ...]]:
             raise SpecError(f"{name!r} is no axis; accepted: {', '.join(n for n in known if n != 'impls')}")
     layers = (presets.expand(typed, str), workload, AXES)
     joined = sweep.combine(*(sweep.parse(layer, str, ()) for layer in layers))
-    return list(sweep.Sweep(impls=(), **joined).problems()), joined["passes"]
+    problems = list(sweep.Sweep(impls=(), **joined).problems())
+    features.check_not_empty(problems, str, typed)
+    return problems, joined["passes"]
 
 
 def _text(value: Any) -> str:

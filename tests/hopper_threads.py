@@ -233,7 +233,8 @@ def _specialize(roles: list[tuple[Callable[..., None], tuple[Any, ...]]], warps:
 
 def _load_where(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Any:
     if mask is None:
-        return Number(pointer.data[pointer.at])
+        number = pointer.data[pointer.at]
+        return Number(number) if isinstance(number, int) else float(number)
     return torch.full(mask.shape, other).masked_scatter(mask, pointer.data[pointer.at[mask]])
 
 
@@ -247,6 +248,21 @@ def _mask(s: Tensor, last: Tensor, columns: int) -> Tensor:
 
 def _mask_before(s: Tensor, first: Tensor, columns: int) -> Tensor:
     return s.masked_fill(torch.arange(columns) < first[:, None], -math.inf)
+
+
+def _four(x0: Tensor, x1: Tensor, x2: Tensor, x3: Tensor, e5m2: bool) -> Tensor:
+    cast = torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn
+    limit = torch.finfo(cast).max
+    rounded = torch.stack((x0, x1, x2, x3), -1).clamp(max=limit).to(cast)
+    return rounded.view(torch.int32).squeeze(-1)
+
+
+def _taken_apart(words: Tensor, e5m2: bool) -> Tensor:
+    """Of column c byte c % 4."""
+    bytes_ = words.contiguous().view(torch.uint8).reshape(*words.shape, 4)
+    place = torch.arange(words.shape[1]) % 4
+    own = bytes_[:, torch.arange(words.shape[1]), place].contiguous()
+    return own.view(torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn)
 
 
 def _module(name: str, **names: Any) -> None:
@@ -281,7 +297,8 @@ def install(module: str) -> Any:
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         arange=lambda start, end, layout: torch.arange(start, end), where=torch.where, exp2=torch.exp2,
         convert_layout=lambda x, layout, assert_trivial=False: x.clone(), reshape=torch.reshape,
-        permute=torch.permute,
+        permute=torch.permute, split=lambda x: x.unbind(-1), join=lambda x, y: torch.stack((x, y), -1),
+        float8e5=torch.float8_e5m2,
         static_range=range, static_assert=_holds, max=torch.amax, sum=torch.sum, log2=torch.log2,
         full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype),
         broadcast=torch.broadcast_tensors,
@@ -309,6 +326,8 @@ def install(module: str) -> Any:
     _hopper_backward_tiles.tma_add = _add
     _hopper_backward_tiles.retiled = lambda memory, shape, layout: memory.reshape(shape)
     _hopper_asm.rescale = lambda acc, alpha, columns: acc * alpha[:, None]
+    _hopper_asm.four, _hopper_asm.taken_apart = _four, _taken_apart
+    _hopper_asm.known = lambda words, columns: words
     partial_sums = _hopper_tiles.partial_sums
     _hopper_tiles.partial_sums = lambda p, columns: partial_sums(p, columns).as_subclass(Typed)
     return importlib.import_module(f"flashbench.kernels.{module}")

@@ -113,7 +113,7 @@ def test_reformer_walks(p: Problem, rounds: int, chunk: int) -> None:
     p = replace(p, num_kv_heads=p.num_heads)
     method = Reformer(rounds=rounds, chunk=chunk)
     n, d, dv, e = p.seqlen_q, p.head_dim, p.head_dim_v, p.dtype_bytes
-    buckets, (first, second) = method._buckets(n)
+    buckets, (first, second) = method.buckets(n)
     assert first * second >= buckets
     assert first % 2 == second % 2 == 0
     walk = Tally()
@@ -322,9 +322,11 @@ def test_cost_rises_with_the_length_and_at_most_linearly(name: str) -> None:
     for quantity in crossover.QUANTITIES.values():
         values = [quantity(row) for row in rows]
         assert values == sorted(values)
+        steepest = {"reformer": 2.2, "block-sparse": 2.4}.get(name, 2.05)
         for before, after in itertools.pairwise(values):
-            # above linear: a sort by one pass more and hashes with sqrt(N) columns; a window cut at the edges
-            assert after <= (2.2 if name == "reformer" else 2.05) * before
+            # above linear: a sort by one more pass, hashes with sqrt(N) columns; a window cut at the edges;
+            # a butterfly with one block more in each row
+            assert after <= steepest * before
 
 
 def test_the_formulas_of_the_literature() -> None:

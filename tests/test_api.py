@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor
 import flashbench
 from flashbench import kernels
 from flashbench.errors import SpecError, UnknownName, UsageError
-from flashbench.kernels import Target
+from flashbench.kernels import Target, _op
 from flashbench.kernels._inputs import make_inputs
 
 REASON = kernels.get("flash").why_unavailable(Target())
@@ -66,6 +67,33 @@ def test_packed_sequences_are_each_attention_of_its_own() -> None:
     assert torch.allclose(o, alone, atol=1e-6)
     for mine, theirs in zip(found, torch.autograd.grad(alone, (q, k, v), do), strict=True):
         assert torch.allclose(mine, theirs, atol=2e-6)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("starts", "longest", "said"),
+    [
+        ([0, 5, 12], 6, "max_seqlen_q 6 is too small; the longest sequence has 7 rows"),
+        ([0, 7, 5, 12], 7, "must ascend from 0 to the 12 rows"),
+        ([1, 5, 12], 7, "must ascend from 0 to the 12 rows"),
+        ([0, 5, 13], 8, "must ascend from 0 to the 12 rows"),
+        ([0, 5, 11], 6, "must ascend from 0 to the 12 rows"),
+        ([0, 5, 12], -1, "max_seqlen_q -1 is out of range"),
+        ([0.0, 5.0, 12.0], 7, "cu_seqlens_q must be int32"),
+        ([[0, 12]], 12, "cu_seqlens_q must be int32"),
+        ([], 12, "cu_seqlens_q must be int32"),
+    ],
+)
+def test_lengths_that_are_not_those_of_the_rows_are_refused(
+    starts: list[Any], longest: int, said: str
+) -> None:
+    """Of the same checks with max_seqlen_q left out, the longest alone is not one."""
+    q = torch.randn(12, 2, 16)
+    cu = torch.tensor(starts, dtype=torch.float32 if 5.0 in starts and "int32" in said else torch.int32)
+    flash = _op._triton.load("cpu").flash_attention
+    x = q.transpose(0, 1)[None]
+    with pytest.raises(ValueError, match=said):
+        flash(x, x, x, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest)
 
 
 @interpreted
@@ -162,6 +190,108 @@ def test_on_a_gpu_it_is_right_compiled_and_eager(more: dict[str, Any], layout: s
         torch.ops.flashbench.attention.default,
         (inputs.q, inputs.k, inputs.v, None, None, None, True, -1, -1, 0.125, 0.0, -1, -1),
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", ["bhsd", "bshd"])
+@pytest.mark.parametrize("dims", [(64, 64), (128, 72), (256, 256), (256, 64)], ids=str)
+def test_on_hopper_the_backward_is_flash_v3s(
+    dims: tuple[int, int], layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashbench import hopper_configs
+    from flashbench.kernels._reference import Reference
+
+    if torch.cuda.get_device_capability() != hopper_configs.CAPABILITY:
+        pytest.skip("flash-v3 is for sm_90")
+    p = problem(
+        dtype="bf16", seqlen_q=300, seqlen_k=300, head_dim=dims[0], head_dim_v=dims[1], num_kv_heads=2,
+        layout=layout,
+    )  # fmt: skip
+    inputs = make_inputs(p, "cuda:0", 2).detached(grad=True)
+    swap = (lambda x: x.transpose(1, 2)) if layout == "bshd" else (lambda x: x)
+    seen = []
+    own = _op._backward_v3
+    monkeypatch.setattr(_op, "_backward_v3", lambda *args: seen.append(1) or own(*args))
+    o = swap(flashbench.attention(swap(inputs.q), swap(inputs.k), swap(inputs.v), causal=True, layout=layout))
+    gradients = torch.autograd.grad(o, inputs.leaves, inputs.dout)
+    assert Reference(p, inputs).compare(o.detach(), gradients).ok
+    assert bool(seen) == (hopper_configs.why_portable(*dims) is None)
+    lse, plain = torch.zeros(o.shape[:3], device="cuda"), [x.detach() for x in inputs.leaves]
+    again = torch.ops.flashbench.attention_backward(
+        inputs.dout, o.detach(), lse, *plain,
+        None, None, None, True, -1, -1, 0.1, 0.0, -1, -1,
+    )  # fmt: skip
+    assert all(x.is_contiguous() for x in again)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if any CUDA device were an H100."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _=None: (9, 0))
+    monkeypatch.setattr("flashbench.kernels._kernels_of.why_unfit", lambda *_: None)
+    _op._fits_v3.cache_clear()
+    yield
+    _op._fits_v3.cache_clear()
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    ("dims", "dtype", "fwd", "bwd"),
+    [
+        ((64, 64), torch.float16, True, True),
+        ((256, 256), torch.bfloat16, True, True),
+        ((128, 100), torch.bfloat16, False, False),
+        ((64, 64), torch.float32, False, False),
+    ],
+)
+def test_which_kernels_run_is_chosen_once_for_a_shape(
+    dims: tuple[int, int], dtype: torch.dtype, fwd: bool, bwd: bool
+) -> None:
+    shapes = tuple(torch.Size((2, 4, 300, dim)) for dim in (dims[0], *dims))
+    asked = shapes, dtype, torch.device("cuda:0"), True
+    assert (_op._fits_v3(*asked, "fwd"), _op._fits_v3(*asked, "bwd")) == (fwd, bwd)
+    assert _op._fits_v3.cache_info().misses == 2
+    _op._fits_v3(*asked, "fwd")
+    assert _op._fits_v3.cache_info().hits == 1
+    empty = (torch.Size((2, 4, 0, dims[0])), *shapes[1:])
+    assert not _op._fits_v3(empty, *asked[1:], "fwd")
+
+
+@interpreted
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("dim", [64, 256])
+def test_where_flash_v3_ran_its_backward_runs_and_gives_dense_gradients(
+    dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels are faked: this is about who is called, with what, and what comes back."""
+    q, k, v = (torch.randn(1, 8, 2, dim).transpose(1, 2) for _ in range(3))
+    called = []
+
+    class Work:
+        dq, dk, dv = (x + 1 for x in (q, k, v))
+
+        def run(self, saved: Any) -> None:
+            called.append(saved)
+
+    def load(device: str, module: str = "") -> Any:
+        def launches(saved: Any, call: Any, **more: Any) -> Work:
+            called.extend((module, call, more))
+            return Work()
+
+        return SimpleNamespace(backward_launches=launches)
+
+    monkeypatch.setattr(_op, "_takes_v3", lambda *args: args[-1] == "bwd")
+    monkeypatch.setattr(_op._triton, "load", load)
+    lse = torch.zeros(1, 2, 8)
+    found = _op._backward(q, q, lse, q, k, v, None, None, None, True, -1, -1, 0.3, 0.0, -1, -1)
+    assert all(
+        x.is_contiguous() and torch.equal(x, like + 1) for x, like in zip(found, (q, k, v), strict=True)
+    )
+    module, call, more, saved = called
+    assert (module, more) == (
+        ("_flash_v3_wide", {}) if dim > 128 else ("_flash_v3_backward", {"deterministic": False})
+    )
+    assert (call.causal, call.scale, saved.lse, saved.dlse) == (True, 0.3, lse, None)
 
 
 def slow(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:

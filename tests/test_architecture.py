@@ -38,6 +38,7 @@ LAYERS = [
         "kvcache",
         "record",
         "record_json",
+        "record_shape",
     },
     {"kernels"},
     {"profilers", "_profilers", "environment"},
@@ -54,6 +55,7 @@ LAYERS = [
         "tracing",
         "numerics",
         "decoding",
+        "blocks",
         "tuned",
         "tuning",
         "gating",
@@ -65,8 +67,8 @@ LAYERS = [
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = {"errors", "paths", "units", "problem", "block_masks", "named_masks", "devices", "devicefile",
               "presets", "ceilings", "sweep",
-              "iomodel", "_iomodel", "kvcache", "record", "record_json", "runfile", "metrics", "table",
-              "whatif",
+              "iomodel", "_iomodel", "kvcache", "record", "record_json", "record_shape", "runfile",
+              "metrics", "table", "whatif",
               "console", "report", "flash_configs", "decode_configs", "hopper_configs",
               "features", "covering", "declared"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}

@@ -253,3 +253,10 @@ def test_a_process_that_is_really_stopped_tells_and_keeps_what_it_did(
         assert "error/budget" in out
     else:
         assert f"holds {len(found.records)} of" in err
+
+
+def test_no_rows_are_a_shape_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--device", "cpu", "--impls", "naive", "--head-dims", "8", "--dtypes", "fp32"]
+    for lengths in (["--seqlens", "0,3", "--seqlens-k", "0,2"], ["--varlen", "0,0"], ["--varlen", "0,3x0,2"]):
+        code, _, error = run([*argv, *lengths], capsys)
+        assert code == 0, error

@@ -41,6 +41,8 @@ EXPECTED = {
     "kv-cache": "--model --layers --heads --kv-heads --head-dim --head-dim-v --window --windowed-layers "
     "--latent-dim --rope-dim --seqlens --batch --dtypes --page-size --scale-bytes --gpu --tp --weights "
     "--memory-fraction --json --csv --quiet",
+    "block": "--model --impls --modes --seqlens --batch --layers --dtype --device --seed --out --json --csv "
+    "--quiet",
     "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --counters --device "
     "--seed --tuned --out --json --csv --quiet",
     "tune": "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --causal --passes --batch "
@@ -93,7 +95,9 @@ def test_help_names_every_option_and_says_what_it_is(
 
 
 def test_the_line_and_the_config_take_the_same_options() -> None:
-    assert {name[2:].replace("-", "_") for name in options("run")} - {"config"} == set(sweep.OPTIONS)
+    assert {name[2:].replace("-", "_") for name in options("run")} - {"config", "allow_impl"} == set(
+        sweep.OPTIONS
+    )
 
 
 def test_the_version_is_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:

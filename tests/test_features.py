@@ -163,3 +163,32 @@ def test_a_problem_takes_the_parsed_values_and_no_others() -> None:
     assert features.apply(p, {"varlen": ((1, 2),)}).lengths == ((1, 2),)
     with pytest.raises(SpecError, match="hadamard"):
         features.apply(p, {"hadamard": True})
+
+
+BROKEN = {
+    "no zip": (b"not a zip", "cannot be read (File is not a zip file)"),
+    "empty": (b"", "cannot be read ("),
+    "cut": (lambda whole: whole[: len(whole) // 2], "cannot be read ("),
+    "one byte wrong": (lambda whole: whole[:99] + bytes([whole[99] ^ 255]) + whole[100:], "cannot be read ("),
+    "another shape": (numpy.ones((3, 3), bool), "holds bool (3, 3); it must be one boolean matrix of (1, 1)"),
+    "numbers": (numpy.ones((1, 1)), "holds float64 (1, 1); it must be one boolean matrix"),
+}  # fmt: skip
+"""What an .npz file may be → what is said of it."""
+
+
+@pytest.mark.parametrize("command", ["check --device cpu --impls naive", "io-model --models flash"])
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_file_that_is_no_block_mask_is_refused_before_anything_runs(
+    broken: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, said = BROKEN[broken]
+    path = tmp_path / "mask.npz"
+    numpy.savez(path, content if isinstance(content, numpy.ndarray) else numpy.ones((1, 1), bool))
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif not isinstance(content, numpy.ndarray):
+        path.write_bytes(content(path.read_bytes()))
+    assert run([*command.split(), "--seqlens", "65", "--block-mask", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: --block-mask: block_mask '{path}' {said}")
+    assert error.count("\n") == 1

@@ -54,6 +54,7 @@ TASKS = [
         ask(kernel, (9, 0), "bf16", head_dim)
         for kernel, head_dim in itertools.product(("fwd", "dq", "dkdv"), (64, 128))
     ),
+    ask("fwd", (9, 0), "bf16", 128, softcap=30.0),
     *(ask(kernel, (9, 0), "fp16", 256) for kernel in ("fwd", "delta")),
     *(ask(kernel, (8, 0), "bf16", 128, num_kv_heads=4) for kernel in ("fwd", "dq", "dkdv")),
     ask("fwd", (8, 6), "fp32", 80, head_dim_v=48),

@@ -6,7 +6,6 @@ No GPU is needed: Triton compiles for an architecture by name.
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from attention import FEATURES, featured, problem
+from hopper_sass import exponentials_in_flight
 
 from flashbench import hopper_configs
 from flashbench._profilers import sass
@@ -105,30 +105,6 @@ def holds(done: _compile.Compiled) -> None:
     if dim <= 128:  # of 256, ptxas moves them behind the products, which take most of the time
         whole = [count for count in between if count >= 0.9 * hopper_configs.ROWS * tiles.block_k / 128]
         assert len(whole) >= 2, f"exponentials while P V is in flight, by warpgroup: {between}"
-
-
-EVENTS = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([012])|(MUFU\.EX2)")
-
-
-def exponentials_in_flight(code: str) -> list[int]:
-    """Per warpgroup: those between the wait for the scores, which leaves P V in flight, and that for P V.
-
-    Were products serialised (ptxas C7510 to C7520), no wait would leave any in flight.
-    """
-    found, counting = [], False
-    for line in code.splitlines():
-        event = EVENTS.search(line)
-        if event is None:
-            continue
-        if event[2]:
-            if counting:
-                found[-1] += 1
-        elif event[1] == "0":
-            counting = False
-        elif not counting:
-            counting = True
-            found.append(0)
-    return found
 
 
 def test_every_head_dim_fits() -> None:

@@ -158,9 +158,9 @@ def outliers_rmse(heads: int, ways: list[tuple[str, bool]], rows: int) -> dict[t
 
 
 def test_blocks_and_rotation_hold_the_published_error_with_outliers() -> None:
-    found = outliers_rmse(2, [("block", True), ("tensor", False)], 512)
-    assert found["block", True] <= 1.1e-2
-    assert found["tensor", False] > 1.5 * found["block", True]
+    found = outliers_rmse(16, [("block", True)], 128)["block", True]
+    assert found <= 1.1e-2
+    assert outliers_rmse(2, [("tensor", False)], 128)["tensor", False] > 1.5 * found
 
 
 @pytest.mark.slow
@@ -173,8 +173,8 @@ def test_every_scale_with_and_without_rotation_over_16_heads() -> None:
 
 def test_fp16_by_the_same_arithmetic_holds_its_bound() -> None:
     """Of flash's 16-bit kernel: products of fp16 summed in fp32, P rounded to fp16, as the inputs are."""
-    q, k, v = (with_outliers(1, 2, 4096, 128, seed=n) for n in range(3))
-    q = q[:, :, :512]
+    q, k, v = (with_outliers(1, 16, 4096, 128, seed=n) for n in range(3))
+    q = q[:, :, :128]
     ref, _ = exact(q, k, v)
     half = [x.half().float() for x in (q, k, v)]
     s = half[0] @ half[1].mT * 128**-0.5

@@ -21,7 +21,7 @@ PRODUCTS = {(9, 0): r"\bQGMMA\.64x\d+x32\.F32\.E4M3\.E4M3\b", (10, 0): r"\bUTCQM
 def task(capability: tuple[int, int], head_dim: int, causal: bool) -> _compile.Task:
     heads = {"num_heads": 16, "num_kv_heads": 4, "seqlen_q": 4096, "seqlen_k": 4096}
     p = problem(**heads, head_dim=head_dim, head_dim_v=head_dim, dtype="fp8", causal=causal)
-    return _compile.Task("fwd", p, capability, LIMITS[capability], implementation="flash-fp8")
+    return _compile.Task("fwd", p, capability, LIMITS[capability], implementation="flash-v2-fp8")
 
 
 TASKS = [task((9, 0), 128, False), task((9, 0), 256, True), task((10, 0), 128, True)]

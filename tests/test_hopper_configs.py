@@ -17,9 +17,10 @@ TUNING = Path(__file__).resolve().parent.parent / "reports" / "h100-sxm" / "tuni
 CHOICES: dict[str, Callable[[int, int, bool, int], Tiles | BackwardTiles]] = {
     "flash-v3": hopper_configs.choose,
     "flash-v3-backward": hopper_configs.choose_backward,
+    "flash-v3-fp8": hopper_configs.choose_fp8,
 }
 
-OTHERS = "sdpa-cudnn", "flash-v2"
+OTHERS = "sdpa-cudnn", "flash-v2", "flash-v3 bf16", "flash-v2-fp8"
 WIDE = "scores-first"
 """The form of the backward of head dims over 128 that was kept."""
 
@@ -28,7 +29,8 @@ def measured() -> Iterator[Any]:
     for name in CHOICES:
         for row in json.loads((TUNING / f"{name}.json").read_text(encoding="utf-8"))["rows"]:
             mask = "causal" if row["causal"] else "full"
-            yield pytest.param(name, row, id=f"{name} d{row['head_dim']} {mask} {row['seqlen']}")
+            if not set(row["tflops"]) <= set(OTHERS):  # fp8's of head dim 256 has its neighbours only
+                yield pytest.param(name, row, id=f"{name} d{row['head_dim']} {mask} {row['seqlen']}")
 
 
 @pytest.mark.parametrize(("name", "row"), list(measured()))
@@ -49,4 +51,4 @@ def test_the_one_form_for_wide_heads_was_the_fastest_within_2_percent_over_all_c
     forms = [name for name in rows[0] if name not in OTHERS]
     speed = {name: geometric_mean(row[name] for row in rows) for name in forms}
     assert speed[WIDE] >= 0.98 * max(speed.values()), speed
-    assert all(row[WIDE] > max(row[name] for name in OTHERS) for row in rows)
+    assert all(row[WIDE] > max(row[name] for name in OTHERS if name in row) for row in rows)

@@ -103,6 +103,20 @@ def test_parts_of_any_split_merge_to_the_whole(
     assert_near(lse, whole_lse)
 
 
+def test_a_row_that_no_part_saw_a_key_of_has_no_gradient_and_its_o_is_not_looked_at() -> None:
+    lses = [torch.tensor(row, requires_grad=True) for row in ([-math.inf, 1.0], [-math.inf, 2.0])]
+    outputs = [torch.full((2, 3), math.nan), torch.ones(2, 3)]
+    outputs[0][1] = 4.0
+    o, lse = kernels.merge([x.requires_grad_() for x in outputs], lses)
+    found = torch.autograd.grad((o, lse), (*outputs, *lses), (torch.ones_like(o), torch.ones_like(lse)))
+    assert o[0].eq(0).all()
+    assert lse[0] == -math.inf
+    assert all(x.isfinite().all() and x[0].eq(0).all() for x in found)
+    share = torch.tensor([1.0, 2.0]).softmax(0)  # d lse / d lse_i, and of o, 3 · share · (o_i - o)
+    of_o = torch.stack([3 * share[i] * (outputs[i][1, 0] - o[1, 0]) for i in (0, 1)])
+    torch.testing.assert_close(torch.stack([x[1] for x in found[2:]]), share + of_o)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @few
 @given(nq=lengths, nk=lengths, d=head_dims, causal=st.booleans())

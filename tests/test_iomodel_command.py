@@ -355,6 +355,8 @@ def test_an_option_that_not_every_model_has_is_said(io_model: Any) -> None:
         (("--pack-gqa", "maybe"), "--pack-gqa 'maybe'"),
         (("--lengths", "5,x"), "--lengths '5,x'"),
         (("--lengths", "0"), "--lengths '0'"),
+        (("--seqlens", "0"), "--seqlens '0'"),
+        (("--seqlens", "8", "--seqlens-k", "0"), "--seqlens '8', --seqlens-k '0'"),
         (("--lengths", "1k", "--seqlens", "1k"), "exclude each other"),
         (("--preset", "fig2"), "--preset 'fig2'"),
         (("--model", "llama"), "--model 'llama'"),

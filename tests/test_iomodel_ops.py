@@ -270,7 +270,7 @@ def test_every_implementations_own_tiles_reach_its_model(pass_: str) -> None:
     modelled = [
         row
         for row in kernels.registry().values()
-        if row.io_model is not None and iomodel.find(row.io_model).refuses(p) is None
+        if row.io_model is not None and row.exact and iomodel.find(row.io_model).refuses(p) is None
     ]
     assert {row.name for row in modelled} >= {"naive", "flash"}
     for row in modelled:

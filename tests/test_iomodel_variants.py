@@ -360,11 +360,39 @@ def test_problems_out_of_range_are_refused() -> None:
         packed(LLAMA_DECODE, [])
 
 
-@pytest.mark.parametrize("model", ["standard", "flash-v2", "flash-v1"])
-def test_a_sequence_without_queries_or_keys_is_not_counted(model: str) -> None:
-    p = packed(LLAMA_DECODE, [(1, 5), (0, 3), (2, 0)])
-    with pytest.raises(SpecError, match="a sequence without queries or keys"):
-        estimate(model, p, "fwd")
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+@pytest.mark.parametrize(
+    "model", ["flash-v1", "flash-v1-cuda", "flash-v2", "flash-v2-atomic", "flash-v3", "flash-v4"]
+)
+def test_an_empty_sequence_adds_its_lengths_alone(model: str, pass_: str) -> None:
+    def moved(*lengths: tuple[int, int]) -> dict[str, dict[str, int]]:
+        p = packed(replace(LLAMA_DECODE, causal=False), lengths)
+        row = estimate(model, p, pass_).requested
+        kinds = {"read": row.read, "write": row.write, "atomic": row.atomic}
+        return {kind: {k: v for k, v in of.items() if k != "cu_seqlens"} for kind, of in kinds.items()}
+
+    assert moved((70, 50), (0, 0), (9, 90)) == moved((70, 50), (9, 90))
+
+
+def test_queries_without_keys_have_an_o_and_keys_without_queries_gradients() -> None:
+    p = packed(replace(LLAMA_DECODE, causal=False), [(5, 7), (3, 0), (0, 4)])
+    row, heads = 2 * p.head_dim, (p.num_heads, p.num_kv_heads)
+    assert estimate("flash-v2", p, "fwd").requested.write["o"] == heads[0] * 8 * row
+    written = estimate("flash-v2", p, "bwd").requested.write
+    assert (written["dq"], written["dk"]) == (heads[0] * 8 * row, heads[1] * 11 * row)
+    padded = replace(p, lengths=(), seqlen_q=5, seqlen_k=7)
+    read = estimate("standard", padded, "fwd").requested.read
+    assert {k: v for k, v in estimate("standard", p, "fwd").requested.read.items() if k in "qkv"} == {
+        k: v for k, v in read.items() if k in "qkv"
+    }
+
+
+@pytest.mark.parametrize("shape", [{"seqlen_q": 0}, {"seqlen_k": 0}])
+def test_without_queries_or_without_keys_published_algorithms_are_not_counted(shape: dict[str, int]) -> None:
+    with pytest.raises(SpecError, match="queries without keys is not known"):
+        estimate("flash-v1-cuda", packed(replace(LLAMA_DECODE, causal=False), [(3, 0), (4, 4)]), "fwd")
+    with pytest.raises(SpecError, match="it has no queries or no keys"):
+        estimate("flash-v2", replace(LLAMA_DECODE, **shape), "fwd")
 
 
 @pytest.mark.parametrize(

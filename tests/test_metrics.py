@@ -135,7 +135,8 @@ def test_without_device_model_or_naive_their_metrics_are_none() -> None:
     assert missing == {
         "done_flops", "peak_flops_per_s", "hbm_bytes_per_s", "peak_fraction", "requested_bytes",
         "intensity_requested", "roof_fraction", "bandwidth_fraction", "predicted_extra_bytes",
-        "speedup_over_naive", "energy_j", "cycles", "j_per_tflop", "counted_spill_write_bytes",
+        "speedup_over_naive", "energy_j", "cycles", "exact_error",
+        "exact_error_relative", "j_per_tflop", "counted_spill_write_bytes",
         "counted_spill_missed_bytes", *(f"{part}_difference_bytes" for part in REQUESTED.values()),
         "least_dram_read_bytes", "most_dram_read_bytes", "least_dram_write_bytes", "most_dram_write_bytes",
         *(f"predicted_{counter}" for counter in LEVELS.values()),

@@ -13,6 +13,7 @@ import torch
 from fp8 import exact
 
 from flashbench import kernels, numerics, report, runfile, table
+from flashbench._cli import check_numerics
 from flashbench.cli import main
 from flashbench.kernels import Target
 from flashbench.numerics import Grid, rows
@@ -153,11 +154,22 @@ def test_the_table_says_what_was_measured(command: Any) -> None:
         "--seqlens", "64", "--dtypes", "fp32,tf32", "--impls", "naive", "--head-dims", "16"
     )
     assert code == 0
-    assert [line.split()[:4] for line in text.splitlines() if "naive" in line] == [
-        [name, "64", "fp32", "naive"] for name in numerics.RANGES
+    assert [line.split()[:5] for line in text.splitlines() if "naive" in line] == [
+        [name, "16", "64", "fp32", "naive"] for name in numerics.RANGES
     ]
     assert "3 rows of naive unsupported: TF32 products exist on NVIDIA GPUs only" in err
     assert numerics.RANGES["large"] in err
+
+
+def test_each_head_dim_has_its_rows_and_a_gpu_takes_16_heads(command: Any) -> None:
+    code, text, _ = command(
+        "--seqlens", "64", "--dtypes", "fp32", "--impls", "naive", "--head-dims", "8,16", "--ranges", "plain"
+    )
+    assert code == 0
+    rows = [line.split()[:2] for line in text.splitlines() if "naive" in line]
+    assert rows == [["plain", "8"], ["plain", "16"]]
+    on_gpu = check_numerics.DEFAULTS["cuda"]
+    assert (on_gpu["heads"], on_gpu["head_dims"]) == ("16", "64,128")
 
 
 @pytest.mark.parametrize(
@@ -166,7 +178,6 @@ def test_the_table_says_what_was_measured(command: Any) -> None:
         (["--causal", "yes"], ["--causal", "no meaning with --numerics", "--seqlens"]),
         (["--dtypes", "fp9"], ["--dtypes", "fp9", "fp8"]),
         (["--ranges", "huge"], ["--ranges", "huge", "outliers"]),
-        (["--head-dims", "64,128"], ["--head-dims '64,128'", "one head dim"]),
         (["--dtypes", "fp8", "--impls", "naive"], ["--impls 'naive'", "--dtypes 'fp8'", "flash for fp8"]),
         (["--out", "/"], ["--out", "a folder", "the path of a new file"]),
         (["--json", "--csv"], ["--json", "--csv", "exclude"]),

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+import flashbench
 from flashbench.kernels._philox import keep_mask, philox
 
 ANSWERS = [
@@ -44,3 +45,14 @@ def test_the_share_that_is_dropped_is_p(p: float) -> None:
     kept = keep_mask(1, p, torch.arange(4), torch.arange(256), torch.arange(256))
     dropped = 1 - kept.double().mean().item()
     assert abs(dropped - p) <= 4 * math.sqrt(p * (1 - p) / kept.numel())
+
+
+def test_the_public_mask_is_that_of_the_kernels_positions() -> None:
+    mask = flashbench.dropout_mask(2, 3, 5, 7, 0.3, seed=2**40 + 1)
+    assert (mask.dtype, mask.shape) == (torch.bool, (2, 3, 5, 7))
+    one = keep_mask(2**40 + 1, 0.3, torch.tensor([4]), torch.tensor([2]), torch.tensor([6]))
+    assert mask[1, 1, 2, 6] == one.item()
+    assert flashbench.dropout_mask(1, 1, 4, 4, 0.0).all()
+    for bad in ({"dropout_p": 1.0}, {"dropout_p": 0.1, "seed": -1}):
+        with pytest.raises(ValueError, match="is out of range"):
+            flashbench.dropout_mask(1, 1, 4, 4, **bad)

@@ -106,3 +106,8 @@ def test_every_implementation_takes_a_feature_or_says_which_it_lacks(name: str, 
     reason = row.why_unsupported(p, "fwd", kernels.Target())
     if reason is not None and reason.startswith("it does not take"):
         assert set(reason.removeprefix("it does not take ").split(", ")) <= p.features
+
+
+def test_rows_are_those_of_all_sequences() -> None:
+    assert problem(batch=3, seqlen_q=5, seqlen_k=7).rows == (15, 21)
+    assert packed(problem(), [(3, 4), (0, 5), (2, 0)]).rows == (5, 9)

@@ -10,11 +10,13 @@ import torch
 from attention import SHAPES, exact, problem, run
 
 from flashbench import kernels
-from flashbench.kernels import _part, _yardstick
+from flashbench.kernels import _other_units, _part, _yardstick
 from flashbench.kernels._inputs import Inputs, make_inputs
 from flashbench.kernels._part import SAMPLED_ROWS, sample_rows
 from flashbench.kernels._reference import Reference, rounding
 from flashbench.kernels._yardstick import to_tf32
+from flashbench.problem import Problem
+from flashbench.record import Accuracy
 
 NAMES = ("o", "dq", "dk", "dv")
 
@@ -105,7 +107,10 @@ def test_scores_of_any_size_keep_fp64s_precision(scale: float) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("all_rows", [True, False])
-def test_the_budget_is_twice_naives_error_and_twice_the_rounding(dtype: str, all_rows: bool) -> None:
+def test_the_budget_is_twice_naives_error_and_twice_the_rounding(
+    dtype: str, all_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_other_units, "LIMIT", 0)  # as of any larger problem
     p = problem(dtype=dtype, seqlen_q=130, seqlen_k=140, num_kv_heads=2)
     inputs = make_inputs(p, "cpu", seed=6)
     reference = Reference(p, inputs, all_rows=all_rows)
@@ -348,3 +353,72 @@ def test_64k_is_checked_in_bounded_memory_and_seconds(causal: bool) -> None:
     print(f"reference of {p.key}: {took:.2f} s, {peak / 1e9:.2f} GB")
     assert peak < 3 * 2**30
     assert took < 8
+
+
+LUCKY = [
+    (1, problem(batch=2, num_heads=2, num_kv_heads=2, seqlen_q=33, seqlen_k=33, head_dim=32, head_dim_v=16,
+                causal=False)),
+    (0, problem(batch=1, num_heads=6, num_kv_heads=2, seqlen_q=65, seqlen_k=17, head_dim=1, head_dim_v=1,
+                causal=False, softcap=5.0)),
+    (0, problem(batch=2, num_heads=1, num_kv_heads=1, seqlen_q=65, seqlen_k=65, head_dim=1, head_dim_v=32,
+                softcap=0.7)),
+]  # fmt: skip
+"""(seed, fp32 problem): of these, or of their like, the bundled kernel was over naive's largest error."""
+
+
+def in_fp64(p: Problem, inputs: Inputs, *, scale: float = 1.0, keys: int = 0, tf32: bool = False) -> Accuracy:
+    """Exact attention, but for what is asked to be wrong, rounded to fp32: how it is judged."""
+    q, k, v = (x.detach().double().requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
+    a, b = (to_tf32(x.float()).double() if tf32 else x for x in (q, k))
+    a = a + (q - q.detach()) if tf32 else a
+    b = b + (k - k.detach()) if tf32 else b
+    s = a @ b.repeat_interleave(p.group, 1).mT * p.softmax_scale * scale
+    s = p.softcap * (s / p.softcap).tanh() if p.softcap else s
+    hidden = torch.full((p.seqlen_q, p.seqlen_k), p.causal).triu(1)
+    hidden[:, p.seqlen_k - keys :] = True
+    s = s.masked_fill(hidden, -math.inf)
+    o = s.softmax(-1) @ v.repeat_interleave(p.group, 1)
+    gradients = torch.autograd.grad(o, (q, k, v), inputs.dout.double())
+    return Reference(p, inputs).compare(
+        o.detach().float(), [x.float() for x in gradients], s.logsumexp(-1).detach().float()
+    )
+
+
+@pytest.mark.parametrize(("seed", "p"), LUCKY, ids=lambda x: getattr(x, "key", x))
+def test_fp32_has_room_for_luck_and_none_for_mistakes(seed: int, p: Problem) -> None:
+    inputs = make_inputs(p, "cpu", seed)
+    right = in_fp64(p, inputs)
+    assert right.ok
+    for mistake in ({"scale": 1.001}, {"keys": 1}, {"tf32": True}):
+        wrong = in_fp64(p, inputs, **mistake)
+        assert not wrong.ok
+        assert wrong.max_abs_error["o"] > 20 * wrong.budget["o"], mistake
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_errors_that_are_drawn_are_of_the_size_of_those_that_are_there(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many numbers of one kind: the bound without draws holds nearly as much."""
+    p = problem(batch=1, num_heads=4, num_kv_heads=2, seqlen_q=64, seqlen_k=80, head_dim=32, causal=False)
+    inputs = make_inputs(p, "cpu", seed)
+    drawn = {name: x.budget for name, x in Reference(p, inputs).expected(gradients=True).items()}
+    monkeypatch.setattr(_other_units, "LIMIT", 0)
+    once = {name: x.budget for name, x in Reference(p, inputs).expected(gradients=True).items()}
+    assert all(once[name] <= drawn[name] <= 2 * once[name] for name in once), (once, drawn)
+
+
+def test_other_units_change_nothing_but_roundings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of exact attention, with every option, the draws differ by fp64's rounding."""
+    monkeypatch.setattr(_other_units, "LIMIT", 0)
+    p = problem(softcap=2.0, bias="1hqk", sinks=True, dropout_p=0.3, window=(9, 4), causal=False)
+    inputs = make_inputs(p, "cpu", 1)
+    inputs = replace(inputs, **{name: getattr(inputs, name).double() for name in ("q", "k", "v", "dout")})
+
+    def compute(inputs: Inputs) -> list[dict[str, torch.Tensor]]:
+        expected = Reference(p, inputs).expected(gradients=True)
+        return [{name: one.refs[0] for name, one in expected.items()}]
+
+    found = _other_units.deviations(inputs, compute, compute(inputs))
+    assert found.keys() >= {"o", "lse", "dq", "dk", "dv", "dbias", "dsinks"}
+    assert max(found.values()) < 1e-12

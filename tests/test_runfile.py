@@ -214,7 +214,7 @@ def test_damage_before_the_last_line_is_refused_with_its_line(tmp_path: Path) ->
         (lambda row: row.update(status="fine"), "status is 'fine'; known: ok, checked"),
         (
             lambda row: row["cell"]["problem"].update(seqlen_q="x"),
-            "cell.problem.seqlen_q is 'x'; a whole number is wanted",
+            "cell.problem.seqlen_q is 'x'; a whole number up to 2147483647 is wanted",
         ),
         (lambda row: row.update(reason=None), "needs a reason"),
         (lambda row: row["cell"]["problem"].update(head_dim=0), "head_dim 0 is out of range"),

@@ -166,3 +166,11 @@ def test_a_process_that_cannot_start_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "executable", "/nonexistent")
     found = apart.trace_apart(cell_of(), {"fwd_block_q": 64, "fwd_block_k": 64})
     assert found["reason"].startswith("the tracing process did not start: ")
+
+
+@interpreted
+@pytest.mark.parametrize("shape", [(0, 0), (0, 9), (9, 0)])
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+def test_without_queries_or_keys_what_moves_is_as_modelled(shape: tuple[int, int], pass_: str) -> None:
+    traced = tracing.trace_cell(cell_of(pass_, seqlen_q=shape[0], seqlen_k=shape[1]))
+    assert traced["difference_bytes"] == traced["difference_flops"] == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,8 @@ TAKES = ("seqlens", "head_dims", "dtypes", "impls", "heads", "ranges", "device",
 """Options of ``check`` that mean something here."""
 
 DEFAULTS: Mapping[str, Mapping[str, str]] = {
-    "cuda": {"seqlens": "1k,4k,16k,64k,256k,1M", "head_dims": "128", "dtypes": "fp32,tf32,fp16,bf16,fp8",
-             "impls": "flash,sdpa,naive", "heads": "4", "ranges": "plain,outliers,large"},
+    "cuda": {"seqlens": "1k,4k,16k,64k,256k,1M", "head_dims": "64,128", "dtypes": "fp32,tf32,fp16,bf16,fp8",
+             "impls": "flash,sdpa,naive", "heads": "16", "ranges": "plain,outliers,large"},
     "cpu": {"seqlens": "256,1k", "head_dims": "64", "dtypes": "fp32,fp16,bf16,fp8",
             "impls": "flash,sdpa,naive", "heads": "1", "ranges": "plain,outliers,large"},
 }  # fmt: skip
@@ -47,18 +47,18 @@ def show(values: Mapping[str, Any]) -> None:
             raise UsageError(f"{options.on_line(name)}: has no meaning with --numerics; accepted: {accepted}")
     json, csv, quiet = (bool(line.pop(name, False)) for name in ("json", "csv", "quiet"))
     options.one_format(json, csv)
-    grid, target, out, texts = _resolve(line)
+    grids, target, out, texts = _resolve(line)
     found: list[dict[str, Any]] = []
     stopped = False
     try:
-        _measure(grid, target, out, texts, found, quiet=quiet)
+        _measure(grids, target, out, texts, found, quiet=quiet)
     except KeyboardInterrupt:
         stopped = True
     _print(found, target, json=json, csv=csv, quiet=quiet)
     from flashbench import console
 
     if stopped:
-        console.warn(f"interrupted; {len(found)} of {grid.count} rows were measured")
+        console.warn(f"interrupted; {len(found)} of {sum(grid.count for grid in grids)} rows were measured")
         raise typer.Exit(EXIT_INTERRUPTED)
     if out is not None and not quiet:
         console.note(f"results: {out}")
@@ -66,8 +66,8 @@ def show(values: Mapping[str, Any]) -> None:
         raise UnavailableError(f"none of the {len(found)} rows was measured: {found[0]['reason']}")
 
 
-def _resolve(line: dict[str, str]) -> tuple[Grid, Target, Path | None, Mapping[str, str]]:
-    """The grid, where it runs, the file, and the options as they would be typed."""
+def _resolve(line: dict[str, str]) -> tuple[tuple[Grid, ...], Target, Path | None, Mapping[str, str]]:
+    """A grid for each head dim, where it runs, the file, and the options as they would be typed."""
     from flashbench import environment, kernels, numerics, sweep, units
 
     known = kernels.registry()
@@ -80,30 +80,31 @@ def _resolve(line: dict[str, str]) -> tuple[Grid, Target, Path | None, Mapping[s
     }
     typed = sweep.parse(line, options.on_line, known)
     out = _free(typed.get("out"))
-    if len(typed.get("head_dims", ())) > 1:
-        raise SpecError(f"--head-dims {line['head_dims']!r}: several; accepted with --numerics: one head dim")
     target = environment.target(typed.get("device"))
     texts = {**DEFAULTS[target.type], **line, **({"dtypes": dtypes} if dtypes else {}),
              **({"ranges": ranges} if ranges else {})}  # fmt: skip
     rest = {name: text for name, text in DEFAULTS[target.type].items() if name not in ("dtypes", "ranges")}
     merged = {**sweep.parse(rest, options.on_line, known), **typed}
     options.settle([*merged["impls"], *numerics.IN_FP8.values()], target)
-    grid = numerics.Grid(
-        impls=merged["impls"],
-        dtypes=given.get("dtypes") or tuple(texts["dtypes"].split(",")),
-        ranges=given.get("ranges") or tuple(texts["ranges"].split(",")),
-        seqlens=merged["seqlens"],
-        head_dim=merged["head_dims"][0],
-        heads=merged["heads"],
-        queries=QUERIES[target.type],
-        seed=merged.get("seed", 0),
+    grids = tuple(
+        numerics.Grid(
+            impls=merged["impls"],
+            dtypes=given.get("dtypes") or tuple(texts["dtypes"].split(",")),
+            ranges=given.get("ranges") or tuple(texts["ranges"].split(",")),
+            seqlens=merged["seqlens"],
+            head_dim=head_dim,
+            heads=merged["heads"],
+            queries=QUERIES[target.type],
+            seed=merged.get("seed", 0),
+        )
+        for head_dim in merged["head_dims"]
     )
-    if not grid.count:
+    if not grids[0].count:
         raise SpecError(
             f"--impls {texts['impls']!r} with --dtypes {texts['dtypes']!r}: nobody takes these;"
             " accepted: flash for fp8"
         )
-    return grid, target, out, {k: v for k, v in texts.items() if k not in ("device", "out")}
+    return grids, target, out, {k: v for k, v in texts.items() if k not in ("device", "out")}
 
 
 def _free(out: Path | None) -> Path | None:
@@ -121,7 +122,7 @@ def _free(out: Path | None) -> Path | None:
 
 
 def _measure(
-    grid: Grid,
+    grids: Sequence[Grid],
     target: Target,
     out: Path | None,
     texts: Mapping[str, str],
@@ -133,20 +134,21 @@ def _measure(
     from flashbench import console, environment, numerics, runfile
     from flashbench._cli.interrupt import terminable
 
-    writer = None
+    writer, count = None, sum(grid.count for grid in grids)
     if out is not None:
         about = environment.collect(target)
         head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
         writer = runfile.create(out, head)
     if not quiet:
-        console.note(
-            f"{grid.count} errors against fp64 on {target.name}: {grid.queries} queries of {grid.heads} heads"
-        )
-    with terminable(), writer or nullcontext(), console.progress(grid.count, quiet=quiet) as tick:
-        for row in numerics.rows(grid, target, lambda text: tick(len(found), text)):
-            if writer is not None:
-                writer.put({"type": "numerics", **row})
-            found.append(row)
+        grid = grids[0]
+        sampled = f"{grid.queries} queries of {grid.heads} heads"
+        console.note(f"{count} errors against fp64 on {target.name}: {sampled}")
+    with terminable(), writer or nullcontext(), console.progress(count, quiet=quiet) as tick:
+        for grid in grids:
+            for row in numerics.rows(grid, target, lambda text: tick(len(found), text)):
+                if writer is not None:
+                    writer.put({"type": "numerics", **row})
+                found.append(row)
 
 
 def _print(found: list[dict[str, Any]], target: Target, *, json: bool, csv: bool, quiet: bool) -> None:
@@ -196,6 +198,7 @@ def _columns() -> list[Column]:
 
     return [
         Column(name="range", header="range"),
+        number("head_dim", "head dim", str),
         number("seqlen_k", "keys", format_length),
         Column(name="dtype_shown", header="dtype"),
         Column(name="implementation", header="implementation"),

@@ -282,7 +282,7 @@ def measures(text: str | None) -> list[Measure]:
                     f"--metric {name!r}: neither more nor less of it is better;"
                     f" accepted: {', '.join(MEASURES)}"
                 )
-            raise UnknownName("metric", name, MEASURES)
+            raise UnknownName("--metric", name, MEASURES)
         found.append(MEASURES[name])
     return found
 

@@ -6,28 +6,18 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashbench._cli import options
+from flashbench._cli.finding import OK, PROBLEM, WARN, Finding
 
 if TYPE_CHECKING:
     from flashbench._cli.driver import Driver, Gpu
 
-OK, WARN, PROBLEM = "ok", "warn", "problem"
 PARAMETERS = Path("/proc/driver/nvidia/params")
 LOW_DISK_BYTES = 2 * 10**9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing looked at. state: ok, warn or problem; todo says what to do unless it is ok."""
-
-    name: str
-    state: str
-    detail: str
-    todo: str = ""
 
 
 def doctor(json: options.Json = False, csv: options.Csv = False) -> None:
@@ -51,6 +41,7 @@ def doctor(json: options.Json = False, csv: options.Csv = False) -> None:
 
 def findings() -> list[Finding]:
     """Everything that is looked at, in order; a look that fails is a finding itself."""
+    from flashbench._cli import surroundings
     from flashbench._cli.driver import look
 
     driver = look()
@@ -63,6 +54,7 @@ def findings() -> list[Finding]:
         ("triton", triton),
         ("cores", cores),
         ("disk", lambda: disk(Path.cwd())),
+        *surroundings.LOOKS,
     ]
     found: list[Finding] = []
     for name, look_at in looks:
@@ -107,9 +99,14 @@ def driver_(driver: Driver) -> Iterator[Finding]:
     """The NVIDIA driver."""
     if driver.gpus:
         yield Finding(name="driver", state=OK, detail=f"NVIDIA {driver.version or 'of unknown version'}")
-    else:
-        todo = "install the NVIDIA driver if this machine has an NVIDIA GPU; else nothing"
-        yield Finding(name="driver", state=WARN, detail=driver.why_none, todo=todo)
+        return
+    why, state = driver.why_none, WARN
+    todo = "install the NVIDIA driver if this machine has an NVIDIA GPU; else nothing"
+    if "mismatch" in why.lower():
+        state, todo = PROBLEM, "reboot, or reload the driver: its library and its kernel module differ"
+    elif "nvidia-ml-py" in why:
+        todo = "pip install nvidia-ml-py: without it no clocks, caps, power and neighbours are told"
+    yield Finding(name="driver", state=state, detail=why, todo=todo)
 
 
 def gpu_(gpu: Gpu) -> Iterator[Finding]:

@@ -54,10 +54,10 @@ def here(option: str = "--gpu", library: Any = None) -> Device:
 
 def target_of(name: str) -> Target:
     """A card of the table as a target for tiles. Raises UnknownName, UsageError for another make."""
-    from flashbench import devices
+    from flashbench import devices, units
     from flashbench.kernels import Target
 
-    row = devices.find(name)
+    row = devices.find(units.parse_choice(name, "--gpu", [row.name for row in devices.DEVICES]))
     if row.capability is None:
         raise UsageError(f"--gpu {name!r}: Triton's tiles here are NVIDIA's; accepted: an NVIDIA card")
     return Target(

@@ -48,6 +48,8 @@ def cells_of(
     typed = sweep.parse(
         sweep.options_of(table, where, sweep.ASKED), lambda name: f"{where}: {name}", known
     )  # fmt: skip
+    if "impl" not in (line or {}):
+        options.refuse_own(typed.get("impl", ()), where)
     return sweep.sweep_of(sweep.combine(line or {}, typed, usual(defaults, {*typed, *(line or {})}))).cells()
 
 

@@ -61,7 +61,7 @@ def read(line: Mapping[str, str | None], given: Mapping[str, Any]) -> Request:
 
     Raises SpecError, UnknownName and UsageError for bad ones.
     """
-    from flashbench import presets, sweep, units
+    from flashbench import features, presets, sweep, units
 
     mode = units.parse_choice(line.get("mode") or MODES[0], "--mode", MODES)
     workload = presets.workload(line["preset"] or "", "--preset") if line.get("preset") is not None else None
@@ -80,6 +80,7 @@ def read(line: Mapping[str, str | None], given: Mapping[str, Any]) -> Request:
     problems = [
         _with_options(problem, line, parsed) for problem in sweep.Sweep(impls=(), **joined).problems()
     ]
+    features.check_not_empty(problems, options.on_line, {**line, **given})
     asked = line.get("models")
     names, kernels = _models(WORKLOAD_MODELS if workload and asked is None else asked)
     cards = line.get("gpu")
@@ -152,9 +153,7 @@ def _features(line: Mapping[str, str | None], given: Mapping[str, Any]) -> dict[
     parsed = features.parse_all(texts, options.on_line)
     for label, text in (("--lengths", line.get("lengths")), ("--varlen", given.get("varlen"))):
         if text is not None:
-            parsed["varlen"] = features.parse_lengths(
-                text, label, decode=line.get("mode") == "decode", minimum=1
-            )
+            parsed["varlen"] = features.parse_lengths(text, label, decode=line.get("mode") == "decode")
     return parsed
 
 

@@ -105,7 +105,7 @@ def _implementations() -> _Table:
         rows.append({
             "name": row.name, "available": why_not is None, "why_not": why_not,
             "mode": None if why_not else mode, "io_model": io_model, "deterministic": row.deterministic,
-            "summary": row.summary,
+            "exact": row.exact, "summary": row.summary,
         })  # fmt: skip
     columns = [
         Column(name="name", header="implementation"),
@@ -113,6 +113,7 @@ def _implementations() -> _Table:
         Column(name="mode", header="mode"),
         Column(name="io_model", header="model"),
         Column(name="deterministic", header="deterministic"),
+        Column(name="exact", header="exact", format=lambda value: "yes" if value else "no"),
         Column(name="summary", header="summary"),
     ]
     return _Table(columns, rows, frozenset({"deterministic"}))
@@ -264,6 +265,7 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
         ),
         accuracy=Accuracy(max_abs_error={"o": 0.0}, budget={"o": 1.0}, query_rows=1, key_rows=1),
         timing={"rounds": [{"samples": 5, "sm_clock_mhz": 1.0}]} if gpu else {},
+        apart={"max_abs_error": 0.0, "relative": 0.0},
         energy={"joules_per_call": 1.0} if gpu else {},
         counters={"total": dict.fromkeys(COUNTED, 1), "kernels": []} if gpu else {},
         trace={"difference_bytes": 0, "traced_share": 1.0, "total": moved, "kernels": []},

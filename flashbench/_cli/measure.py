@@ -336,7 +336,7 @@ def summary(
         shape = {header: text(cell) for header, text in _SHAPE.items()}
         row = rows.setdefault(tuple(shape.values()), shape)
         value, unit = (cell["cycles"], "cycles") if cycles else (cell["flops_per_s"], "FLOP/s")
-        row[cell["implementation"]] = cell["status"] if value is None else units.format_count(value, unit)
+        row[_header(cell)] = cell["status"] if value is None else units.format_count(value, unit)
     varies = [name for name in _SHAPE if len({row[name] for row in rows.values()}) > 1] or ["seqlen"]
     first = next(iter(rows.values()), {})
     fixed = [
@@ -344,9 +344,14 @@ def summary(
         for name in first
         if name in _SHAPE and name not in varies and first[name] != "none"
     ]
-    names = list(dict.fromkeys(cell["implementation"] for cell in cells))
+    names = list(dict.fromkeys(map(_header, cells)))
     columns = [Column(name=name, header=name, justify="right") for name in (*varies, *names)]
     return columns, list(rows.values()), ", ".join(["SM cycles" if cycles else "nominal FLOP/s", *fixed])
+
+
+def _header(cell: Mapping[str, Any]) -> str:
+    """The implementation, marked where it is not exact attention: its rate is of its own FLOPs."""
+    return f"{cell['implementation']}{'' if cell['exact'] else ' (not exact)'}"
 
 
 def _pair(one: Any, other: Any, text: Any = str) -> str:

@@ -63,7 +63,7 @@ def _metrics(text: str) -> list[str]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     for name in names:
         if name not in known:
-            raise UnknownName("metric", name, known)
+            raise UnknownName("--metric", name, known)
     if not names:
         raise UsageError(f"--metric {text!r}: names nothing; accepted: {', '.join(known)}")
     return names

@@ -154,6 +154,17 @@ def given(values: Mapping[str, Any]) -> dict[str, str | bool]:
     return {name: value for name, value in flat.items() if value is not None}
 
 
+def refuse_own(specs: Iterable[str], where: str, more: str = "") -> None:
+    """Raise UsageError where a file names functions to import: a file may come from anybody, and its word
+    alone runs nothing. where: the file; more: what is accepted beside --impl on the line.
+    """
+    for spec in specs:
+        raise UsageError(
+            f"{where}: impl {spec!r} would be imported, and no file runs code on its own word;"
+            f" accepted: --impl SPEC on the line{more}"
+        )
+
+
 def own(specs: Iterable[str]) -> None:
     """Look at the spec of each function of --impl, before torch is imported. Raises UsageError."""
     from flashbench.kernels import _own, registry

@@ -53,25 +53,11 @@ def report(
     quiet: Annotated[bool, _QUIET] = False,
 ) -> None:
     """Build the HTML report of one or more results files. Needs neither GPU nor torch."""
-    from flashbench import console, runfile, units
+    from flashbench import console, runfile
 
     _refuse(output, markdown, terminal, figures, extra=bool(format_ or figure or style != "paper"))
 
-    page = Path(output) if output else None
-    if output is not None and (page is None or page.is_dir()):
-        raise UsageError(
-            f"--output {units.quoted(output, 400)}: a folder; accepted: the path of an HTML file"
-        )
-    seen: set[Path] = set()
-    for name in files:
-        path = Path(name).absolute()
-        if path in seen:
-            raise UsageError(f"FILE {units.quoted(name, 400)}: given twice; accepted: every file once")
-        if page is not None and path == page.absolute():
-            raise UsageError(
-                f"--output {units.quoted(output, 400)}: is a results file; accepted: another path"
-            )
-        seen.add(path)
+    page = _page(output, files)
     loaded = [runfile.load(name) for name in files]
     if not quiet:
         for file in loaded:
@@ -98,6 +84,28 @@ def _refuse(output: str | None, markdown: bool, terminal: bool, figures: str | N
         raise UsageError(f"{' and '.join(given)} exclude each other; accepted: one of them")
     if extra and figures is None:
         raise UsageError("--format, --figure and --style are of --figures; accepted: --figures DIR with them")
+
+
+def _page(output: str | None, files: Sequence[str]) -> Path | None:
+    """Where --output says. Raises UsageError for a folder, a results file and a file given twice."""
+    from flashbench import units
+
+    page = Path(output) if output else None
+    if output is not None and (page is None or page.is_dir()):
+        raise UsageError(
+            f"--output {units.quoted(output, 400)}: a folder; accepted: the path of an HTML file"
+        )
+    seen: set[Path] = set()
+    for name in files:
+        path = Path(name).absolute()
+        if path in seen:
+            raise UsageError(f"FILE {units.quoted(name, 400)}: given twice; accepted: every file once")
+        if page is not None and path == page.absolute():
+            raise UsageError(
+                f"--output {units.quoted(output, 400)}: is a results file; accepted: another path"
+            )
+        seen.add(path)
+    return page
 
 
 def _show(
@@ -131,7 +139,8 @@ def results_of(files: Sequence[RunFile]) -> Results:
     from flashbench import table
     from flashbench.report.data import Results
 
-    return Results(table=table.build(files), headers=table.headers(files), numerics=table.numerics(files))
+    more = {"numerics": table.numerics(files), "blocks": table.blocks(files)}
+    return Results(table=table.build(files), headers=table.headers(files), **more)
 
 
 def write_page(files: Sequence[RunFile], page: Path) -> None:
@@ -139,7 +148,8 @@ def write_page(files: Sequence[RunFile], page: Path) -> None:
     from flashbench import report as report_
     from flashbench import table
 
-    text = report_.build(table.build(files), table.headers(files), table.numerics(files))
+    more = table.numerics(files), table.blocks(files)
+    text = report_.build(table.build(files), table.headers(files), *more)
     try:
         page.write_text(text, encoding="utf-8", newline="\n")
     except (OSError, ValueError) as error:

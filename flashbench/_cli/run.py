@@ -91,6 +91,9 @@ def run(
         str | None,
         typer.Option(help="TOML file with any of these options; options on the line win.", metavar="FILE"),
     ] = None,
+    allow_impl: Annotated[
+        bool, typer.Option("--allow-impl", help="Import the functions that --config names as 'impl'.")
+    ] = False,
     energy: Annotated[
         bool | None,
         options.flag(
@@ -184,7 +187,8 @@ def run(
     run here, 130 when interrupted.
     """
     given = options.given(locals())
-    request = resolve(given, str(given.pop("config")) if "config" in given else None)
+    allowed = given.pop("allow_impl") is True
+    request = resolve(given, str(given.pop("config")) if "config" in given else None, allow_impl=allowed)
     if isinstance(model, str) and not request.flag("quiet"):
         _remark(model)
     if request.flag("dry_run"):
@@ -221,8 +225,10 @@ class Request:
         return self.values.get(name) is True
 
 
-def resolve(line: dict[str, str | bool], config: str | None) -> Request:
+def resolve(line: dict[str, str | bool], config: str | None, *, allow_impl: bool = False) -> Request:
     """Join the line, the config file, the run to resume and the device's defaults.
+
+    allow_impl: whether functions that the config file names are imported.
 
     Bad input is found before torch is imported wherever it does not depend on the device.
     Raises UsageError, SpecError, UnknownName; UnavailableError for a device that is not here.
@@ -237,6 +243,8 @@ def resolve(line: dict[str, str | bool], config: str | None) -> Request:
     file = presets.expand(sweep.load_config(config), in_file) if config is not None else {}
     typed = sweep.parse(line, options.on_line, known)
     filed = sweep.parse(file, in_file, known)
+    if not allow_impl and "impl" not in typed:
+        options.refuse_own(filed.get("impl", ()), f"--config {config!r}", ", or --allow-impl")
     joined = sweep.combine(typed, filed)
     options.own(joined.get("impl", ()))
     out = check_out(joined.get("out"), resume=joined.get("resume") is True)

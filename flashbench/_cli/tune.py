@@ -154,7 +154,7 @@ def resolve(line: Mapping[str, str], *, dry_run: bool) -> Request:
 
 
 def _cells(line: Mapping[str, str]) -> list[Case]:
-    from flashbench import kernels, presets, sweep, tuning
+    from flashbench import features, kernels, presets, sweep, tuning
 
     _only(line, GRID, STEPS, "without --kv-lens")
     known = tuning.tunable()
@@ -168,6 +168,7 @@ def _cells(line: Mapping[str, str]) -> list[Case]:
             )
     typed = sweep.parse(grid, options.on_line, known)
     cells = sweep.sweep_of(sweep.combine(typed, sweep.parse(DEFAULTS, options.on_line, known))).cells()
+    features.check_not_empty((cell.problem for cell in cells), options.on_line, line)
     if "top-left" in typed.get("causal", ()):
         raise SpecError("--causal 'top-left': tuned is one mask of either alignment; accepted: yes, no, both")
     return tuning.cases_of(cells)

@@ -51,6 +51,8 @@ class Grid(NamedTuple):
     the next wave, or pass, comes back to its rows. passes: of a loop, those
     over which a thread block spreads what it moves once. seen: the share of the rows that a pass visits.
     bias: how the kernel comes back to a bias; None where there is none, or a program has its turns in a row.
+    tiles: of all that persistent programs take one after the other; 0 where each has a thread block.
+    drifts: those programs lose step as they go, and so find rows gone within a wave as well.
     """
 
     ctas: int
@@ -66,6 +68,8 @@ class Grid(NamedTuple):
     passes: int = 1
     seen: float = 1.0
     bias: Turns | None = None
+    tiles: int = 0
+    drifts: bool = False
 
 
 class Again(NamedTuple):
@@ -86,7 +90,8 @@ class Again(NamedTuple):
     @classmethod
     def of(cls, cache: Cache, grid: Grid, asked: list[tuple[str, int, int]], touched: float) -> Again:
         """From the kernel's grid and its (tensor, requested, size) rows."""
-        ctas, units, slots, loops, _, section, lost, _, staggered, crowd, passes, visited, _ = grid
+        units, slots, section, lost, crowd = grid.units, grid.slots, grid.section, grid.lost, grid.crowd
+        ctas = grid.tiles or grid.ctas
         per_unit = ctas / units
         streamed = asked_for = 0
         for _, requested, size in asked:
@@ -95,13 +100,15 @@ class Again(NamedTuple):
                 asked_for += requested
         own = (touched - streamed) * min(slots, ctas) / ctas
         unit_bytes = streamed / units
-        if loops:
-            moved = min(float(units), float(slots)) * unit_bytes + own / passes
-            return cls(True, _ZERO, _missing(cache, moved, crowd, visited))
+        if grid.loops:
+            moved = min(float(units), float(slots)) * unit_bytes + own / grid.passes
+            return cls(True, _ZERO, _missing(cache, moved, crowd, grid.seen))
         active = min(float(units), max(1.0, slots / per_unit, section))
-        within = _staggered(cache.hits(active * unit_bytes + own)) if staggered else _ZERO
+        within = _staggered(cache.hits(active * unit_bytes + own)) if grid.staggered else _ZERO
+        if grid.drifts and per_unit > slots:
+            within = _apart(cache, unit_bytes, min(2, units) * unit_bytes + own)
         if ctas <= slots or not streamed:
-            return cls(False, _ZERO, _ZERO, within) if staggered else ONCE
+            return cls(False, _ZERO, _ZERO, within) if grid.staggered else ONCE
         # under a mask a pass ends early and comes back to its rows sooner, after seen of them on average
         seen = min(1.0, asked_for / (streamed * per_unit))
         best = cache.hits(active * unit_bytes * seen + own).best
@@ -175,6 +182,28 @@ def _staggered(hits: Hits) -> Three:
     """Of the passes of one wave, what is not found: none at best, at worst all that the curve says."""
     return (0.0, _STAGGER * (1 - hits.value), 1 - hits.worst)
 
+
+def _apart(cache: Cache, unit: float, moved: float) -> Three:
+    """Of the passes of persistent programs over a unit of so many bytes, what is not found.
+
+    moved: all that may go by between two uses of a row, where programs are anywhere in two units.
+    """
+    most = 1 - cache.hits(moved).worst
+    expected = _APART * (unit / cache.capacity) ** 3
+    return 0.0, min(expected, most), min(_FARTHEST * expected, most)
+
+
+_APART = 0.08
+"""Programs with a schedule of their own never wait for each other. Over a unit that they pass over in more
+than one wave, those that fall far behind find its rows gone: of all passes, this times the cube of the unit
+over the capacity, which is 0.3 % at a third, 2 % at two thirds and 17 % at 1.28.
+
+A description of seven counts on an H100 SXM at 32k and 64k, not a derivation (docs/counters.md): 0, 0.1 and
+1.2 % at a third, 0.7, 2.9 and 3.6 % at two thirds, 17 % at 1.28.
+"""
+
+_FARTHEST = 4.0
+"""At worst so many times that: about as far above it as the farthest of those counts."""
 
 _STAGGER = 0.5
 """Of what goes by between two uses of a row by staggered thread blocks, over all that a wave moves.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import ClassVar, Protocol
 
-from flashbench._iomodel.approximate import Linformer, Longformer, Reformer
+from flashbench._iomodel.approximate import BlockSparse, Linformer, Longformer, Reformer
 from flashbench._iomodel.recurrent import LinearAttention, Mamba, Mamba2
 from flashbench._iomodel.types import Estimate, Step, Traffic, merge
 from flashbench.errors import SpecError, UnknownName
@@ -45,7 +45,7 @@ class Method(Protocol):
 
 
 METHODS: tuple[Method, ...] = (
-    Linformer(), Reformer(), Longformer(), LinearAttention(), Mamba(), Mamba2(),
+    Linformer(), Reformer(), Longformer(), BlockSparse(), LinearAttention(), Mamba(), Mamba2(),
 )  # fmt: skip
 """Every method with its default parameters."""
 

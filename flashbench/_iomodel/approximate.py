@@ -114,7 +114,7 @@ class Reformer:
         """hash, sort, attend, and with two rounds or more merge."""
         p, s, (heads, _) = problem, sizes(problem), _heads(problem)
         n, d, dv, e, r = p.seqlen_q, p.head_dim, p.head_dim_v, p.dtype_bytes, self.rounds
-        buckets, factors = self._buckets(n)
+        buckets, factors = self.buckets(n)
         columns = sum(factors) // 2
         rows = r * heads * n
         passes = ceil_div((buckets - 1).bit_length(), SORT_BITS)
@@ -169,7 +169,7 @@ class Reformer:
         """Rows of K that the chunks of one round read: each is seen by its own chunk and the next."""
         return n if self._chunks(n)[0] == 1 else 2 * n
 
-    def _buckets(self, n: int) -> tuple[int, tuple[int, int]]:
+    def buckets(self, n: int) -> tuple[int, tuple[int, int]]:
         """Buckets (chunks are twice the mean bucket), and their two even factors of similar size."""
         wanted = 2 * ceil_div(n, self.chunk)
         first = 2
@@ -254,6 +254,55 @@ class Longformer:
     def _sides(self, problem: Problem) -> tuple[int, int]:
         """Keys before and after the query's own."""
         return (self.window, 0) if problem.causal else (self.window // 2, self.window - self.window // 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSparse:
+    """Attention of the 128 x 128 blocks of the block mask butterfly: numbers that differ in one binary digit.
+
+    Source: Dao et al. 2022, arXiv:2205.14135, section 3.3; the mask of Dao et al. 2022, arXiv:2112.00029.
+    """
+
+    NAME: ClassVar[str] = "block-sparse"
+    SUMMARY: ClassVar[str] = "the blocks of a butterfly: about log2(N/128) of N/128 in each row"
+    SOURCE: ClassVar[str] = "Dao et al. 2022, arXiv:2205.14135, section 3.3"
+    ASSUMPTIONS: ClassVar[str] = "FlashAttention-2 that visits no empty block of 128 queries and 128 keys"
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why it does not cover the problem, or None."""
+        return _self_attention(problem) or ("it has a block mask of its own" if problem.block_mask else None)
+
+    def steps(self, problem: Problem) -> tuple[Step, ...]:
+        """attend."""
+        p, s, (heads, _) = problem, sizes(problem), _heads(problem)
+        rows, pairs = self._visited(p)
+        streamed, done = heads * rows * p.dtype_bytes, heads * pairs
+        read = {"q": s.q, "k": streamed * p.head_dim, "v": streamed * p.head_dim_v}
+        flops = 2 * done * (p.head_dim + p.head_dim_v)
+        return (Step(name="attend", read=read, write={"o": s.o, "lse": s.lse}, flops=flops, exps=done),)
+
+    def compulsory(self, problem: Problem) -> Traffic:
+        """Reads q, k, v; writes o, lse."""
+        s = sizes(problem)
+        return _least({"q": s.q, "k": s.k, "v": s.v}, s)
+
+    def extra_bytes(self, problem: Problem) -> int:
+        """o and lse."""
+        s = sizes(problem)
+        return s.o + s.lse
+
+    def _visited(self, problem: Problem) -> tuple[int, int]:
+        """Per head: rows of K that the tiles of queries stream, and pairs of the blocks, whole ones too."""
+        last = problem.seqlen_q - 1
+        blocks, rest = last // BLOCK_Q + 1, last % BLOCK_Q + 1
+        rows = pairs = 0
+        for query in range(blocks):
+            met = {query, *(query ^ (1 << digit) for digit in range(blocks.bit_length()))}
+            seen = [key for key in met if key < blocks and not (problem.causal and key > query)]
+            keys = sum(rest if key == blocks - 1 else BLOCK_Q for key in seen)
+            rows += keys
+            pairs += keys * (rest if query == blocks - 1 else BLOCK_Q)
+        return rows, pairs
 
 
 def _heads(problem: Problem) -> tuple[int, int]:

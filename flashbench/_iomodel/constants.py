@@ -204,6 +204,6 @@ OF_MODEL = {
     "standard": "naive", "standard-added": "eager", "flash-v1": "fa1", "flash-v1-cuda": "fa1",
     "flash-v1-triton": "fa1", "flash-v2": "triton", "flash": "bundled", "sdpa-flash": "fa2",
     "sdpa-cudnn": "cudnn", "flash-v2-atomic": "fa2", "flash-v3": "fa3", "flash-v4": "fa4",
-    "flash-decode": "bundled", "flash-v3-gluon": "fa3",
+    "flash-decode": "bundled", "flash-v3-gluon": "fa3", "flash-v3-fp8": "fa3",
 }  # fmt: skip
 """Whose constants a model takes unless told otherwise; else triton's, as the bundled kernels."""

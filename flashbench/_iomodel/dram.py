@@ -110,7 +110,8 @@ def tensor_bytes(problem: Problem) -> dict[str, int]:
         rows = {
             "q": s.q, "k": s.k, "v": s.v, "o": o, "do": s.o, "lse": s.lse, "delta": s.lse, "norm": s.lse,
             "mask": part.seqlen_q * part.seqlen_k,
-            "lse_log2": s.lse, "l, m": 2 * s.lse, "l": s.lse, "m": s.lse, "dq": s.q, "dk": s.k, "dv": s.v,
+            "lse_log2": s.lse, "lse_2": s.lse, "l, m": 2 * s.lse, "l": s.lse, "m": s.lse,
+            "dq": s.q, "dk": s.k, "dv": s.v,
             "dq_acc": s.q * scale, "dq_tmp": s.q * scale, "o_tmp": s.o * scale, "dk_acc": s.k * scale,
             "dv_acc": s.v * scale, "do_rows": s.o, "o_rows": s.o, "k_heads": s.k_heads,
             "v_heads": s.v_heads, "dk_heads": s.k_heads, "dv_heads": s.v_heads,

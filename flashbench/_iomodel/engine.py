@@ -62,11 +62,8 @@ def check(row: Model, problem: Problem, variant: Variant) -> None:
     if p.options and (missing := p.features - MODELLED - row.covers):
         named = ", ".join(sorted(missing))
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: it does not count {named}")
-    empty = p.lengths and not row.packs and any(0 in lengths for lengths in p.lengths)
-    if empty or not (p.seqlen_q and p.seqlen_k):
-        raise SpecError(
-            f"model {row.name!r} does not cover {problem.key}: a sequence without queries or keys"
-        )
+    if not (row.packs or (p.seqlen_q and p.seqlen_k)):
+        raise SpecError(f"model {row.name!r} does not cover {problem.key}: it has no queries or no keys")
     if (reason := row.refuses(problem)) is not None:
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: {reason}")
     if variant is not DEFAULT:

@@ -93,6 +93,10 @@ _FORMULAS["flash-fp8"] = {
     "forward": "read Nq·d + ΣK(d+dv) + 4Tr and 8 per K/V tile visited (scales); write 2Nq·dv + 4Nq, per query"
                " head; the last tile of V padded to 16 keys",
 }  # fmt: skip
+_FORMULAS["flash-v3-fp8"] = {
+    "forward": "read Nq·d + ΣK(d+dv) and, per warpgroup, 4Tr and 8 per K/V tile visited (scales); write"
+               " 2Nq·dv + 4Nq, per query head; V padded to 32 keys; the schedule as flash-v3-gluon's",
+}  # fmt: skip
 _FORMULAS["flash-decode"] = {
     "decode": "read, per K/V head, S·g·Nq·d·e + ΣK(d+dv)e; write S·g·Nq(4dv + 4), with S = 1 o and lse",
     "merge": "read S·Nq(4dv + 4); write Nq·dv·e + 4Nq, per query head; S: splits that a row has",

@@ -34,7 +34,7 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
     read = {
         "q": step.read["q"],
         "k": step.read["k"],
-        "v": heads * _padded_rows(p, tile) * p.head_dim_v,
+        "v": heads * padded_rows(p, tile, ALIGNMENT) * p.head_dim_v,
         "q_scale": step.ctas * FP32,
         "k_scale": heads * seen.tiles * FP32,
         "v_scale": heads * seen.tiles * FP32,
@@ -45,14 +45,14 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
     return work._replace(steps=(step,), extra_bytes=kept, saved_bytes=kept, held_bytes=kept)
 
 
-def _padded_rows(p: Problem, tile: Tiles) -> int:
+def padded_rows(p: Problem, tile: Tiles, alignment: int) -> int:
     """Rows of V streamed per query head: the last K/V tile, if ragged, with its padding."""
     seen = visits(p, tile.block_q, tile.block_k)
     missing = -p.seqlen_k % tile.block_k
     if not missing:
         return seen.key_rows
     visits_of_last = (tile.block_k * seen.tiles - seen.key_rows) // missing
-    return seen.key_rows + visits_of_last * (-p.seqlen_k % ALIGNMENT)
+    return seen.key_rows + visits_of_last * (-p.seqlen_k % alignment)
 
 
 def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:

@@ -114,7 +114,9 @@ def cuda_backward(problem: Problem, tiles: Mapping[str, Tiles], _: Variant = DEF
 
 
 def cuda_refuses(problem: Problem) -> str | None:
-    """The counting is known without a mask only."""
+    """The counting is known without a mask only, and of queries that have keys."""
+    if any(queries and not keys for queries, keys in problem.lengths):
+        return "its counting of queries without keys is not known"
     return "its causal counting is not known; use causal no" if problem.masked else None
 
 

@@ -39,7 +39,7 @@ SPILLED = {
 }  # fmt: skip
 """Bytes of registers that torch 2.11's FlashAttention-2 writes to memory on an H100, by kernel, head dim and
 mask: per visited tile and per thread block. Read off spill_write_bytes at N = 1k to 64k, which they give to
-0.3 % (reports/h100-sxm/counters/wide); multiples of the 512 B of one register of 128 threads."""
+0.3 % (docs/counters.md); multiples of the 512 B of one register of 128 threads."""
 
 
 def flash_forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:

@@ -14,6 +14,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from flashbench import record_shape
+
 FIELD = "checksum"
 _SEAL = re.compile(rb',"checksum":"([0-9a-f]{16})"\}$')
 
@@ -36,7 +38,8 @@ def intact(line: bytes) -> bool | None:
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """The object of a line, without its checksum. Raises ValueError, in words, for anything else."""
+    """The object of a line, without its checksum. Raises ValueError, in words, for anything else, and
+    for a field that is not of its type (``record_shape``)."""
 
     def refuse(constant: str) -> float:
         raise ValueError(f"{constant} is not strict JSON")
@@ -50,6 +53,7 @@ def parse(line: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("a JSON object is wanted")
     value.pop(FIELD, None)
+    record_shape.check(value)
     return value
 
 

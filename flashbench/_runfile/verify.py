@@ -11,6 +11,8 @@ from flashbench._runfile import lines
 from flashbench.errors import RunFileError
 from flashbench.record_json import record_from_json
 
+AFTER = ("counters", "trace", "timings", "numerics")
+"""Types of lines that are no row."""
 SEALED = 5
 """The first schema whose lines have checksums."""
 
@@ -50,7 +52,7 @@ def verify(path: Path, data: bytes, newest: int) -> Verdict:
             value = lines.parse(line)
             if number == 1:
                 found.schema, planned = _head(value, newest)
-            elif value.get("type") == "record":
+            elif value.get("type") not in AFTER:
                 record = record_from_json(value)
                 found.damage += [(number, said) for said in _row(value, record.cell.key, keys)]
                 keys.add(record.cell.key)

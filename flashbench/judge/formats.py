@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from flashbench import runfile
+from flashbench import runfile, units
 from flashbench.errors import RunFileError
 from flashbench.judge import asv, csv_tables, gate, native, nvbench, pyperf, static
 from flashbench.judge.sides import Run, Side, paths_of
@@ -42,7 +42,7 @@ def load_run(path: Path) -> Run:
                 run: Run = reader.read(path, document)
             except (KeyError, ValueError, TypeError, AttributeError, IndexError) as error:
                 said = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
-                raise RunFileError(f"{path}: not what {reader.KIND} writes: {said}") from None
+                raise RunFileError(f"{path}: not what {reader.KIND} writes: {units.cut(said, 200)}") from None
             return run
     known = ", ".join(["flashbench run", *(reader.KIND for reader in JSON_READERS), *csv_tables.KINDS])
     raise RunFileError(f"{path}: JSON of no known format; accepted: results of {known}")

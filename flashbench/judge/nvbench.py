@@ -21,7 +21,9 @@ _TIME = "nv/cold/time/gpu/"
 def matches(document: Any) -> bool:
     """True for benchmarks with states."""
     benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
-    return isinstance(benchmarks, list) and any("states" in one for one in benchmarks)
+    return isinstance(benchmarks, list) and any(
+        isinstance(one, dict) and "states" in one for one in benchmarks
+    )
 
 
 def read(path: Path, document: Mapping[str, Any]) -> Run:
@@ -73,6 +75,8 @@ def _samples(path: Path, found: Mapping[str, Mapping[str, Any]]) -> tuple[Sequen
         beside = path.parent / str(found[_SAMPLES]["filename"])
         if not beside.is_file():  # written relative to where nvbench ran
             beside = path.parent / beside.parent.name / beside.name
+        if not beside.resolve().is_relative_to(path.parent.resolve()):
+            raise ValueError(f"its samples are in {str(beside)!r}, which is not beside it")
         if beside.is_file():
             count, data = int(found[_SAMPLES]["size"]), beside.read_bytes()
             if len(data) != 4 * count:

@@ -17,7 +17,7 @@ _VERSIONS = {"python_version": "python", "perf_version": "pyperf", "platform": "
 def matches(document: Any) -> bool:
     """True for a suite of benchmarks that have runs."""
     benchmarks = document.get("benchmarks") if isinstance(document, dict) else None
-    return isinstance(benchmarks, list) and any("runs" in one for one in benchmarks)
+    return isinstance(benchmarks, list) and any(isinstance(one, dict) and "runs" in one for one in benchmarks)
 
 
 def read(path: Path, document: Mapping[str, Any]) -> Run:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flashbench.kernels._inputs import Inputs
+    from flashbench.record import Accuracy
 
 Call = Callable[[], "Tensor"]
 """What is timed: no argument, returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype."""
@@ -138,6 +139,8 @@ class Implementation:
     prepare_lse(problem, inputs, config): as prepare_tiles, of a call that returns (o, lse); lse: fp32, o's
     rows. An empty config leaves the choice to the table.
     deterministic: False where two runs of the same call may differ in the last bits.
+    own_check(problem, inputs, o): of one that computes something else than exact attention, how far o is from
+    its own fp64 form; None of all that exact attention's reference judges (``exact``).
     stated(problem, pass_): what a model of its author's own says of it (``declared.Stated``), or {}.
     origin: where it comes from, of one that is not flashbench's; None of all others.
     """
@@ -164,7 +167,13 @@ class Implementation:
     deterministic: bool = True
     runs: Callable[[Problem, Target], str | None] = _never
     stated: Callable[[Problem, str], Mapping[str, Any]] = _nothing
+    own_check: Callable[[Problem, Inputs, Tensor], Accuracy] | None = None
     origin: Origin | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether it computes attention, up to rounding."""
+        return self.own_check is None
 
     def model(self, problem: Problem, target: Target) -> str | None:
         """The row of iomodel.MODELS that describes what runs there."""
@@ -218,8 +227,9 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
 
     outputs: o of each part, (…, seqlen_q, head_dim_v), normalised over its own keys; lses: natural log of
     the sum of exponentials of its scores, (…, seqlen_q). A part with lse = -inf saw no key: its o is not
-    looked at. o is in the dtype of outputs, lse in that of lses, and sums are in the wider one, fp32 or
-    wider. Raises ValueError for no parts and for shapes that differ.
+    looked at. Differentiable in both; a row that no part saw a key of has no gradient. o is in
+    the dtype of outputs, lse in that of lses, and sums are in the wider one, fp32 or wider. Raises ValueError
+    for no parts and for shapes that differ.
 
     Source: Milakov, Gimelshein 2018, arXiv:1805.02867 (online softmax).
     """
@@ -239,6 +249,8 @@ def merge(outputs: Sequence[Tensor], lses: Sequence[Tensor]) -> tuple[Tensor, Te
     total = weights.sum(0)
     o = torch.zeros_like(outputs[0], dtype=dtype)
     for part, weight in zip(outputs, weights.unsqueeze(-1), strict=True):
-        o += torch.where(weight != 0, weight * part.to(dtype), 0.0)
+        o += weight * torch.where(weight != 0, part.to(dtype), 0.0)
     o /= total.where(total != 0, 1.0).unsqueeze(-1)
-    return o.to(outputs[0].dtype), (top + total.log()).to(lses[0].dtype)
+    # a row without keys in any part: log(0) is -inf and its gradient, 0 / 0, none; of log(1) it is 0
+    lse = (top + total.where(total != 0, 1.0).log()).where(total != 0, float("-inf"))
+    return o.to(outputs[0].dtype), lse.to(lses[0].dtype)

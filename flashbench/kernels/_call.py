@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpretedFunction
 
-from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, register_limit, widest, with_bias
+from flashbench.flash_configs import MAX_HEAD_DIM, Config, choose, register_limit, widest, with_options
 from flashbench.kernels import _flash_kernels as kernels
 from flashbench.kernels._block_mask import DeviceMask
 from flashbench.kernels._jit_keys import settle
@@ -105,7 +105,7 @@ class Call:
             if kernel == name:
                 return config
         config = choose(name, self.math(q), q.shape[-1], v.shape[-1], *card(q.device))
-        return with_bias(config) if self.biased and name != "delta" else config
+        return with_options(name, config, biased=self.biased, capped=self.softcap > 0)
 
     def math(self, q: Tensor) -> str:
         """How q's dtype is multiplied, as the table of configurations has it."""

@@ -301,6 +301,7 @@ def _flash_decode(task: Task) -> Launch:
 
 
 _PORTABLE = Bundled({"fwd": ("fwd",), "bwd": ("delta", "dkdv", "dq")})
+_PORTABLE_FP8 = Bundled({"fwd": ("fwd",), "bwd": ()})
 _V3_WIDE = Bundled({"fwd": ("v3_fwd",), "bwd": ("v3_prepare", "v3_dkdv", "v3_dq")})
 """flash-v3's of head dims for which its backward is two kernels."""
 BUNDLED = {
@@ -313,7 +314,9 @@ BUNDLED = {
         {"fwd": ("fwd",), "bwd": ("delta", "clear", "atomic", "convert")}, described={"atomic": "bwd"}
     ),
     "flash-v3": Bundled({"fwd": ("v3_fwd",), "bwd": ("v3_prepare", "v3_bwd", "v3_convert")}),
-    "flash-fp8": Bundled({"fwd": ("fwd",), "bwd": ()}),
+    "flash-v3-fp8": Bundled({"fwd": ("v3_fp8",), "bwd": ()}),
+    "flash-fp8": _PORTABLE_FP8,
+    "flash-v2-fp8": _PORTABLE_FP8,
     "flash-decode": Bundled({"fwd": ("decode", "merge")}, _flash_decode),
 }
 """Every implementation with such kernels, by name."""

@@ -84,9 +84,9 @@ def flash_attention(
     (batch, num_heads, seqlen_q, seqlen_k) or 1, in q's dtype: added. sinks (num_heads,) fp32: one more logit
     per head in the softmax, whose key has no value. dropout_p: share of the probabilities that are
     dropped, the others divided by 1 - dropout_p; drawn by Philox from seed (0 ≤ seed < 2**63) and position.
-    Packed sequences: cu_seqlens_q, cu_seqlens_k, int32 (sequences + 1,), ascending from 0; then batch is 1
-    and seqlens those of all; max_seqlen_*: the longest (None asks the device, and
-    checks that the sequences are all of the rows). No bias, no block_mask.
+    Packed sequences: cu_seqlens_q, cu_seqlens_k, int32 (sequences + 1,), ascending from 0 to the rows; then
+    batch is 1 and seqlens those of all; max_seqlen_*: the longest or more. On a GPU cu_seqlens are checked
+    only where it is None, which asks the device: wrong ones reach past the tensors. No bias, no block_mask.
     fp32 products are IEEE, or TF32 with ``tf32``. configs: (kernel, configuration) in place of the table's.
 
     Returns o (batch, num_heads, seqlen_q, head_dim_v) in q's dtype, in memory ordered as q is; with
@@ -144,18 +144,21 @@ def _measured(q: Tensor, k: Tensor, extra: Extra, longest_q: int | None, longest
 
 
 def _longest(side: str, cu: Tensor, given: int | None, rows: int) -> int:
-    """The longest sequence; where the device is asked, also whether the sequences are all of the rows."""
-    if given is None:
-        starts = cu.tolist()
-        if starts[0] != 0 or starts[-1] != rows or starts != sorted(starts):
-            raise ValueError(
-                f"cu_seqlens_{side} must ascend from 0 to the {rows} rows that there are;"
-                f" it goes from {starts[0]} to {starts[-1]}"
-            )
-        return max((b - a for a, b in pairwise(starts)), default=0)
-    if given < 0:
+    """The longest sequence; on a CPU, and where the device is asked, also whether they are all the rows."""
+    if given is not None and given < 0:
         raise ValueError(f"max_seqlen_{side} {given} is out of range; it must be 0 or more")
-    return given
+    if given is not None and cu.device.type != "cpu":
+        return given
+    starts = cu.tolist()
+    if starts[0] != 0 or starts[-1] != rows or starts != sorted(starts):
+        raise ValueError(
+            f"cu_seqlens_{side} must ascend from 0 to the {rows} rows that there are;"
+            f" it goes from {starts[0]} to {starts[-1]}"
+        )
+    longest = max((b - a for a, b in pairwise(starts)), default=0)
+    if given is not None and given < longest:
+        raise ValueError(f"max_seqlen_{side} {given} is too small; the longest sequence has {longest} rows")
+    return longest if given is None else given
 
 
 class FlashAttention(torch.autograd.Function):  # type: ignore[misc]

@@ -27,6 +27,9 @@ SHIFT = 8
 ALIGNMENT = 16
 """Keys of a turned V are padded to a multiple of this, for 16-byte loads along the keys."""
 
+GROUP = 32
+"""Keys that an interleaved V has in an order of their own: what one fp8 product of Hopper sums."""
+
 DEFAULT_SHARE = "block"
 """What shares a scale where a problem does not say."""
 
@@ -86,15 +89,29 @@ def _of_rows(scales: Tensor, block: int, rows: int) -> Tensor:
     return scales.repeat_interleave(block, 2)[:, :, :rows, None]
 
 
-def turn(v: Quantised) -> Quantised:
+def turn(v: Quantised, alignment: int = ALIGNMENT) -> Quantised:
     """v with the keys of a column side by side: values (batch, heads, width, padded keys), 0 in the padding.
 
     Hopper's fp8 products read both operands along the sum's index, which of P.V is the key.
     """
     rows = v.values.shape[2]
-    padded = -(-rows // ALIGNMENT) * ALIGNMENT
+    padded = -(-rows // alignment) * alignment
     bytes_ = torch.nn.functional.pad(v.values.view(torch.uint8).transpose(2, 3), (0, padded - rows))
     return replace(v, values=bytes_.contiguous().view(v.values.dtype))
+
+
+def interleave(v: Quantised) -> Quantised:
+    """As ``turn``, with the keys of every 32 in the order in which a thread of a warpgroup holds P's columns.
+
+    Key 16a + 8b + 2t + c of them lies at 16a + 4t + 2b + c (a, b, c: 0, 1; t: 0 to 3), so that a thread's
+    columns of an fp32 product are, as they are, its columns of an fp8 first operand (PTX ISA, wgmma,
+    fragments of D and A). Keys are padded to a multiple of 32.
+    """
+    turned = turn(v, GROUP)
+    batch, heads, width, keys = turned.values.shape
+    bytes_ = turned.values.view(torch.uint8).reshape(batch, heads, width, keys // GROUP, 2, 2, 4, 2)
+    bytes_ = bytes_.transpose(5, 6).reshape(batch, heads, width, keys)
+    return replace(turned, values=bytes_.view(v.values.dtype))
 
 
 def rotate(x: Tensor, seed: int = SEED) -> Tensor:
@@ -141,13 +158,14 @@ def rounded(problem: Problem, inputs: Inputs) -> Inputs:
 
 
 def attention(
-    q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float
+    q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float, lag: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse) in fp32, by the kernel's own arithmetic in torch's operations, tile by tile of keys.
+    """(o, lse) in fp32, by the kernels' own arithmetic in torch's operations, tile by tile of keys.
 
     Products of fp8 numbers are summed in fp32. p = exp(s - m), m the largest score so far, is rounded to
     fp8 times 2**SHIFT for P.V, and summed unrounded for the denominator. v is not turned.
-    causal: bottom-right. o is 0 and lse -inf for a row without keys.
+    causal: bottom-right. lag: as the kernel for Hopper, which takes the last tile first and lets m lag behind
+    the largest score by so much in log2. o is 0 and lse -inf for a row without keys.
     """
     batch, heads, seqlen_q, _ = q.values.shape
     group, seqlen_k = heads // k.values.shape[1], k.values.shape[2]
@@ -162,13 +180,16 @@ def attention(
     total = queries.new_zeros(batch, heads, seqlen_q, 1)
     top = torch.full_like(total, -math.inf)
     rows = torch.arange(seqlen_q, device=acc.device)[:, None] + (seqlen_k - seqlen_q)
-    for tile, start in enumerate(range(0, seqlen_k, k.block)):
+    tiles = list(enumerate(range(0, seqlen_k, k.block)))
+    for tile, start in tiles if lag is None else reversed(tiles):
         keys = slice(start, min(start + k.block, seqlen_k))
         s = queries @ heads_of(k.values[:, :, keys].float()).mT
         s *= row_scale * heads_of(k.scales[:, :, tile, None, None])
         if causal:
             s.masked_fill_(torch.arange(keys.start, keys.stop, device=s.device) > rows, -math.inf)
         new_top = torch.maximum(top, s.amax(-1, keepdim=True))
+        if lag:
+            new_top = torch.where(new_top - top > lag, new_top, top)
         base = torch.where(new_top == -math.inf, 0.0, new_top)
         p = torch.exp2(s.sub_(base - SHIFT))
         shrink = torch.exp2(top - base)

@@ -104,6 +104,63 @@ def rescale(acc, alpha, COLS: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, TIED, [acc, alpha], gl.float32, is_pure=True, pack=N)
 
 
+_FOUR = """{
+.reg .b16 low, high;
+cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+mov.b32 $0, {low, high};
+}"""
+FOUR = gl.constexpr(_FOUR)
+FOUR_E5M2 = gl.constexpr(_FOUR.replace("e4m3", "e5m2"))
+TAKEN_APART = gl.constexpr("mov.b32 $0, $1;")
+
+
+@gluon.jit
+def four(x0, x1, x2, x3, E5M2: gl.constexpr):
+    """Four fp32 tensors in fp8, to nearest, as the bytes of an int32, the first the lowest."""
+    ASM: gl.constexpr = FOUR_E5M2 if E5M2 else FOUR
+    return gl.inline_asm_elementwise(ASM, "=r,f,f,f,f", [x0, x1, x2, x3], gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def taken_apart(x, E5M2: gl.constexpr):
+    """The fp8 elements of an int32 tensor that has every four of them in each of their four places."""
+    if E5M2:
+        p = gl.inline_asm_elementwise(TAKEN_APART, "=r,r,r,r,r", [x], gl.float8e5, is_pure=True, pack=4)
+    else:
+        p = gl.inline_asm_elementwise(TAKEN_APART, "=r,r,r,r,r", [x], gl.float8e4nv, is_pure=True, pack=4)
+    return p
+
+
+@constexpr_function
+def words(cols):
+    """Words of four that a thread holds of 64 rows of cols columns."""
+    return cols // 8
+
+
+@constexpr_function
+def known_asm(cols):
+    body = ["{", ".reg .b32 all;", "mov.b32 all, $0;"]
+    body += [f"or.b32 all, all, ${i};" for i in range(1, words(cols))]
+    # all lanes, as no word has its highest bit: but that is known only once the words are
+    return "\n".join([*body, "shr.s32 all, all, 31;", "not.b32 all, all;", "bar.warp.sync all;", "}"])
+
+
+@constexpr_function
+def tied_words(cols):
+    n = words(cols)
+    return ",".join(["=r"] * n + [str(i) for i in range(n)])
+
+
+@gluon.jit
+def known(p, COLS: gl.constexpr):
+    """``four``'s words of 64 rows of COLS numbers, none negative: what follows waits until they are known."""
+    N: gl.constexpr = words(COLS)
+    ASM: gl.constexpr = known_asm(COLS)
+    TIED: gl.constexpr = tied_words(COLS)
+    return gl.inline_asm_elementwise(ASM, TIED, [p], gl.int32, is_pure=False, pack=N)
+
+
 SYNC = gl.constexpr("bar.sync $1, 256;\nmov.b32 $0, $1;")
 ARRIVE = gl.constexpr("bar.arrive $1, 256;\nmov.b32 $0, $1;")
 

@@ -182,8 +182,12 @@ def produce(
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """One warp: every tile that the consumers will want, in their order, as soon as its place is empty."""
+    """One warp: every tile that the consumers will want, in their order, as soon as its place is empty.
+
+    V of fp8 lies turned: its boxes are (column, key).
+    """
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
+    SIZE: gl.constexpr = K0S.dtype.itemsize
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
     total_blocks = gl.load(TABLE)
@@ -206,7 +210,7 @@ def produce(
             for WG in gl.static_range(NUM_WG):
                 slot = (tile % Q_STAGES) * NUM_WG + WG
                 mbarrier.wait(QEMPTY.index(slot), ((tile // Q_STAGES) & 1) ^ 1)
-                mbarrier.expect(QFULL.index(slot), 2 * ROWS * (D0 + D1))
+                mbarrier.expect(QFULL.index(slot), SIZE * ROWS * (D0 + D1))
                 row = start_m + WG * ROWS
                 one.tma_load(Q0, [b, h, row, 0], QFULL.index(slot), Q0S.index(slot))
                 if D1 > 0:
@@ -214,13 +218,16 @@ def produce(
             tile += 1
         row_n = n * BLOCK_N
         mbarrier.wait(KEMPTY.index(stage), phase ^ 1)
-        mbarrier.expect(KFULL.index(stage), 2 * BLOCK_N * (D0 + D1))
+        mbarrier.expect(KFULL.index(stage), SIZE * BLOCK_N * (D0 + D1))
         one.tma_load(K0, [b, kv, row_n, 0], KFULL.index(stage), K0S.index(stage))
         if D1 > 0:
             one.tma_load(K1, [b, kv, row_n, D0], KFULL.index(stage), K1S.index(stage))
         mbarrier.wait(VEMPTY.index(stage), phase ^ 1)
-        mbarrier.expect(VFULL.index(stage), 2 * BLOCK_N * (E0 + E1))
-        one.tma_load(V0, [b, kv, row_n, 0], VFULL.index(stage), V0S.index(stage))
+        mbarrier.expect(VFULL.index(stage), SIZE * BLOCK_N * (E0 + E1))
+        if SIZE == 1:
+            one.tma_load(V0, [b, kv, 0, row_n], VFULL.index(stage), V0S.index(stage))
+        else:
+            one.tma_load(V0, [b, kv, row_n, 0], VFULL.index(stage), V0S.index(stage))
         if E1 > 0:
             one.tma_load(V1, [b, kv, row_n, E0], VFULL.index(stage), V1S.index(stage))
 

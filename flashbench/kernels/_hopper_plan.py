@@ -68,13 +68,16 @@ def bound(descriptors: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Iterator
 
 def descriptor(laid: Laid, block: list[int], dtype: torch.dtype) -> TensorDescriptor:
     """Of boxes of a tensor, whose last dimension has unit stride; outside is 0, and is not fetched."""
-    strides = [s if n > 1 else ALIGNMENT for n, s in zip(laid.shape[:-1], laid.strides, strict=False)]
+    strides = [s if n > 1 else 16 for n, s in zip(laid.shape[:-1], laid.strides, strict=False)]
     nowhere = torch.empty(0, dtype=dtype, device="meta")
     layout = gl.NVMMASharedLayout.get_default_for(block, _GLUON[dtype])
     return TensorDescriptor(nowhere, list(laid.shape), [*strides, 1], block, layout)
 
 
-_GLUON = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32}
+_GLUON = {
+    torch.float16: gl.float16, torch.bfloat16: gl.bfloat16, torch.float32: gl.float32,
+    torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5,
+}  # fmt: skip
 
 
 def loadable(x: Tensor) -> Tensor:

@@ -85,7 +85,7 @@ def has(config: Mapping[str, Any]) -> bool:
 
 def why_unavailable(target: Target) -> str | None:
     """Why the kernel cannot run on the target, one sentence, or None."""
-    if reason := _why_other(target) or _triton.why_unavailable(target):
+    if reason := why_other(target) or _triton.why_unavailable(target):
         return reason
     return "it has no form that Triton interprets" if _triton.interpreted(target) else None
 
@@ -93,7 +93,7 @@ def why_unavailable(target: Target) -> str | None:
 def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
     """Why the kernels refuse the problem, one sentence, or None."""
     p = problem
-    if reason := unsupported_features(p, TAKEN) or _why_other(target):
+    if reason := unsupported_features(p, TAKEN) or why_other(target):
         return reason
     if p.dtype not in ("fp16", "bf16"):
         return f"it takes fp16 and bf16, not {p.dtype}"
@@ -104,7 +104,8 @@ def why_unsupported(problem: Problem, pass_: str, target: Target) -> str | None:
     return None if pass_ == "fwd" else backward(p).why_unsupported(p, "bwd", target)
 
 
-def _why_other(target: Target) -> str | None:
+def why_other(target: Target) -> str | None:
+    """Why kernels for Hopper do not run on the target, one sentence, or None."""
     if target.capability == hopper_configs.CAPABILITY:
         return None
     capability = target.capability

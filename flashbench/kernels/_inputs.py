@@ -73,9 +73,7 @@ def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
     def laid_out(x: Tensor) -> Tensor:
         return x if p.layout == LAYOUTS[0] else x.transpose(1, 2).contiguous().transpose(1, 2)
 
-    batch, rows, keys = p.batch, p.seqlen_q, p.seqlen_k
-    if p.lengths:
-        batch, rows, keys = 1, *(sum(side) for side in zip(*p.lengths, strict=True))
+    batch, rows, keys = (1, *p.rows) if p.lengths else (p.batch, p.seqlen_q, p.seqlen_k)
     q = laid_out(normal(batch, p.num_heads, rows, p.head_dim))
     k = laid_out(normal(batch, p.num_kv_heads, keys, p.head_dim))
     v = laid_out(normal(batch, p.num_kv_heads, keys, p.head_dim_v))
@@ -89,7 +87,7 @@ def make_inputs(problem: Problem, device: str, seed: int) -> Inputs:
         bias=normal(*p.bias_shape) if p.bias else None,
         sinks=normal(p.num_heads, dtype=torch.float32) if p.sinks else None,
         alibi_slopes=torch.tensor(alibi_slopes(p.num_heads), device=device) if p.alibi else None,
-        block_mask=_block_mask(p, device),
+        block_mask=block_mask(p, device),
         cu_seqlens_q=starts[0],
         cu_seqlens_k=starts[1],
         seed=seed,
@@ -112,7 +110,8 @@ def _starts(lengths: tuple[int, ...], device: str) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
-def _block_mask(problem: Problem, device: str) -> DeviceMask | None:
+def block_mask(problem: Problem, device: str) -> DeviceMask | None:
+    """The problem's block mask on the device, None without one."""
     if not problem.block_mask:
         return None
     from flashbench.kernels._block_mask import build

@@ -7,11 +7,13 @@ return, so that ``torch.compile(fullgraph=True)`` keeps them whole.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flashbench import hopper_configs
 from flashbench.kernels import Target, _hopper_row, _triton
 from flashbench.problem import LAYOUTS, Problem
 
@@ -62,7 +64,9 @@ def attention(
     from ``left`` before that diagonal to ``right`` after it, -1 unlimited. scale: head_dim**-0.5 by default.
     softcap c > 0: c · tanh(s / c). alibi_slopes: (num_heads,) fp32. Packed sequences: cu_seqlens_q and
     cu_seqlens_k, int32 (sequences + 1,), and q (total_q, num_heads, head_dim) in bshd, with a leading 1 and
-    heads first in bhsd; max_seqlen_*: the longest, else the device is asked.
+    heads first in bhsd; max_seqlen_*: the longest or more, and
+    cu_seqlens on a GPU are then not read by the host: wrong ones reach past the tensors. Without, the device
+    is asked and they are checked, as on a CPU always.
 
     Returns o, shaped as q with head_dim_v, in q's dtype; with return_lse also lse (batch, num_heads,
     seqlen_q), fp32, natural log, which is not differentiable here. Rows without keys: o = 0, lse = -inf. On a
@@ -97,8 +101,7 @@ def _forward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor]:
     options = _Options(*rest)
-    plain = slopes is None and cu_q is None and not options.softcap and options.left == options.right == -1
-    if plain and _takes_v3(q, k, v, causal=options.causal):
+    if _takes_v3(q, k, v, (slopes, cu_q), options, "fwd"):
         v3 = _triton.load(q.device.type, "_flash_v3")
         o, lse = v3.flash_attention(
             q, k, v, causal=options.causal, softmax_scale=options.scale, return_lse=True
@@ -117,23 +120,48 @@ def _known(length: int) -> int | None:
     return None if length < 0 else length
 
 
-def _takes_v3(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> bool:
-    """Whether flash-v3 runs it on this card; shapes that fit nothing are left to the checks of flash-v2."""
-    if q.device.type != "cuda" or q.dtype not in _HALF or not q.ndim == k.ndim == v.ndim == 4:
+def _takes_v3(
+    q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], options: _Options, pass_: str
+) -> bool:
+    """Whether flash-v3's own kernels run the pass on this card; beside: slopes and lengths, if there are."""
+    if q.device.type != "cuda" or not all(x is None for x in beside):
         return False
-    capability = torch.cuda.get_device_capability(q.device)
-    if not (q.numel() and k.numel() and v.numel()) or q.shape[1] % k.shape[1]:
+    if options.softcap or options.left != -1 or options.right != -1:
+        return False
+    return _fits_v3((q.shape, k.shape, v.shape), q.dtype, q.device, options.causal, pass_)
+
+
+@lru_cache(maxsize=1024)
+def _fits_v3(
+    shapes: tuple[torch.Size, ...], dtype: torch.dtype, device: torch.device, causal: bool, pass_: str
+) -> bool:
+    """The same, of q, k and v of these shapes; shapes that fit nothing are left to the checks of flash-v2.
+
+    Kept: a call of the same shapes costs the host a look-up.
+    """
+    q, k, v = shapes
+    if dtype not in _HALF or not len(q) == len(k) == len(v) == 4 or 0 in (*q, *k, *v) or q[1] % k[1]:
         return False
     problem = Problem(
-        batch=q.shape[0], num_heads=q.shape[1], num_kv_heads=k.shape[1], seqlen_q=q.shape[2],
-        seqlen_k=k.shape[2], head_dim=q.shape[3], head_dim_v=v.shape[3], dtype=_HALF[q.dtype], causal=causal,
+        batch=q[0], num_heads=q[1], num_kv_heads=k[1], seqlen_q=q[2], seqlen_k=k[2], head_dim=q[3],
+        head_dim_v=v[3], dtype=_HALF[dtype], causal=causal,
     )  # fmt: skip
-    return _hopper_row.why_unsupported(problem, "fwd", Target(device="cuda", capability=capability)) is None
+    target = Target(device="cuda", capability=torch.cuda.get_device_capability(device))
+    if pass_ != "fwd" and hopper_configs.why_portable(q[3], v[3]):
+        return False
+    return _hopper_row.why_unsupported(problem, pass_, target) is None
 
 
 def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv of (do, o, lse, and the arguments of the forward): flash-v2's, without atomics."""
+    """dq, dk and dv, contiguous, of (do, o, lse, and the arguments of the forward).
+
+    By flash-v3's kernels where they ran the forward and have a backward of their own, else by flash-v2's,
+    without atomics. flash-v3 adds dq of head dims up to 128 in no order, but where torch is to be
+    deterministic (``torch.use_deterministic_algorithms``).
+    """
     (do, o, lse, q, k, v, slopes, cu_q, cu_k), options = args[:9], _Options(*args[9:])
+    if _takes_v3(q, k, v, (slopes, cu_q), options, "bwd"):
+        return _backward_v3((q, k, v, o, lse, do), options)
     kernels = _triton.load(q.device.type)
     found: tuple[Tensor, Tensor, Tensor] = kernels.gradients(
         (q, k, v, o, lse, do), causal=options.causal, window=(options.left, options.right),
@@ -141,6 +169,23 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
         longest=(_known(options.max_seqlen_q), _known(options.max_seqlen_k)),
     )  # fmt: skip
     return found
+
+
+def _backward_v3(tensors: tuple[Tensor, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor]:
+    from flashbench.kernels._call import Call, unit_stride
+    from flashbench.kernels._launches import Saved
+
+    q, k, v, o, lse, do = tensors
+    q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
+    saved, call = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do), Call(causal=options.causal, scale=options.scale)
+    if hopper_configs.wide(q.shape[3], v.shape[3]):
+        work = _triton.load(q.device.type, "_flash_v3_wide").backward_launches(saved, call)
+    else:
+        exact = torch.are_deterministic_algorithms_enabled()
+        launches = _triton.load(q.device.type, "_flash_v3_backward").backward_launches
+        work = launches(saved, call, deterministic=exact)
+    work.run(saved)
+    return work.dq.contiguous(), work.dk.contiguous(), work.dv.contiguous()
 
 
 def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:

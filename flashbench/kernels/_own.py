@@ -257,9 +257,7 @@ class _Own(Implementation):
 def _copied(problem: Problem) -> int:
     """Bytes of q, k and v once more: the copy that its first call is given, and the layout that it wants."""
     p = problem
-    queries, keys = (sum(side) for side in zip(*p.lengths, strict=True)) if p.lengths else (
-        p.batch * p.seqlen_q, p.batch * p.seqlen_k
-    )  # fmt: skip
+    queries, keys = p.rows
     elements = p.num_heads * queries * p.head_dim + p.num_kv_heads * keys * (p.head_dim + p.head_dim_v)
     return 2 * elements * p.dtype_bytes
 

@@ -43,3 +43,21 @@ def keep_mask(seed: int, dropout_p: float, heads: Tensor, rows: Tensor, columns:
     zero = torch.zeros((), dtype=torch.int64, device=columns.device)
     counter = columns[None, None, :], rows[None, :, None], heads[:, None, None], zero
     return philox(counter, (seed & WORD, seed >> 32 & WORD))[0] >= round(dropout_p * 2**32)
+
+
+def dropout_mask(
+    batch: int, num_heads: int, seqlen_q: int, seqlen_k: int, dropout_p: float, *, seed: int = 0,
+    device: str | torch.device = "cpu",
+) -> Tensor:  # fmt: skip
+    """True where the bundled kernels keep a probability: boolean (batch, num_heads, seqlen_q, seqlen_k).
+
+    dropout_p and seed as given to ``flash_attention``; of packed sequences, sequence n is batch n of any that
+    has as many. A kept probability is divided by 1 - dropout_p. Raises ValueError for a share or a seed out
+    of range.
+    """
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p {dropout_p} is out of range; it must be at least 0 and below 1")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed {seed} is out of range; it must be a whole number, 0 to 2**63 - 1")
+    heads, rows, columns = (torch.arange(n, device=device) for n in (batch * num_heads, seqlen_q, seqlen_k))
+    return keep_mask(seed, dropout_p, heads, rows, columns).unflatten(0, (batch, num_heads))

@@ -68,9 +68,7 @@ def _prepared_bytes(problem: Problem, pass_: str, target: Target) -> int:
     p = problem
     if p.layout == LAYOUTS[1]:
         return WORKSPACE_BYTES
-    queries, keys = (
-        sum(side) for side in zip(*(p.lengths or [(p.seqlen_q, p.seqlen_k)] * p.batch), strict=True)
-    )
+    queries, keys = p.rows
     elements: int = p.num_heads * queries * p.head_dim + p.num_kv_heads * keys * (p.head_dim + p.head_dim_v)
     return WORKSPACE_BYTES + elements * p.dtype_bytes
 

@@ -13,14 +13,16 @@ def build(
     table: DataFrame,
     headers: Mapping[str, Mapping[str, Any]],
     numerics: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    blocks: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> str:
     """The page as text: opens offline from disk, asks nothing of any network.
 
-    table: table.build's frame; headers: table.headers' run headers by run name; numerics: table.numerics'.
+    table: table.build's frame; headers: table.headers' run headers by run name; numerics, blocks:
+    table's of the same name.
     """
     from flashbench.report import page
     from flashbench.report.data import Results
     from flashbench.report.sections import SECTIONS
 
-    results = Results(table=table, headers=headers, numerics=numerics or {})
+    results = Results(table=table, headers=headers, numerics=numerics or {}, blocks=blocks or {})
     return page.document(results, SECTIONS, [page.section(row, results) for row in SECTIONS])

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("run", "run", str),
     ("implementation", "implementation", str),
+    ("exact", "exact", lambda value: "yes" if value else "no"),
     ("pass", "pass", str),
     ("dtype", "dtype", str),
     ("causal", "mask", lambda value: "causal" if value else "non-causal"),
@@ -40,6 +41,8 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("peak_extra_bytes", "extra memory", words.bytes_text),
     ("predicted_extra_bytes", "predicted", words.bytes_text),
     ("max_error_ratio", "error / budget", lambda value: f"{value:.2g}"),
+    ("exact_error", "error to exact", lambda value: f"{value:.2g}"),
+    ("exact_error_relative", "relative", words.percent),
     ("limiting", "limit", str),
     ("j_per_tflop", "J/TFLOP", "{:.3g}".format),
     ("flags", "flags", str),
@@ -85,6 +88,8 @@ def _is_shown(name: str, frame: DataFrame) -> bool:
         return bool((frame["num_kv_heads"] != frame["num_heads"]).any())
     if name == "head_dim_v":
         return bool((frame["head_dim_v"] != frame["head_dim"]).any())
+    if name == "exact":
+        return not bool(frame["exact"].all())
     if name == "run":
         return bool(frame["run"].nunique() > 1)
     return name in ALWAYS or bool(frame[name].notna().any())

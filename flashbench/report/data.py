@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """The joined table (table.build), each run's header by run name (table.headers), and its numerics."""
+    """The joined table (table.build), and by run its header, numerics and blocks, as table gives them."""
 
     table: DataFrame
     headers: Mapping[str, Mapping[str, Any]]
     numerics: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    blocks: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     @cached_property
     def labelled(self) -> DataFrame:
@@ -81,6 +82,10 @@ SAME = [*KEYS, "run", "implementation", "series", "seqlen"]
 POINT = [*SAME, "cell"]
 
 
+NOT_EXACT = " (not exact)"
+"""What follows the name of an implementation that computes something else than attention."""
+
+
 def labelled(table: DataFrame) -> DataFrame:
     """The table with the filters' columns, ``series``, ``seqlen`` and ``cell`` (the row's number) added."""
     import pandas as pd
@@ -93,8 +98,9 @@ def labelled(table: DataFrame) -> DataFrame:
     frame["cell"] = range(len(table))
     if "implementation" in table:  # not in tables.models
         several = table["run"].nunique() > 1
-        names = zip(table["implementation"], table["run"], strict=True)
-        series = [f"{name} · {run}" if several else name for name, run in names]
+        marks = ["" if exact else NOT_EXACT for exact in table["exact"]]
+        names = zip(table["implementation"], marks, table["run"], strict=True)
+        series = [f"{name}{mark}" + (f" · {run}" if several else "") for name, mark, run in names]
         frame["series"] = pd.Series(series, index=table.index, dtype=object)
     return frame
 

@@ -9,7 +9,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashbench.report import cells, data, figures, glance, joined, numerics, page, summary, tensors, words
+from flashbench.report import (
+    blocks,
+    cells,
+    data,
+    figures,
+    glance,
+    joined,
+    numerics,
+    page,
+    summary,
+    tensors,
+    words,
+)
 from flashbench.report.data import Results
 from flashbench.report.figures import Axis, Figure
 
@@ -156,6 +168,13 @@ SECTIONS = (
         " them; beside it the largest error, and what rounding the inputs costs by itself.",
         data=numerics.data, page=numerics.page,
         empty="No errors were measured ('check --numerics --out').",
+    ),
+    Section(
+        key="blocks", title="Whole layers",
+        about="A stack of a model's layers with random weights: a forward and backward (train) or a forward"
+        " (infer), no optimizer. MFU: matrix FLOPs, three forwards to a training step, over the dense peak."
+        " The share of attention is its calls timed alone over the step.",
+        data=blocks.data, page=blocks.page, empty="No layers were measured ('block --out').",
     ),
     Section(
         key="untimed", title="What was not timed, and why", about="", data=data.untimed, page=page.untimed,

@@ -14,10 +14,10 @@ CELL = [*KEYS, "run", "batch", "num_heads", "seqlen"]
 
 
 def _believed(results: Results) -> DataFrame:
-    """Timed cells without the flag ``suspect``: what a claim may rest on."""
+    """Timed cells of exact attention without the flag ``suspect``: what a claim may rest on."""
     frame = results.labelled
     suspect = frame["flags"].fillna("").str.contains("suspect")
-    return frame[(frame["status"] == "ok") & ~suspect]
+    return frame[(frame["status"] == "ok") & ~suspect & frame["exact"].astype(bool)]
 
 
 def headline(results: Results) -> DataFrame:

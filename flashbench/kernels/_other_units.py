@@ -1,0 +1,60 @@
+"""The rounding errors that naive may have in fp32, drawn several times: what it had once may be luck.
+
+Attention is homogeneous: with c q and k / c in place of q and k, a v of v and b dout of dout, scores and lse
+are the same, o is a times as large, dv b times, dq a b / c, dk a b c and dbias a b. In exact arithmetic that
+is nothing new; in fp32 every product and sum is rounded anew, and each input once, as by a kernel that folds
+its scale and log2(e) into q. The results, scaled back, are so many draws of the errors of one problem.
+
+Source: Monte Carlo arithmetic (Parker 1997), by a change of units in place of random last digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flashbench.kernels._inputs import Inputs
+
+DRAWS = 8
+
+LIMIT = 2**18
+"""(query, key) pairs over batch and heads up to which errors are drawn: beyond, the largest is of many."""
+
+Tensors = dict[str, Tensor]
+
+
+def deviations(
+    inputs: Inputs, compute: Callable[[Inputs], list[Tensors]], refs: Sequence[Tensors]
+) -> dict[str, float]:
+    """By tensor, the largest standard deviation of an error: of a row's numbers, which are alike, over the
+    draws; of dbias, whose are not, of one element.
+
+    compute: naive's tensors of each part, of inputs; refs: the exact ones.
+    """
+    generator = torch.Generator().manual_seed(inputs.seed % 2**63)
+    squares = [{name: torch.zeros_like(ref) for name, ref in part.items()} for part in refs]
+    for _ in range(DRAWS):
+        a, b, c = (1 + torch.rand(3, generator=generator, dtype=torch.float64)).tolist()
+        units = {"o": a, "dv": b, "dq": a * b / c, "dk": a * b * c, "dbias": a * b, "dsinks": a * b}
+        factors = {"q": c, "k": 1 / c, "v": a, "dout": b}
+        scaled = {name: _scaled(getattr(inputs, name), factor) for name, factor in factors.items()}
+        for total, found, exact in zip(squares, compute(replace(inputs, **scaled)), refs, strict=True):
+            for name, x in found.items():
+                error = x.double() / units.get(name, 1.0) - exact[name]
+                total[name] += error.nan_to_num_(nan=0.0).square_()  # -inf less -inf, of a row without keys
+    return {name: max(_largest(name, part[name]) for part in squares) for name in refs[0]}
+
+
+def _largest(name: str, squares: Tensor) -> float:
+    if not squares.numel():
+        return 0.0
+    mean = squares if name == "dbias" else squares.mean(-1)
+    return float((mean.max() / DRAWS).sqrt())
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    """Rounded once."""
+    return (x.detach().double() * factor).to(x.dtype)

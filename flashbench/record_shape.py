@@ -1,0 +1,124 @@
+"""What the fields of a results file's lines hold, by type, so that what reads them can rely on it.
+
+A shape is one of the kinds below, ``[shape]`` for a list, or a mapping of names to shapes, in which ``*``
+is every other name; a name that stands in none may hold anything, and null may stand anywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flashbench import units
+
+NUMBER: Final = "a number"
+COUNT: Final = "a whole number, 0 or more"
+SIZE: Final = f"a whole number up to {units.MAX_INT}"
+TEXT: Final = "text"
+FLAG: Final = "true or false"
+SCALAR: Final = "text, a number, true or false"
+MAX_COUNT = 2**63 - 1
+MAX_NUMBER = 1e30
+"""Larger than any time, rate or count of bytes; what is computed from numbers up to here stays finite."""
+
+_NUMBERS = {"*": NUMBER}
+_CLOCKS = {"*": NUMBER, "throttle": [TEXT], "persistence": FLAG}
+_PROBLEM = {
+    **dict.fromkeys(("batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "head_dim",
+    "head_dim_v"), SIZE),
+    **dict.fromkeys(("causal", "alibi", "sinks", "hadamard", "deterministic"), FLAG),
+    **dict.fromkeys(("dtype", "alignment", "bias", "block_mask", "layout", "fp8_scale"), TEXT),
+    "window": [SIZE], "lengths": [[SIZE]], "softcap": NUMBER, "dropout_p": NUMBER,
+}  # fmt: skip
+_ENVIRONMENT = {
+    **dict.fromkeys(("device", "device_name", "device_type", "uuid", "driver", "cuda", "cudnn", "torch"),
+    TEXT),
+    **dict.fromkeys(("triton", "numpy", "python", "flashbench", "platform", "cpu", "source_hash"), TEXT),
+    **dict.fromkeys(("git_commit", "capability"), TEXT),
+    **dict.fromkeys(("num_sms", "total_bytes", "l2_bytes", "smem_per_block_bytes", "cpu_threads"), COUNT),
+    "power_limit_w": NUMBER, "max_sm_clock_mhz": NUMBER, "git_dirty": FLAG, "persistence": FLAG,
+    "clocks": _CLOCKS,
+}  # fmt: skip
+COUNTERS: Mapping[str, Any] = {
+    "total": _NUMBERS, "kernels": [{"*": SCALAR, "kernel": TEXT, "grid": TEXT, "block": TEXT}],
+    "reason": TEXT,
+    "clocks": {"before": _CLOCKS, "after": _CLOCKS},
+}  # fmt: skip
+TRACE: Mapping[str, Any] = {
+    "total": _NUMBERS, "reason": TEXT, "error": TEXT, "traced_share": NUMBER, "difference_bytes": NUMBER,
+    "difference_flops": NUMBER,
+    "kernels": [{"*": SCALAR, "step": TEXT, "kernel": TEXT, "tensors": [{"*": SCALAR}]}],
+}  # fmt: skip
+RECORD: Mapping[str, Any] = {
+    **dict.fromkeys(("status", "reason", "io_model", "backend", "device_type", "started_at"), TEXT),
+    "flags": [TEXT], "wall_s": NUMBER, "config": {"*": SCALAR}, "environment": _ENVIRONMENT,
+    "cell": {"implementation": TEXT, "pass": TEXT, "problem": _PROBLEM},
+    "samples": dict.fromkeys(("cache", "method", "flush", "load"), TEXT),
+    "memory": {"*": COUNT},
+    "accuracy": {"max_abs_error": _NUMBERS, "budget": _NUMBERS, "query_rows": COUNT, "key_rows": COUNT},
+    "tuned": {"file": TEXT, "cases": [TEXT]},
+    "clocks": {"before": _CLOCKS, "after": _CLOCKS, "during": {}, "throttled_by": [TEXT]},
+    "timing": {"rounds": [{"samples": COUNT, "place": COUNT, "sm_clock_mhz": NUMBER, "caps": [TEXT]}]},
+    "spent": _NUMBERS,
+    "energy": {"joules_per_call": NUMBER},
+    "stated": {},
+    "counters": COUNTERS,
+    "trace": TRACE,
+}  # fmt: skip
+NUMERICS: Mapping[str, Any] = {
+    **dict.fromkeys(("implementation", "dtype", "range", "fp8_scale", "status", "reason", "backend"), TEXT),
+    **dict.fromkeys(("seqlen_q", "seqlen_k", "head_dim", "num_heads"), COUNT),
+    **dict.fromkeys(("rmse", "max_abs_error", "input_rmse", "reference_rms"), NUMBER),
+    "hadamard": FLAG,
+}  # fmt: skip
+HEADER: Mapping[str, Any] = {
+    "schema": COUNT, "created_at": TEXT, "argv": [TEXT], "cells": [TEXT], "options": {"*": SCALAR},
+    "environment": _ENVIRONMENT, "overheads": _NUMBERS,
+}  # fmt: skip
+LINES: Mapping[str, Mapping[str, Any]] = {
+    "header": HEADER, "record": RECORD, "counters": {"counters": COUNTERS}, "trace": {"trace": TRACE},
+    "timings": _NUMBERS, "numerics": NUMERICS,
+}  # fmt: skip
+"""By the type of a line."""
+
+
+def check(value: Mapping[str, Any]) -> None:
+    """Raise ValueError naming the first field of a line that is not what its type holds."""
+    kind = value.get("type")
+    if isinstance(kind, str) and kind in LINES:
+        _check({name: item for name, item in value.items() if name != "type"}, LINES[kind], "")
+
+
+def _check(value: Any, shape: Any, where: str) -> None:
+    if value is None:
+        return
+    if isinstance(shape, str):
+        if not _is(value, shape):
+            raise ValueError(f"{where} is {units.quoted(value)}; {shape} is wanted")
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise ValueError(f"{where} is {units.quoted(value)}; a list is wanted")
+        for index, item in enumerate(value):
+            _check(item, shape[0], f"{where}[{index}]")
+    else:
+        if not isinstance(value, dict):
+            raise ValueError(f"{where} is {units.quoted(value)}; an object is wanted")
+        for name, item in value.items():
+            inner = shape.get(name, shape.get("*"))
+            if inner is not None:
+                _check(item, inner, f"{where}.{units.cut(name)}" if where else name)
+
+
+def _is(value: Any, kind: str) -> bool:
+    if isinstance(value, bool):
+        return kind in (FLAG, SCALAR)
+    if isinstance(value, str):
+        return kind in (TEXT, SCALAR)
+    if kind == SIZE:
+        return isinstance(value, int) and -1 <= value <= units.MAX_INT
+    if kind == COUNT:
+        return isinstance(value, int) and 0 <= value <= MAX_COUNT
+    whole = isinstance(value, int) and abs(value) <= MAX_COUNT
+    number = isinstance(value, float) and math.isfinite(value) and abs(value) <= MAX_NUMBER
+    return kind in (NUMBER, SCALAR) and (whole or number)

@@ -1,0 +1,109 @@
+"""Files and lines that once ended in a traceback, a wrong number or an error without a name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import check
+from judging import written
+from synthetic import record
+from test_judge_formats import nvbench, pyperf
+
+from flashbench._runfile import lines
+
+LONG = "9" * 400
+ROWS = (
+    ("config", "4", "config is '4'; an object"), ("config", {"a": []}, "config.a is '[]'"),
+    ("energy", [], "energy is '[]'"), ("timing", {"rounds": [1]}, "timing.rounds[0] is '1'; an object"),
+    ("timing", {"rounds": [{"samples": "x"}]}, "timing.rounds[0].samples is 'x'"),
+    ("spent", {"samples_s": "x"}, "spent.samples_s is 'x'; a number"), ("flags", "ok",
+    "flags is 'ok'; a list"),
+    ("counters", {"total": {"l2_read_bytes": "x"}}, "counters.total.l2_read_bytes is 'x'"),
+    ("environment", {"num_sms": 10**30}, "environment.num_sms is '1000"),
+    ("samples", {"samples_s": []}, "samples_s holds 'None'; seconds"),
+    ("samples", {"samples_s": [-1.0]}, "samples_s holds '-1.0'"),
+    ("samples", {"samples_s": [1e300]}, "samples_s holds '1e+300'"),
+    ("memory", {"inputs_bytes": -1}, "memory.inputs_bytes is '-1'"),
+    ("accuracy", {"max_abs_error": {"o": 1.0}, "budget": {}, "query_rows": 1, "key_rows": 0},
+    "no budget for o"),
+    ("status", ["x" * 5000], "status is"), ("type", {"a": "x" * 5000}, "type is"),
+)  # fmt: skip
+PROBLEMS = (("batch", 10**30), ("head_dim", 2**40), ("causal", "no"), ("window", ["x", 1]), ("lengths",
+[[1.5, 2]]),
+            ("alibi", 1), ("bias", 3), ("softcap", "30"))  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def edited(change: Callable[[dict[str, Any]], object]) -> None:
+    """A results file of which the only row was changed, with a checksum that fits."""
+    written(Path("r.jsonl"), [record("naive", 1024)])
+    head, row = Path("r.jsonl").read_bytes().splitlines()
+    value = json.loads(row)
+    change(value)
+    Path("r.jsonl").write_bytes(head + b"\n" + lines.seal(value))
+
+
+@pytest.mark.parametrize(("name", "value", "said"), ROWS, ids=[f"{row[0]}-{row[2]:.30}" for row in ROWS])
+def test_a_field_of_another_type_is_named(name: str, value: Any, said: str) -> None:
+    edited(lambda row: row.update({name: value}))
+    for line in ("compare r.jsonl r.jsonl", "verify r.jsonl"):
+        found = check(line.split(), ("r.jsonl",))
+        assert found.code == 4
+        assert said in found.err
+        assert "line 2" in found.err
+
+
+@pytest.mark.parametrize(("name", "value"), PROBLEMS)
+def test_so_is_one_of_the_problem(name: str, value: Any) -> None:
+    edited(lambda row: row["cell"]["problem"].update({name: value}))
+    found = check(["report", "r.jsonl"], ("r.jsonl",))
+    assert found.code == 4
+    assert f"cell.problem.{name}" in found.err
+
+
+def test_null_is_what_is_not_told() -> None:
+    edited(lambda row: row.update(dict.fromkeys(("config", "energy", "clocks", "timing", "spent", "trace"))))
+    assert check(["compare", "r.jsonl", "r.jsonl", "--metric", "time_s,energy_j"]).code in (0, 6)
+
+
+@pytest.mark.parametrize("document", [
+    pyperf(0.1) | {"benchmarks": [1.5]}, {"benchmarks": [None, {"states": 3}], "devices": []},
+    {"type": "gate", "schema": "x" * 5000}, nvbench(0.1, Path()) | {"devices": [3]},
+])  # fmt: skip
+def test_other_tools_files_with_the_wrong_things_in_them(document: Any) -> None:
+    Path("x.json").write_text(json.dumps(document))
+    found = check(["compare", "x.json", "x.json"], ("x.json",))
+    assert found.code == 4
+    assert len(found.err) < 500
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), b"no archive" * 10])
+def test_a_block_mask_that_is_no_archive(data: bytes) -> None:
+    Path("m.npz").write_bytes(data)
+    for line in ("io-model --models flash", "run --dry-run --device cpu"):
+        assert check([*line.split(), "--seqlens", "256", "--block-mask", "m.npz"], ("m.npz",)).code == 2
+
+
+@pytest.mark.parametrize("line", [
+    f"baseline show {LONG}", f"compare {LONG} {LONG}", f"history {LONG} x", f"noise {LONG}", f"report {LONG}",
+    f"run --out {LONG} --device cpu", f"compare --baseline {LONG} x",
+])  # fmt: skip
+def test_a_path_that_no_system_takes(line: str) -> None:
+    assert check(line.split(), ("path ", "RUNS", "baseline", LONG[:50])).code == 2
+
+
+@pytest.mark.parametrize(
+    "line", ["profile --static --gpu 16", "compare a b --metric x", "noise a --metric x"]
+)
+def test_the_option_is_named(line: str) -> None:
+    found = check(line.split())
+    assert found.code == 2
+    assert line.split()[-2] in found.err

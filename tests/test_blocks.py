@@ -1,0 +1,114 @@
+"""Whole layers: FLOPs by hand, what is right and what is wrong, files, tables and the report's section."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flashbench import blocks, kernels, presets, report, runfile, table
+from flashbench.cli import main
+from flashbench.kernels import Target
+
+TASK = blocks.Task(
+    preset=presets.TINY, implementation="sdpa", mode="train", batch=2, seqlen=48, layers=2, dtype="fp32"
+)
+
+
+def flashbench(*line: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(line))
+    return int(str(ended.value.code))
+
+
+def test_flops_by_hand() -> None:
+    gpt2 = replace(TASK, preset=presets.find("gpt2-medium"), mode="infer", batch=1, seqlen=1024, layers=1)
+    # the paper's count of a layer: 24·N·h² of matrices, and attention of the causal half
+    pairs = 16 * 1024 * 1025 // 2
+    assert gpt2.flops == 24 * 1024 * 1024**2 + 4 * pairs * 64
+    assert replace(gpt2, mode="train", layers=24).flops == 3 * 24 * gpt2.flops
+
+
+def test_parameters_of_a_layer_are_those_of_the_models() -> None:
+    def parameters(name: str) -> int:
+        return sum(rows * columns for rows, columns in presets.find(name).matrices)
+
+    assert parameters("gpt2-medium") == 12 * 1024**2
+    assert parameters("bert-large") == 12 * 1024**2
+    assert parameters("llama-3-8b") == 4096 * (4096 + 2 * 1024) + 4096**2 + 3 * 4096 * 14336
+    assert 32 * parameters("llama-3-8b") == pytest.approx(8.03e9 - 2 * 128256 * 4096, rel=0.01)
+    assert all(row.hidden == 64 * row.num_heads for row in presets.PRESETS if row.name.startswith("gpt2"))
+
+
+@pytest.mark.parametrize("mode", blocks.MODES)
+@pytest.mark.parametrize(
+    "model", ["tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in ("plain", "encoder"))]
+)
+def test_a_right_layer_is_timed(model: str, mode: str) -> None:
+    changes = {"plain": {"gated": False}, "encoder": {"gated": False, "causal": False}}.get(model, {})
+    row = blocks.measure(replace(TASK, preset=replace(presets.TINY, **changes), mode=mode), Target())
+    assert row["status"] == "ok", row
+    assert row["tokens_per_s"] == pytest.approx(96 / row["time_s"])
+    assert row["flops_per_s"] == pytest.approx(row["flops"] / row["time_s"])
+    assert row["attention_share"] > 0
+    assert "mfu" not in row  # a CPU's peak is not known
+
+
+def test_an_attention_that_is_wrong_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdpa = kernels.get("sdpa")
+
+    def off(problem: object, inputs: object) -> object:
+        call = sdpa.prepare(problem, inputs)  # type: ignore[arg-type]
+        return lambda: call() * 1.01
+
+    monkeypatch.setitem(kernels.registry(), "sdpa", replace(sdpa, prepare=off))
+    row = blocks.measure(TASK, Target())
+    assert row["status"] == "wrong"
+    assert "is off by" in row["reason"]
+    assert "time_s" not in row
+
+
+def test_others_end_with_a_reason() -> None:
+    found = {
+        name: blocks.measure(replace(TASK, implementation=name, seqlen=16), Target())
+        for name in ("flash", "sdpa-cudnn", "linformer")
+    }
+    statuses = {name: row["status"] for name, row in found.items()}
+    assert statuses == {"flash": "checked", "sdpa-cudnn": "unavailable", "linformer": "unsupported"}
+    assert all(row["reason"] for row in found.values())
+
+
+def test_the_command_writes_what_the_report_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "blocks.jsonl"
+    line = ("block", "--model", "tiny", "--impls", "naive,sdpa", "--seqlens", "32", "--layers", "all",
+            "--dtype", "fp32", "--device", "cpu", "--out", str(out), "--json", "-q")  # fmt: skip
+    assert flashbench(*line) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["implementation"], row["mode"], row["status"]) for row in rows] == [
+        ("naive", "train", "ok"), ("sdpa", "train", "ok"), ("naive", "infer", "ok"), ("sdpa", "infer", "ok"),
+    ]  # fmt: skip
+    assert {row["layers"] for row in rows} == {2}
+    found = runfile.load(out)
+    assert len(found.blocks) == 4
+    assert not found.notes
+    page = report.build(table.build([found]), table.headers([found]), None, table.blocks([found]))
+    assert "tiny, train: 2 layers, batch 1, fp32" in page
+    assert flashbench(*line) == 2
+    assert "exists and is not overwritten" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--model", "mistral-7b", "--model"), ("--modes", "trial", "--modes"),
+        ("--layers", "none", "all, or 1"),
+        ("--dtype", "fp8", "--dtype"), ("--impls", "flesh", "flash"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(
+    option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flashbench("block", option, value) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,113 @@
+"""flash-v3-fp8 on an sm_90 GPU: within the budget of fp8 on every shape, the same bits every run, no hang.
+
+Every group runs in a process of its own with a time limit: a kernel whose mbarriers do not meet never ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HANG_S = 120
+"""Long enough to compile all that one group runs."""
+
+SHAPES = [
+    # batch, num_heads, num_kv_heads, seqlen_q, seqlen_k: whole tiles, ragged ones, rows without keys, groups
+    (2, 4, 4, 512, 512), (2, 3, 3, 113, 257), (1, 4, 2, 1, 300), (2, 2, 2, 257, 113), (1, 8, 2, 640, 1537),
+    (1, 1, 1, 1, 1), (2, 16, 4, 1536, 1536), (1, 2, 1, 2049, 2049), (40, 16, 16, 128, 96), (1, 2, 2, 700, 64),
+]  # fmt: skip
+WAYS = [("fp8", "block", True), ("fp8", "tensor", False), ("fp8-e5m2", "head", False)]
+DIMS = [(64, 64), (128, 128), (112, 48)]
+
+
+def shapes(dim: int, dim_v: int) -> None:
+    """Every shape, format, scale and mask into outputs that are NaN before."""
+    from attention import problem
+
+    from flashbench.kernels import _flash_v3_fp8 as flash
+    from flashbench.kernels import _fp8, _hopper_fp8_kernels
+    from flashbench.kernels._inputs import make_inputs
+    from flashbench.kernels._precision import torch_dtype
+    from flashbench.kernels._reference import Reference
+
+    for shape, (cast, share, hadamard), causal in itertools.product(SHAPES, WAYS, (False, True)):
+        batch, heads, kv_heads, rows, keys = shape
+        p = problem(
+            batch=batch, num_heads=heads, num_kv_heads=kv_heads, seqlen_q=rows, seqlen_k=keys, head_dim=dim,
+            head_dim_v=dim_v, dtype=cast, causal=causal, fp8_scale=share, hadamard=hadamard,
+        )  # fmt: skip
+        inputs, what = make_inputs(p, "cuda", 0), (shape, cast, share, causal)
+        options = {"dtype": torch_dtype(cast), "share": share, "hadamard": hadamard, "causal": causal}
+        x = flash.operands(inputs.q, inputs.k, inputs.v, **options)
+        o, lse, launch = flash.forward_launch(x, causal=causal, scale=dim**-0.5, out_dtype=inputs.q.dtype)
+        for one in (o, lse):
+            one.fill_(math.nan)
+        launch.run()
+        assert Reference(p, inputs).compare(o).ok, what
+        v = _fp8.quantise(inputs.v, options["dtype"], share, x.tiles.block_k)
+        lag = float(_hopper_fp8_kernels.LAZY.value)
+        want, want_lse = _fp8.attention(x.q, x.k, v, causal=causal, scale=dim**-0.5, lag=lag)
+        assert torch.equal(lse.isinf(), want_lse.isinf()), what
+        assert float((lse - want_lse).nan_to_num(0, 0, 0).abs().max()) < 1e-2, what
+        assert float((o - want).norm() / want.norm().clamp(min=1e-30)) < 2e-2, what
+        for _ in range(20):
+            again = flash.flash_attention(x, causal=causal, out_dtype=o.dtype)
+            assert all(torch.equal(one, other) for one, other in zip(again, (o, lse), strict=True)), what
+
+
+def outliers(dim: int, dim_v: int) -> None:
+    """N = 4096, 16 heads, from the unrounded inputs: no more than the written arithmetic; d = 128 bounded."""
+    from fp8 import E4M3, exact, rmse, with_outliers
+
+    from flashbench.kernels import _flash_v3_fp8 as flash
+    from flashbench.kernels import _fp8
+
+    widths = dim, dim, dim_v
+    q, k, v = (with_outliers(1, 16, 4096, width, seed=n, device="cuda") for n, width in enumerate(widths))
+    ref, _ = exact(q, k, v)
+    for share, hadamard in (("block", True), ("tensor", False)):
+        x = flash.operands(q, k, v, dtype=E4M3, share=share, hadamard=hadamard, causal=False)
+        o, _ = flash.flash_attention(x, causal=False)
+        straight = _fp8.quantise(v, E4M3, share, x.tiles.block_k)
+        written, _ = _fp8.attention(x.q, x.k, straight, causal=False, scale=dim**-0.5)
+        assert rmse(o, ref) <= 1.05 * rmse(written, ref), (share, hadamard)
+        if (share, dim) == ("block", 128):
+            assert rmse(o, ref) <= 1.1e-2
+
+
+GROUPS = [
+    *(f"shapes {dim} {dim_v}" for dim, dim_v in DIMS),
+    *(f"outliers {dim} {dim}" for dim in (64, 128)),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs sm_90"
+)
+@pytest.mark.parametrize("group", GROUPS)
+def test_in_a_process_of_its_own(group: str) -> None:
+    root = Path(__file__).resolve().parent.parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    environment.pop("TRITON_INTERPRET", None)
+    try:
+        done = subprocess.run(
+            [sys.executable, __file__, *group.split()],
+            capture_output=True, text=True, check=False, env=environment, timeout=HANG_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"{group} did not end within {HANG_S} s: it hangs")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    globals()[sys.argv[1]](*map(int, sys.argv[2:]))
+    torch.cuda.synchronize()

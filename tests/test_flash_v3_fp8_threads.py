@@ -1,0 +1,153 @@
+"""flash-v3-fp8's kernel, run on a CPU over a model of Hopper's threads; its keys in registers."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+CASES = {
+    # changes to the tiles; heads, K/V heads, seqlen_q, seqlen_k, head_dim, head_dim_v; format; what shares
+    "grouped": ("block_k=256, stages=3", (4, 2, 640, 769, 64, 64), "e4m3fn", "block"),
+    "ragged": ("block_k=64, q_stages=1", (2, 1, 300, 433, 96, 48), "e5m2", "head"),
+    "rows without keys": ("", (2, 2, 513, 300, 128, 128), "e4m3fn", "block"),
+}
+OTHERS = [("grouped", True), ("ragged", True), ("ragged", False)]
+
+
+def child(code: str) -> str:
+    """What a process prints that has a model in Triton's place, or imports it compiled."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
+    environment.pop("TRITON_INTERPRET", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environment
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("case", "causal"),
+    [
+        ("rows without keys", True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS),
+    ],
+)
+def test_no_barrier_is_waited_for_in_vain_and_outputs_are_of_the_written_arithmetic(
+    case: str, causal: bool
+) -> None:
+    tiles, shape, cast, share = CASES[case]
+    asked = f"{shape}, {causal}, dict({tiles}), {cast!r}, {share!r}"
+    printed = child(f"import {Path(__file__).stem} as m; m.run({asked})")
+    largest, mean, of_lse = map(float, printed.split())
+    assert mean < 1e-5  # a score's last bit may round a probability to the other side
+    assert largest < 0.05
+    assert of_lse < 1e-5
+
+
+def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str, share: str) -> None:
+    """Print the largest and the mean difference of o to the written arithmetic, and the largest of lse."""
+    import hopper_threads as model
+    import torch
+
+    kernels = model.install("_hopper_fp8_kernels")
+    from flashbench import hopper_configs
+    from flashbench.hopper_configs import ROWS, Tiles
+    from flashbench.kernels import _fp8
+    from flashbench.kernels import _hopper_schedule as schedule
+
+    tiles, dtype = Tiles(**changes), getattr(torch, f"float8_{cast}")
+    heads, kv_heads, seqlen_q, seqlen_k, dim, dim_v = shape
+    scale = dim**-0.5
+    torch.manual_seed(0)
+    q, k, v = (
+        torch.randn(2, *sizes)
+        for sizes in ((heads, seqlen_q, dim), (kv_heads, seqlen_k, dim), (kv_heads, seqlen_k, dim_v))
+    )
+    k *= torch.linspace(0.2, 2, seqlen_k)[:, None]  # scales differ by block
+    sizes = tiles.block_q, tiles.block_k, tiles.block_k
+    rounded = [_fp8.quantise(x, dtype, share, size) for x, size in zip((q, k, v), sizes, strict=True)]
+    values = [*(x.values for x in rounded[:2]), _fp8.interleave(rounded[2]).values]
+    o = torch.full((2, heads, seqlen_q, dim_v), math.nan)
+    lse = torch.full((2, heads, seqlen_q), math.nan)
+    walk = schedule.Shape(
+        heads=2 * heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
+        block_m=tiles.block_q, block_n=tiles.block_k, causal=causal, kv_bytes=2**22,
+    )  # fmt: skip
+    table = schedule.table(walk, 3)
+    d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
+    boxes = [ROWS, d], [tiles.block_k, d], [e, tiles.block_k], [ROWS, e]
+    model.launch(
+        kernels.forward, len(table[0]),
+        *(model.Descriptor(x, [1, 1, *box]) for x, box in zip((*values, o), boxes, strict=True)),
+        *(model.Pointer(x.scales.view(-1)) for x in rounded), model.Pointer(lse.view(-1)),
+        model.Pointer([entry for row in table for entry in row]), walk.tiles, heads, heads // kv_heads,
+        seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d, e,
+        tiles.stages, tiles.q_stages, causal, *tiles.registers,
+    )  # fmt: skip
+    want, want_lse = _fp8.attention(*rounded, causal=causal, scale=scale, lag=kernels.LAZY)
+    assert torch.equal(lse.isinf(), want_lse.isinf())
+    error = (o - want).abs()
+    print(error.max().item(), error.mean().item(), (lse - want_lse).nan_to_num().abs().max().item())
+
+
+def layouts() -> None:
+    """Print the columns by register of each lane of a warp's first row, of S and of P as an operand."""
+    from triton._C.libtriton import gluon_ir, ir
+    from triton.experimental.gluon import language as gl
+
+    context = ir.context()
+    ir.load_dialects(context)
+    builder = gluon_ir.GluonOpBuilder(context)
+    scores, product = (gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 32]) for n in (128, 64))
+    for layout in (scores, gl.DotOperandLayout(0, parent=product, k_width=4)):
+        linear = builder.to_linear_layout(layout._to_ir(builder), [64, 128])
+        for bases in (linear.reg_bases, linear.lane_bases):
+            print(bases)
+
+
+def test_a_thread_gives_the_columns_of_p_that_it_has() -> None:
+    """By the layouts that Triton itself reports: V's keys in their order, register for register."""
+    import torch
+
+    from flashbench.kernels import _fp8
+
+    printed = child(f"import {Path(__file__).stem} as m; m.layouts()")
+    read = [json.loads(line) for line in printed.splitlines()]
+    (scores, lanes), (operand, operand_lanes) = read[:2], read[2:]
+
+    def columns(bases: list[list[int]], number: int) -> tuple[int, int]:
+        row = column = 0
+        for bit, (r, c) in enumerate(bases):
+            if number >> bit & 1:
+                row, column = row ^ r, column ^ c
+        return row, column
+
+    keys = torch.arange(128.0).reshape(1, 1, 128, 1)
+    order = _fp8.interleave(_fp8.quantise(keys, torch.float8_e4m3fn, "tensor", 128))
+    assert order.values.shape == (1, 1, 1, 128)
+    place = torch.arange(128).reshape(4, 2, 2, 4, 2).transpose(2, 3).reshape(128).tolist()
+    exact = keys.to(torch.float8_e4m3fn)  # the same numbers, though not all are told apart
+    marked = _fp8.interleave(_fp8.Quantised(exact, torch.ones(1, 1, 1), 128)).values
+    assert torch.equal(marked.flatten().float(), exact.flatten()[place].float())
+    for lane in range(32):
+        base, operand_base = columns(lanes, lane), columns(operand_lanes, lane)
+        has = {(base[0] ^ r, base[1] ^ c) for n in range(64) for r, c in [columns(scores, n)]}
+        gives = [
+            (operand_base[0] ^ r, place[operand_base[1] ^ c])
+            for r, c in (columns(operand, n) for n in range(64))
+        ]
+        assert set(gives) == has
+        # of a word's four bytes, two and two are neighbours in S, as four() packs them
+        for word in range(16):
+            four = gives[4 * word : 4 * word + 4]
+            assert [c - four[0][1] for _, c in four] == [0, 1, 8, 9]
+            assert len({r for r, _ in four}) == 1
