@@ -20,6 +20,7 @@
   }));
   const hidden = new Set(); // legend groups switched off, in all figures alike
   const notes = JSON.parse(document.getElementById("cell-notes")?.textContent ?? "null");
+  const PAPER = 680; // CSS pixels that A4 and Letter have between their margins
   let printing = false;
 
   const selection = () => Object.fromEntries(new FormData(form));
@@ -123,11 +124,11 @@
       }
       axis = { ...axis, title: { ...axis.title, text: `times faster than ${baseline.replaceAll("&", "&amp;").replaceAll("<", "&lt;")}` } };
     }
-    const width = node.clientWidth;
+    const width = printing ? PAPER : node.clientWidth;
     const look = themed(colour);
     const place = placed(figure.layout, traces, width);
     const layout = {
-      ...figure.layout, ...look, ...place, axis: undefined,
+      ...figure.layout, ...look, ...place, axis: undefined, width, autosize: false,
       xaxis: { ...place.xaxis, ...look.axis },
       yaxis: { ...axis, domain: place.yaxis.domain, ...look.axis },
       hoversubplots: "axis", // so that the lane speaks beside the lines
@@ -141,7 +142,7 @@
       ? { ...trace, textfont: { size: 10 } } : trace, colour));
     caption.textContent = figure.layout.meta.captions.find(({ where }) => shown(where, chosen))?.text ?? "";
     return Plotly.react(node, lanes, layout, {
-      responsive: true, displaylogo: false, doubleClickDelay: 400, displayModeBar: width < 600 ? false : "hover",
+      displaylogo: false, doubleClickDelay: 400, displayModeBar: width < 600 ? false : "hover",
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
       toImageButtonOptions: { format: "svg", filename: node.id },
     });
