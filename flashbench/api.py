@@ -49,6 +49,13 @@ class Results:
 
         return table.build([self.file])
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: who is fastest where, and the times as tables."""
+        from flashbench._cli.report import results_of
+        from flashbench.report import notebook
+
+        return notebook.html(results_of([self.file]))
+
     def to_html(self, path: str | Path | None = None) -> str:
         """The report as text; also written to the path, if given. Raises UsageError where that fails."""
         from flashbench import report, table

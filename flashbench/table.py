@@ -30,7 +30,7 @@ PROBLEM_COLUMNS = (
 IDENTITY_COLUMNS = (
     "run", "implementation", "exact", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags",
     "backend", "config", "tuned", "cache", "method", "load", "flush", "device", "not_counted", "not_traced",
-    "band_missed",
+    "band_missed", "limiting",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""
@@ -144,6 +144,7 @@ class _Join:
 
     def __init__(self) -> None:
         self._estimates: dict[tuple[Any, ...], Estimate | None] = {}
+        self._limits: dict[tuple[int, str], str | None] = {}
 
     def rows(self, run: str, file: RunFile) -> list[dict[str, Any]]:
         naive = {
@@ -188,8 +189,21 @@ class _Join:
             "not_counted": record.counters.get("reason"),
             "not_traced": compared.why_not_traced(record.trace),
             "band_missed": ", ".join(name for name, one in row.levels.items() if one.within is False) or None,
+            "limiting": self._limiting(row.estimate, device) if samples else None,
             **{metric.name: metric.compute(row) for metric in METRICS},
         }  # fmt: skip
+
+    def _limiting(self, estimate: Estimate | None, device: devices.Device | None) -> str | None:
+        """The resource that sets most of the time by the model, None where it has no say."""
+        if estimate is None or device is None or not estimate.steps:
+            return None
+        key = (id(estimate), device.name)  # estimates are kept, so that no other takes their place
+        if key not in self._limits:
+            try:
+                self._limits[key] = iomodel.predict(estimate, device).limiting
+            except FlashbenchError:
+                self._limits[key] = None
+        return self._limits[key]
 
     def _estimate(
         self, model: str, cell: Cell, tiles: Mapping[str, Any], device: devices.Device | None

@@ -107,7 +107,14 @@ class Browser:
         self.resize(width, height)
         self.scheme(dark)
         self.send("Page.navigate", url=path.resolve().as_uri())
-        self.wait("document.readyState === 'complete' && location.protocol === 'file:'")
+        self.ready()
+
+    def ready(self) -> None:
+        """Until the page is loaded and each figure is drawn."""
+        self.wait(
+            "document.readyState === 'complete' && location.protocol === 'file:'"
+            " && !document.querySelector('.plot:not(:has(.main-svg))')"
+        )
         self.settle()
 
     def resize(self, width: int, height: int = 900) -> None:

@@ -81,3 +81,38 @@ def test_a_file_that_cannot_be_read(name: str, capsys: pytest.CaptureFixture[str
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
     assert len(err.splitlines()) == 1
+
+
+def test_markdown_goes_to_stdout_and_writes_no_page(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(["a/results.jsonl", "--markdown"], capsys)
+    assert (code, err) == (0, "")
+    assert out.startswith("## Attention on cpu a\n")
+    assert "| naive | 1.00 ms | 1.00 ms |" in out
+    assert not Path("a/report.html").exists()
+
+
+def test_figures_are_named_as_they_are_written(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(["a/results.jsonl", "--figures", "figs", "--figure", "latency"], capsys)
+    stem = "figs/latency-fwd-fp32-8-full"
+    assert (code, out.split()) == (0, [f"{stem}.json", f"{stem}.csv"])
+    assert all(Path(name).stat().st_size for name in out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--markdown", "--terminal"], "--markdown and --terminal exclude"),
+        (["--format", "svg"], "--format, --figure and --style are of --figures"),
+        (["--figures", "f", "--format", "gif"], "--format 'gif'"),
+        (["--figures", "f", "--style", "poster"], "--style 'poster'"),
+        (["--figures", "f", "--figure", "latncy"], "latncy"),
+        (["--figures", "/proc/none"], "--figures '/proc/none'"),
+    ],
+)
+def test_outputs_that_cannot_be_had_are_refused_in_a_line(
+    options: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(["a/results.jsonl", *options], capsys)
+    assert (code, out) == (2, "")
+    assert named in err
+    assert err.startswith("error: ")

@@ -8,13 +8,15 @@ import re
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import synthetic
 
-from flashbench import report, table
+from flashbench import iomodel, report, runfile, table
+from flashbench.record import Samples
 from flashbench.report import data, figures, summary, words
 from flashbench.report import page as page_module
 from flashbench.report.data import KEYS, Results
@@ -23,6 +25,8 @@ from flashbench.report.sections import SECTIONS
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<b>"
 NAMES = {section.key: section for section in SECTIONS}
 FIGURES = [section for section in SECTIONS if section.figure is not None]
+DRAWN = [section for section in FIGURES if section.key != "energy"]
+"""Those of the synthetic results, which hold no energy."""
 
 
 def results(*files: Any) -> Results:
@@ -44,18 +48,37 @@ def page(full: Results) -> str:
     return report.build(full.table, full.headers)
 
 
+def drawn(section: Any, frame: pd.DataFrame) -> Any:
+    """The section's figure as plotly.py has it, which checks every property."""
+    return section.figure(frame).plotly()
+
+
+def grid_of(body: str) -> dict[str, Any]:
+    """The data of the first table that the script draws."""
+    [text] = re.findall(r'class="grid-data">(.*?)</script>', body, re.DOTALL)
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def grid_texts(body: str) -> list[dict[str, Any]]:
+    """Its rows: a text, or a text with its mark and tooltip, by column."""
+    grid = grid_of(body)
+    names = [head["name"] for head in grid["head"]]
+    rows = zip(*grid["columns"], strict=True)
+    return [dict(zip(names, (grid["texts"][at] for at in row), strict=True)) for row in rows]
+
+
 def without_library(page: str) -> str:
     """The page less plotly.js, which is full of addresses that it never asks for."""
-    from plotly.offline import get_plotlyjs
-
-    assert page.count(get_plotlyjs()) == 1
-    return page.replace(get_plotlyjs(), "")
+    library = page_module.text(page_module.LIBRARY)
+    assert page.count(library) == 1
+    return page.replace(library, "")
 
 
 # ---- data
 
 
-@pytest.mark.parametrize("metric", ["time_s", "flops_per_s", "speedup_over_naive"])
+@pytest.mark.parametrize("metric", ["time_s", "flops_per_s", "spread"])
 def test_points_are_the_tables_values_of_timed_cells(full: Results, metric: str) -> None:
     found = data.points(metric)(full)
     timed = full.table["status"] == "ok"
@@ -149,15 +172,21 @@ def test_a_missed_band_is_marked_and_what_was_not_traced_says_why() -> None:
         return section.page(section, section.data(results(file)))
 
     right = synthetic.record("flash", 2048).counters
-    assert body().count(">met<") == 4
-    assert "missed" not in body()
-    assert body().count("<td>0 B</td>") == 2
+
+    def marks(column: str, **changes: Any) -> list[Any]:
+        return [row[column] for row in grid_texts(body(**changes)) if row[column]]
+
+    assert [mark[0] for mark in marks("band")] == ["met"] * 4
+    assert marks("difference_bytes") == ["0 B"] * 2
     far = {**right, "total": {**right["total"], "dram_read_bytes": 10**12}}
-    assert body(counters=far).count('<span class="status missed" title="') == 1
-    shown = body(trace={"reason": "9 visits are too many <b>"})
-    assert shown.count('title="9 visits are too many &lt;b&gt;">skipped<') == 2  # read and write, not DRAM
-    traced = body(counters={"reason": "no ncu"})
-    assert traced.count('title="no ncu">skipped<') == traced.count("<td>0 B</td>") == 2
+    assert [mark[1] for mark in marks("band", counters=far)].count("status missed") == 1
+    reason = "9 visits are too many <b>"
+    skipped = marks("traced_bytes", trace={"reason": reason})
+    assert skipped == [["skipped", "status skipped", reason]] * 2  # read and write, not DRAM
+    assert "<b>" not in body(trace={"reason": reason})
+    traced = {"counters": {"reason": "no ncu"}}
+    assert marks("counted_bytes", **traced) == [["skipped", "status skipped", "no ncu"]] * 2
+    assert marks("difference_bytes", **traced) == ["0 B"] * 2
     frame = data.joined(results(synthetic.run_file([synthetic.record(trace=None, counters={})])))
     assert frame.empty
 
@@ -249,27 +278,27 @@ def test_a_length_with_one_timed_implementation_is_no_contest() -> None:
 # ---- figures
 
 
-@pytest.mark.parametrize("section", FIGURES, ids=lambda section: section.key)
+@pytest.mark.parametrize("section", DRAWN, ids=lambda section: section.key)
 def test_figures_plot_the_values_of_their_data(full: Results, section: Any) -> None:
     frame = section.data(full)
-    figure = section.figure(frame)
-    drawn = [y for trace in figure.data if trace.yaxis != "y2" for y in (trace.y or ()) if y is not None]
+    figure = drawn(section, frame)
+    found = [y for trace in figure.data if trace.yaxis != "y2" for y in (trace.y or ()) if y is not None]
     factor = 1e12 if section.key == "throughput" else 1.0
     for value in frame["value"].dropna():
-        assert value / factor in drawn
-    assert 0 not in drawn
-    assert all(math.isfinite(value) for value in drawn)
+        assert float(f"{value / factor:.7g}") in found
+    assert 0 not in found
+    assert all(math.isfinite(value) for value in found)
 
 
 def test_failed_cells_have_a_cross_at_their_length_and_no_value(full: Results) -> None:
     frame = data.points("time_s")(full)
-    figure = NAMES["latency"].figure(frame)
+    figure = drawn(NAMES["latency"], frame)
     lane = [trace for trace in figure.data if trace.yaxis == "y2"]
     assert len(lane) == 8  # naive, in each of 2 passes x 2 head dims x 2 masks
     for trace in lane:
         assert list(trace.x) == [32768, 65536]
         assert set(trace.marker.symbol) == {"x"}
-        assert any(text.startswith("naive: needs ") for text in trace.text)
+        assert any(text.startswith("naive: memory wall at 32k, needs ") for text in trace.text)
         assert all("skipped: needs" in text for text in trace.customdata)
     lines = [trace for trace in figure.data if trace.yaxis != "y2" and trace.name == "naive"]
     assert all(trace.y[-2:] == (None, None) for trace in lines)
@@ -279,7 +308,7 @@ def test_checked_cells_are_marked_otherwise_than_failed_ones() -> None:
     records = [synthetic.record("naive", n) for n in (1024, 2048)]
     records += [synthetic.record("flash", n, status="checked", reason="interpreter") for n in (1024, 2048)]
     frame = data.points("time_s")(results(synthetic.run_file(records)))
-    lane = [trace for trace in NAMES["latency"].figure(frame).data if trace.yaxis == "y2"]
+    lane = [trace for trace in drawn(NAMES["latency"], frame).data if trace.yaxis == "y2"]
     assert [set(trace.marker.symbol) for trace in lane] == [{"circle-open"}]
     assert "flash: checked, not timed" in lane[0].text
 
@@ -287,14 +316,16 @@ def test_checked_cells_are_marked_otherwise_than_failed_ones() -> None:
 def test_flagged_points_have_a_ring() -> None:
     records = [synthetic.record("flash", 1024), synthetic.record("flash", 2048, flags=("throttled",))]
     frame = data.points("time_s")(results(synthetic.run_file(records)))
-    line, ring = NAMES["latency"].figure(frame).data
-    assert "throttled" in line.customdata[1]
+    line, ring = drawn(NAMES["latency"], frame).data
+    shown = results(synthetic.run_file(records)).table
+    assert ["throttled" in words.cell_note(row) for row in shown.itertuples()] == [False, True]
+    assert line.meta["cells"] == [0, 1]
     assert (list(ring.x), list(ring.y)) == ([2048], [line.y[1]])
     assert ring.legendgroup == line.legendgroup
 
 
 def test_length_axis_is_labelled_at_the_measured_lengths(full: Results) -> None:
-    axis = NAMES["latency"].figure(data.points("time_s")(full)).layout.xaxis
+    axis = drawn(NAMES["latency"], data.points("time_s")(full)).layout.xaxis
     assert axis.type == "log"
     assert list(axis.tickvals) == list(synthetic.LENGTHS)
     assert list(axis.ticktext) == ["1k", "2k", "4k", "8k", "16k", "32k", "64k"]
@@ -411,7 +442,9 @@ def test_the_page_stays_under_6_mb(page: str) -> None:
 def test_every_section_is_there_and_in_the_contents(page: str) -> None:
     elements = Outline(without_library(page)).elements
     ids = [attributes["id"] for tag, attributes in elements if tag == "section"]
-    links = [attributes["href"] for tag, attributes in elements if tag == "a"]
+    links = [attributes["href"] for tag, attributes in elements if tag == "a" and "class" not in attributes]
+    anchors = [attributes["href"] for _, attributes in elements if attributes.get("class") == "anchor"]
+    assert anchors == links
     assert ids == [section.key for section in SECTIONS]
     assert links == [f"#{key}" for key in ids]
 
@@ -419,23 +452,29 @@ def test_every_section_is_there_and_in_the_contents(page: str) -> None:
 def test_every_figure_has_a_text_alternative_and_its_numbers(page: str) -> None:
     elements = Outline(without_library(page)).elements
     plots = [attributes for _, attributes in elements if attributes.get("class") == "plot"]
-    assert len(plots) == len(FIGURES)
-    assert all(attributes["role"] == "img" and attributes["aria-label"] for attributes in plots)
-    assert sum(tag == "details" for tag, _ in elements) == len(FIGURES)
+    assert len(plots) == len(DRAWN)
+    assert all(attributes["role"] == "group" and attributes["aria-label"] for attributes in plots)
+    assert sum(tag == "details" for tag, _ in elements) == len(DRAWN)
 
 
 def test_figures_in_the_page_are_strict_json(page: str) -> None:
     found = re.findall(
-        r'<script type="application/json"[^>]*>(.*?)</script>', without_library(page), re.DOTALL
+        r'<script type="application/json" class="plot-data"[^>]*>(.*?)</script>',
+        without_library(page),
+        re.DOTALL,
     )
-    assert len(found) == len(FIGURES)
+    assert len(found) == len(DRAWN)
 
     def refuse(text: str) -> None:
         raise AssertionError(text)
 
     for text in found:
         figure = json.loads(text, parse_constant=refuse)
-        assert all({"where", "slot"} <= set(trace["meta"]) for trace in figure["data"])
+        assert all("slot" in trace["meta"] for trace in figure["shared"])
+        for shared, where, y, *_ in figure["traces"]:
+            assert shared < len(figure["shared"])
+            assert where < len(figure["wheres"])
+            assert isinstance(y, list)
 
 
 def test_reasons_and_the_exact_command_are_in_the_page(page: str) -> None:
@@ -464,12 +503,19 @@ def test_hostile_text_stays_text() -> None:
     elements = Outline(rest).elements
     assert not [tag for tag, _ in elements if tag in {"img", "i"}]
     assert not [name for _, attributes in elements for name in attributes if name.startswith("on")]
-    # plot data, plotly.js, our own script: as many scripts as without the attack
-    assert sum(tag == "script" for tag, _ in elements) == rest.count('class="plot-data"') + 2
+    # figures, tables, notes, plotly.js, our own script: as many scripts as without the attack
+    data_scripts = rest.count('class="plot-data"') + rest.count('class="grid-data"')
+    assert sum(tag == "script" for tag, _ in elements) == data_scripts + 3
     assert "alert(1)" in rest
-    for text in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', rest, re.DOTALL):
-        for trace in json.loads(text)["data"]:
-            assert "<b>" not in json.dumps([trace.get("name"), trace.get("text"), trace.get("customdata")])
+    pattern = r'<script type="application/json" (?:class="plot-data"|id="cell-notes")[^>]*>(.*?)</script>'
+    found = re.findall(pattern, rest, re.DOTALL)
+    assert len(found) > 3
+    for text in found:
+        figure = json.loads(text)
+        figure.pop("wheres", None)  # these are compared, never drawn
+        for shared in figure.get("shared", ()):
+            shared["meta"].pop("run", None)
+        assert "<b>" not in json.dumps(figure)
 
 
 def test_figure_json_cannot_end_its_script_whatever_the_figure_library_writes() -> None:
@@ -521,3 +567,65 @@ def test_the_data_of_every_section_is_a_frame(full: Results) -> None:
         assert isinstance(section.data(full), pd.DataFrame), section.key
         assert section.empty
         assert section.title
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([synthetic.record()], "<strong>1 of 1</strong>"),
+        ([synthetic.record("naive", status="oom", reason="no room")], "No cell was timed."),
+        ([synthetic.record(memory=None, io_model=None)], "Memory was not measured"),
+        ([synthetic.record(counters={}, trace=None)], "run --counters"),
+        ([synthetic.record(samples=Samples(samples_s=(1e-3,), cache="cold", method="events"))], "1.00 ms"),
+    ],
+    ids=["one cell", "failures alone", "without memory", "without counters", "one sample"],
+)
+def test_poor_files_make_a_useful_page(records: list[Any], said: str) -> None:
+    file = synthetic.run_file(records)
+    rest = without_library(page_of(file))
+    assert said in rest
+    for section in SECTIONS:
+        if section.data(results(file)).empty:
+            assert rest.count(f'<section id="{section.key}">') == 1
+    assert "NaN" not in re.sub(r"<script>.*?</script>", "", rest, flags=re.DOTALL)
+
+
+def test_numbers_that_are_none_leave_gaps_and_no_nan(full: Results) -> None:
+    frame = full.table.copy()
+    frame.loc[frame.index[::3], ["time_s", "flops_per_s", "spread", "peak_extra_bytes"]] = math.nan
+    rest = without_library(report.build(frame, full.headers))
+    found = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', rest, re.DOTALL)
+    for text in found:
+        json.loads(text, parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "family/results.jsonl", "energy/results.jsonl"])
+def test_committed_results_of_older_schemas_make_a_page(name: str) -> None:
+    file = runfile.load(str(Path(__file__).parent.parent / "reports" / "h100-sxm" / name))
+    rest = without_library(page_of(file))
+    timed = sum(record.status == "ok" for record in file.records)
+    assert f"<strong>{timed} of {len(file.records)}</strong>" in rest
+
+
+def test_the_table_of_cells_holds_the_tables_values(full: Results) -> None:
+    section = NAMES["cells"]
+    body = section.page(section, section.data(full))
+    grid = grid_of(body)
+    names = [head["name"] for head in grid["head"]]
+    assert "options" not in names  # no cell has one: the column is left out
+    for name in ("time_s", "flops_per_s", "peak_extra_bytes", "seqlen_k"):
+        values = [math.nan if value is None else value for value in grid["values"][names.index(name)]]
+        expected = full.table[name].astype("float64").tolist()
+        assert values == pytest.approx(expected, rel=1e-6, nan_ok=True), name
+    assert [row["status"][0] for row in grid_texts(body)] == full.table["status"].tolist()
+    assert [grid["wheres"][at]["pass"] for at in grid["where"]] == full.table["pass"].tolist()
+
+
+def test_bytes_by_tensor_add_up_to_the_model() -> None:
+    shown = results(synthetic.run_file([synthetic.record("flash", n, "bwd") for n in (1024, 2048)]))
+    frame = NAMES["tensors"].data(shown)
+    assert set(frame["seqlen"]) == {2048}
+    for model, rows in frame.groupby("model"):
+        estimate = iomodel.estimate(str(model), synthetic.problem(2048), "bwd")
+        assert rows[["read", "write", "atomic"]].sum().sum() == estimate.requested.total_bytes, model
+    assert {"q", "k", "v", "do"} <= {str(name).lower() for name in frame["tensor"]}

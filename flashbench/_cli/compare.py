@@ -115,8 +115,8 @@ def compare(
         typer.Option(
             "--output",
             "-o",
-            help="Also write FORMAT=FILE, any number of times: json, csv, markdown, junit, bencher, and"
-            " github-action-benchmark's github-lower or github-higher.",
+            help="Also write FORMAT=FILE, any number of times: json, csv, markdown, html (a page), junit,"
+            " bencher, and github-action-benchmark's github-lower or github-higher.",
             metavar="FORMAT=FILE",
             rich_help_panel=_OUTPUT,
         ),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flashbench.judge import Comparison, Side
     from flashbench.judge.profile import Profile
 
-FORMATS = ("json", "csv", "markdown", "junit", "bencher", "github-lower", "github-higher")
+FORMATS = ("json", "csv", "markdown", "html", "junit", "bencher", "github-lower", "github-higher")
 """What --output takes; the last two are github-action-benchmark's, one for each direction."""
 
 
@@ -96,6 +96,11 @@ def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any]
         return _csv([render.row(one, cell) for one in comparisons for cell in one.cells])
     if name == "markdown":
         return "\n".join(render.markdown(comparisons, [*about["notes"], *about["warnings"]])) + "\n"
+    if name == "html":
+        from flashbench.report import compare_page
+
+        sides = {side: about[side] for side in ("base", "new")}
+        return compare_page.build(comparisons, notes=[*about["notes"], *about["warnings"]], sides=sides)
     if name == "junit":
         return render.junit(comparisons, strict)
     if name == "bencher":

@@ -11,6 +11,7 @@ import typer
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
+    from flashbench.report.data import Results
     from flashbench.runfile import RunFile
 
 _QUIET = typer.Option("--quiet", "-q", help="No notes.")
@@ -26,10 +27,68 @@ def report(
             "--output", "-o", metavar="FILE", help="The page. Default: report.html beside the first file."
         ),
     ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print GitHub's Markdown instead, for a README or a PR.")
+    ] = False,
+    terminal: Annotated[
+        bool, typer.Option("--terminal", help="Draw plots in the terminal instead (package plotext).")
+    ] = False,
+    figures: Annotated[
+        str | None,
+        typer.Option("--figures", help="Write each figure of each selection alone instead.", metavar="DIR"),
+    ] = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="NAMES",
+            help="Of --figures, beside JSON and CSV of each: svg, png, pdf (package kaleido and a Chromium).",
+        ),
+    ] = "",
+    figure: Annotated[
+        list[str] | None,
+        typer.Option("--figure", metavar="NAME", help="Of --figures, this section alone; may be repeated."),
+    ] = None,
+    style: Annotated[str, typer.Option(help="Of --figures: paper or slide.", metavar="NAME")] = "paper",
     quiet: Annotated[bool, _QUIET] = False,
 ) -> None:
     """Build the HTML report of one or more results files. Needs neither GPU nor torch."""
-    from flashbench import console, runfile, units
+    from flashbench import console, runfile
+
+    _refuse(output, markdown, terminal, figures, extra=bool(format_ or figure or style != "paper"))
+
+    page = _page(output, files)
+    loaded = [runfile.load(name) for name in files]
+    if not quiet:
+        for file in loaded:
+            for text in file.notes:
+                console.note(text)
+    if markdown or terminal or figures:
+        _show(loaded, markdown=markdown, figures=figures, formats=format_, names=figure or [], style=style)
+        return
+    page = page or Path(files[0]).with_name("report.html")
+    write_page(loaded, page)
+    console.show_text(str(page))
+
+
+def _refuse(output: str | None, markdown: bool, terminal: bool, figures: str | None, *, extra: bool) -> None:
+    given = [
+        name
+        for name, value in (
+            ("--output", output is not None), ("--markdown", markdown), ("--terminal", terminal),
+            ("--figures", figures is not None),
+        )
+        if value
+    ]  # fmt: skip
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other; accepted: one of them")
+    if extra and figures is None:
+        raise UsageError("--format, --figure and --style are of --figures; accepted: --figures DIR with them")
+
+
+def _page(output: str | None, files: Sequence[str]) -> Path | None:
+    """Where --output says. Raises UsageError for a folder, a results file and a file given twice."""
+    from flashbench import units
 
     page = Path(output) if output else None
     if output is not None and (page is None or page.is_dir()):
@@ -46,14 +105,42 @@ def report(
                 f"--output {units.quoted(output, 400)}: is a results file; accepted: another path"
             )
         seen.add(path)
-    loaded = [runfile.load(name) for name in files]
-    if not quiet:
-        for file in loaded:
-            for text in file.notes:
-                console.note(text)
-    page = page or Path(files[0]).with_name("report.html")
-    write_page(loaded, page)
-    console.show_text(str(page))
+    return page
+
+
+def _show(
+    files: Sequence[RunFile],
+    *,
+    markdown: bool,
+    figures: str | None,
+    formats: str,
+    names: list[str],
+    style: str,
+) -> None:
+    """What is no page. Raises UsageError, UnavailableError."""
+    from flashbench import console
+    from flashbench.report import export, text
+
+    results = results_of(files)
+    if figures is not None:
+        wanted = [name.strip() for name in formats.split(",") if name.strip()]
+        for path in export.write(results, Path(figures), formats=wanted, names=names, style=style):
+            console.show_text(str(path))
+    elif markdown:
+        console.show_lines(text.markdown(results))
+    else:
+        import shutil
+
+        console.show_lines(text.terminal(results, width=shutil.get_terminal_size().columns))
+
+
+def results_of(files: Sequence[RunFile]) -> Results:
+    """What the sections of a report are made from."""
+    from flashbench import table
+    from flashbench.report.data import Results
+
+    more = {"numerics": table.numerics(files), "blocks": table.blocks(files)}
+    return Results(table=table.build(files), headers=table.headers(files), **more)
 
 
 def write_page(files: Sequence[RunFile], page: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from flashbench.report import words
-from flashbench.report.html import status, table
+from flashbench.report.data import KEYS
+from flashbench.report.grid import Column, Grid, Text, html
 from flashbench.units import format_length
 
 if TYPE_CHECKING:
@@ -15,21 +15,14 @@ if TYPE_CHECKING:
 
     from flashbench.report.sections import Section
 
-Column = tuple[str, str, Callable[[Any], str]]
-
-
-def _text(value: Any) -> str:
-    return escape(str(value))
-
-
-COLUMNS: tuple[Column, ...] = (
-    ("run", "run", _text),
-    ("implementation", "implementation", _text),
+COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("run", "run", str),
+    ("implementation", "implementation", str),
     ("exact", "exact", lambda value: "yes" if value else "no"),
-    ("pass", "pass", _text),
-    ("dtype", "dtype", _text),
+    ("pass", "pass", str),
+    ("dtype", "dtype", str),
     ("causal", "mask", lambda value: "causal" if value else "non-causal"),
-    ("options", "options", _text),
+    ("options", "options", str),
     ("seqlen_q", "queries", format_length),
     ("seqlen_k", "keys", format_length),
     ("head_dim", "head dim", str),
@@ -37,9 +30,10 @@ COLUMNS: tuple[Column, ...] = (
     ("batch", "batch", str),
     ("num_heads", "heads", str),
     ("num_kv_heads", "K/V heads", str),
-    ("status", "status", status),
+    ("status", "status", str),
     ("time_s", "time", words.seconds),
     ("spread", "spread", words.percent),
+    ("num_samples", "samples", str),
     ("flops_per_s", "rate", words.rate),
     ("peak_fraction", "of peak", words.percent),
     ("roof_fraction", "of roof", words.percent),
@@ -49,31 +43,44 @@ COLUMNS: tuple[Column, ...] = (
     ("max_error_ratio", "error / budget", lambda value: f"{value:.2g}"),
     ("exact_error", "error to exact", lambda value: f"{value:.2g}"),
     ("exact_error_relative", "relative", words.percent),
-    ("flags", "flags", _text),
-    ("backend", "backend", _text),
-    ("cache", "cache", _text),
-    ("config", "config", _text),
-    ("tuned", "tuned by", _text),
-    ("band_missed", "outside the band", _text),
-    ("not_counted", "not counted", _text),
-    ("not_traced", "not traced", _text),
-    ("reason", "reason", _text),
+    ("limiting", "limit", str),
+    ("j_per_tflop", "J/TFLOP", "{:.3g}".format),
+    ("flags", "flags", str),
+    ("backend", "backend", str),
+    ("cache", "cache", str),
+    ("config", "config", str),
+    ("tuned", "tuned by", str),
+    ("band_missed", "outside the band", str),
+    ("not_counted", "not counted", str),
+    ("not_traced", "not traced", str),
+    ("reason", "reason", str),
 )
 """(column of the table, heading, how a value reads). A column without any value is left out."""
 
+WIDE = {"reason", "not_counted", "not_traced"}
 ALWAYS = {"implementation", "pass", "status", "time_s", "flops_per_s"}
 
 
 def cells(_: Section, frame: DataFrame) -> str:
-    """The search box and the table; raw numbers stand in ``data-value`` for sorting."""
+    """The table of all cells, with the numbers behind the texts for sorting and saving."""
     shown = [column for column in COLUMNS if _is_shown(column[0], frame)]
-    values = frame[[name for name, _, _ in shown]].astype(object).to_dict("split")["data"]
-    lines = ["<tr>" + "".join(map(_cell, shown, line)) + "</tr>" for line in values]
-    return (
-        '<p class="search"><label>Search <input type="search" id="search" placeholder="flash causal 16k"'
-        f' autocomplete="off"></label> <output id="found">{len(lines)} cells</output></p>'
-        + table([heading for _, heading, _ in shown], lines, ' class="sortable" id="cells-table"')
-    )
+    where = frame.assign(options=frame["shown_options"])[KEYS].to_dict("records")
+    columns = [_column(column, frame[column[0]].tolist()) for column in shown]
+    return html(Grid(key="cells-table", label="All cells", columns=columns, where=where, tools=True))
+
+
+def _column(column: tuple[str, str, Callable[[Any], str]], values: list[Any]) -> Column:
+    name, title, show = column
+    known = [value if words.known(value) else None for value in values]
+    if name == "status":
+        marks: list[Text] = [(str(text), f"status {text}", "") for text in known]
+        return Column(name=name, title=title, texts=marks)
+    texts = {value: show(value) for value in set(known) if value is not None}
+    numbers = not any(isinstance(value, str | bool) for value in texts)
+    return Column(
+        name=name, title=title, texts=["" if value is None else texts[value] for value in known],
+        values=known if numbers else None, wide=name in WIDE,
+    )  # fmt: skip
 
 
 def _is_shown(name: str, frame: DataFrame) -> bool:
@@ -86,13 +93,3 @@ def _is_shown(name: str, frame: DataFrame) -> bool:
     if name == "run":
         return bool(frame["run"].nunique() > 1)
     return name in ALWAYS or bool(frame[name].notna().any())
-
-
-def _cell(column: Column, value: Any) -> str:
-    name, _, show = column
-    if not words.known(value):
-        return "<td></td>"
-    if name in ("reason", "not_counted", "not_traced"):
-        return f'<td class="reason">{show(value)}</td>'
-    raw = "" if isinstance(value, str | bool) else f' data-value="{float(value):.9g}"'
-    return f"<td{raw}>{show(value)}</td>"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from flashbench import table as tables
@@ -27,6 +28,11 @@ class Results:
     headers: Mapping[str, Mapping[str, Any]]
     numerics: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     blocks: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+
+    @cached_property
+    def labelled(self) -> DataFrame:
+        """``labelled`` of the table, made once."""
+        return labelled(self.table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,8 @@ FILTERS = (
 """The dimensions that tell panels apart, in the order of the control bar."""
 
 KEYS = [row.key for row in FILTERS]
-POINT = [*KEYS, "run", "implementation", "series", "seqlen"]
+SAME = [*KEYS, "run", "implementation", "series", "seqlen"]
+POINT = [*SAME, "cell"]
 
 
 NOT_EXACT = " (not exact)"
@@ -80,16 +87,21 @@ NOT_EXACT = " (not exact)"
 
 
 def labelled(table: DataFrame) -> DataFrame:
-    """The table with the filters' columns, ``series`` and ``seqlen`` added; rows and order unchanged."""
+    """The table with the filters' columns, ``series``, ``seqlen`` and ``cell`` (the row's number) added."""
+    import pandas as pd
+
     frame = table.copy()
     rows = list(table.rename(columns={"pass": "pass_"}).itertuples(index=False))
-    for row in FILTERS:
-        frame[row.key] = [row.label(item) for item in rows]
+    for row in FILTERS:  # as objects: text of pandas' own kind is slow to go through
+        frame[row.key] = pd.Series([row.label(item) for item in rows], index=table.index, dtype=object)
     frame["seqlen"] = table["seqlen_k"]
+    frame["cell"] = range(len(table))
     if "implementation" in table:  # not in tables.models
         several = table["run"].nunique() > 1
-        mark = ["" if exact else NOT_EXACT for exact in table["exact"]]
-        frame["series"] = table["implementation"] + mark + (" · " + table["run"] if several else "")
+        marks = ["" if exact else NOT_EXACT for exact in table["exact"]]
+        names = zip(table["implementation"], marks, table["run"], strict=True)
+        series = [f"{name}{mark}" + (f" · {run}" if several else "") for name, mark, run in names]
+        frame["series"] = pd.Series(series, index=table.index, dtype=object)
     return frame
 
 
@@ -100,8 +112,7 @@ def points(metric: str, extra: tuple[str, ...] = ()) -> Callable[[Results], Data
     """
 
     def data(results: Results) -> DataFrame:
-        frame = labelled(results.table)
-        frame["value"] = _timed(frame, metric)
+        frame = results.labelled.assign(value=_timed(results.labelled, metric))
         if not frame["value"].notna().any():
             return frame.iloc[:0]
         return frame[[*POINT, "value", "status", "reason", "flags", *HOVER, *extra]]
@@ -113,18 +124,15 @@ def counted(metric: str) -> Callable[[Results], DataFrame]:
     """As points, of cells that were counted, whether they were timed as well or not."""
 
     def data(results: Results) -> DataFrame:
-        frame = labelled(results.table)
-        frame["value"] = frame[metric].astype("float64")
+        frame = results.labelled.assign(value=results.labelled[metric].astype("float64"))
         frame = frame[frame["value"].notna()].assign(status="ok", reason=None)  # it has its mark
         return frame[[*POINT, "value", "status", "reason", "flags", *HOVER]]
 
     return data
 
 
-HOVER = [
-    "batch", "num_heads", "num_kv_heads", "time_s", "spread", "flops_per_s", "peak_fraction",
-    "speedup_over_naive", "peak_extra_bytes", "backend", "config",
-]  # fmt: skip
+HOVER = ["time_s", "spread", "peak_fraction"]
+"""What hover texts say of a point beside its value; the rest is the cell's (``words.cell_note``)."""
 
 
 def _timed(frame: DataFrame, metric: str) -> Series:
@@ -132,13 +140,54 @@ def _timed(frame: DataFrame, metric: str) -> Series:
 
 
 def memory(results: Results) -> DataFrame:
-    """Measured peak_extra_bytes as ``value`` beside ``predicted``; empty where neither is known."""
-    frame = labelled(results.table)
-    frame["value"] = _timed(frame, "peak_extra_bytes")
-    frame["predicted"] = frame["predicted_extra_bytes"].astype("float64")
+    """Measured peak_extra_bytes as ``value`` beside ``predicted``; empty where neither is known.
+
+    device_bytes: the memory of the card as its driver says, NaN where the header does not.
+    """
+    frame = results.labelled
+    sizes = {
+        run: (header.get("environment") or {}).get("total_bytes") for run, header in results.headers.items()
+    }
+    frame = frame.assign(
+        value=_timed(frame, "peak_extra_bytes"),
+        predicted=frame["predicted_extra_bytes"].astype("float64"),
+        device_bytes=frame["run"].map(sizes).astype("float64"),
+    )
     if not frame[["value", "predicted"]].notna().any(axis=None):
         return frame.iloc[:0]
-    return frame[[*POINT, "value", "predicted", "status", "reason", "flags", *HOVER]]
+    columns = ["value", "predicted", "device_bytes", "status", "reason", "flags"]
+    return frame[[*POINT, *columns, *HOVER]]
+
+
+def speedup(results: Results, baseline: str | None = None) -> DataFrame:
+    """The ``baseline``'s time over each implementation's (``value``), for the same problem in the same run.
+
+    baseline: an implementation; None for naive, or without times of it for the first that has one.
+    """
+    frame = results.labelled
+    frame = frame.assign(time_s=_timed(frame, "time_s"))
+    named = list(dict.fromkeys(frame["implementation"][frame["time_s"].notna()]))
+    if not named:
+        return frame.iloc[:0]
+    chosen = baseline or ("naive" if "naive" in named else named[0])
+    # as in speedup_over_naive: batch and heads are of the problem, cache, method and load of how it was timed
+    keys = [*KEYS, *_PROBLEM, "run", "seqlen", "cache", "method", "load"]
+    rows = list(zip(*(frame[key] for key in keys), strict=True))
+    times = {
+        _known(row): time_s
+        for row, name, time_s in zip(rows, frame["implementation"], frame["time_s"], strict=True)
+        if name == chosen and time_s == time_s
+    }
+    base = [times.get(_known(row), float("nan")) for row in rows]
+    frame = frame.assign(value=base / frame["time_s"], baseline=chosen)
+    return frame[[*POINT, "value", "baseline", "status", "reason", "flags", *HOVER]]
+
+
+_PROBLEM = ("batch", "num_heads", "num_kv_heads")
+
+
+def _known(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(None if value != value else value for value in row)  # no NaN equals another
 
 
 def traffic(results: Results) -> DataFrame:
@@ -160,7 +209,7 @@ def roofline(results: Results) -> DataFrame:
 
     Empty where no timed cell ran on a device whose roofs are known.
     """
-    frame = labelled(results.table)
+    frame = results.labelled
     frame["value"] = _timed(frame, "flops_per_s")
     roofs = ["intensity_compulsory", "device", "peak_flops_per_s", "hbm_bytes_per_s", "roof_fraction"]
     frame = frame[frame[["value", *roofs]].notna().all(axis=1)]
@@ -169,15 +218,24 @@ def roofline(results: Results) -> DataFrame:
 
 def causal_ratio(results: Results) -> DataFrame:
     """Causal time over full time (``value``) of the same implementation and shape; no ``mask`` column."""
-    frame = labelled(results.table)
-    frame["value"] = _timed(frame, "time_s")
-    keys = [key for key in POINT if key != "mask"] + ["batch", "num_heads"]
+    return _ratio(results, "mask", "causal", "full")
+
+
+def backward_ratio(results: Results) -> DataFrame:
+    """Backward time over forward time (``value``), and both; no ``pass`` column."""
+    return _ratio(results, "pass", "bwd", "fwd")
+
+
+def _ratio(results: Results, key: str, above: str, below: str) -> DataFrame:
+    """time_s where the filter ``key`` is ``above`` over the other's (``other_s``), else all the same."""
+    frame = results.labelled
+    frame = frame.assign(value=_timed(frame, "time_s"))
     frame = frame[frame["value"].notna()]
-    both = frame[frame["causal"]].merge(
-        frame.loc[~frame["causal"], [*keys, "value"]], on=keys, suffixes=("", "_full")
-    )
-    both["value"] = both["value"] / both["value_full"]
-    return both[[*keys, "value", "status", "reason", "flags"]]
+    same = [name for name in SAME if name != key] + ["batch", "num_heads"]
+    other = frame.loc[frame[key] == below, [*same, "value"]].rename(columns={"value": "other_s"})
+    both = frame[frame[key] == above].merge(other, on=same)
+    both["value"] = both["time_s"].astype("float64") / both["other_s"]
+    return both[[*same, "cell", "value", "time_s", "other_s", "status", "reason", "flags"]]
 
 
 def joined(results: Results) -> DataFrame:
@@ -189,7 +247,7 @@ def joined(results: Results) -> DataFrame:
     """
     import pandas as pd
 
-    frame = labelled(results.table)
+    frame = results.labelled
     missed = frame["band_missed"].fillna("")
     parts = []
     for order, (level, counter) in enumerate({**LEVELS, SPILLS: "spill_write_bytes"}.items()):
@@ -206,7 +264,7 @@ def joined(results: Results) -> DataFrame:
         if level in (SPILLS, "L2 atomic"):  # most cells have none
             part = part[part[["predicted", "traced", "counted"]].fillna(0).ne(0).any(axis=1)]
         parts.append(part[part[["traced", "counted"]].notna().any(axis=1)])
-    found = pd.concat(parts).rename_axis("cell").sort_values(["cell", "order"], kind="stable")
+    found = pd.concat(parts).sort_values(["cell", "order"], kind="stable")
     return found.drop(columns="order").reset_index(drop=True)
 
 
@@ -235,7 +293,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any
 
 def untimed(results: Results) -> DataFrame:
     """Why cells were not timed: (run, implementation, status, reason, passes, seqlens, cells), most first."""
-    frame = labelled(results.table)
+    frame = results.labelled
     frame = frame[frame["status"] != "ok"]
     groups = frame.groupby(["run", "implementation", "status", "reason"], sort=False, dropna=False)
     grouped = groups.agg(
@@ -247,5 +305,6 @@ def untimed(results: Results) -> DataFrame:
 
 
 def cells(results: Results) -> DataFrame:
-    """The whole table, a row per cell, in the order of the files."""
-    return results.table
+    """The whole table, a row per cell, in the order of the files, with the filters' columns."""
+    frame = results.labelled
+    return frame.assign(options=results.table["options"], shown_options=frame["options"])

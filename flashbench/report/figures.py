@@ -1,15 +1,17 @@
-"""Data frames to Plotly figures. Each trace carries ``meta``: the selection it belongs to.
+"""Data frames to figures of plotly.js. Each trace carries ``meta``: the selection it belongs to.
 
 ``meta["where"]`` maps filter keys to the value at which the trace is shown; the page's script shows
-the traces of the current selection and colours them by ``meta["slot"]`` for light or dark.
+the traces of the current selection and colours them by ``meta["slot"]`` for light or dark; ``cells`` are
+the rows of the table behind its points, ``times`` their seconds, by which the script can change a baseline.
 Plotly reads text as HTML, so names and reasons are escaped here.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +21,7 @@ from flashbench.units import format_length
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from plotly.graph_objects import Figure
+    from plotly.graph_objects import Figure as PlotlyFigure
 
 LIGHT = ("#5f6b7a", "#d1495b", "#0072b2", "#00876c", "#b5651d", "#8e5ab5", "#2f9ac4", "#7a7a00", "#b83280")
 """Colours by slot, after Okabe and Ito: told apart with any colour vision, 3:1 or more on white."""
@@ -35,17 +37,69 @@ LANE_ROW = 34
 """Pixels of one row of the lane below a plot, which holds the cells that were not timed."""
 
 
+Where = Mapping[str, str]
+
+
+_OWN = {"y", "customdata", "where", "cells", "times"}
+"""What differs between traces of one series."""
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What plotly.js draws: plain data, as a figure of plotly.py checks every value for longer than it
+    takes to make the page."""
+
+    data: list[dict[str, Any]] = field(default_factory=list)
+    layout: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Strict JSON, in which what traces have in common stands once: the script puts them together.
+
+        shared: traces without y, customdata, where, cells and times; traces: index of shared, index of
+        where, and those four.
+        """
+        shared: dict[str, int] = {}
+        wheres: dict[str, int] = {}
+        traces = []
+        for trace in self.data:
+            meta = {key: value for key, value in trace["meta"].items() if key not in _OWN}
+            rest = {key: value for key, value in trace.items() if key not in _OWN} | {"meta": meta}
+            own = [
+                trace["y"],
+                trace.get("customdata"),
+                trace["meta"].get("cells"),
+                trace["meta"].get("times"),
+            ]
+            where = wheres.setdefault(_compact(trace["meta"]["where"]), len(wheres))
+            traces.append([shared.setdefault(_compact(rest), len(shared)), where, *own])
+        return (
+            f'{{"shared":[{",".join(shared)}],"wheres":[{",".join(wheres)}],'
+            f'"traces":{_compact(traces)},"layout":{_compact(self.layout)}}}'
+        )
+
+    def plotly(self) -> PlotlyFigure:
+        """The same for plotly.py, which checks it."""
+        import plotly.graph_objects as go
+
+        return go.Figure(data=self.data, layout=self.layout)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Axis:
     """The value axis: its title, ``log`` or ``linear``, and how a tick of a log axis reads.
 
-    rate: values are FLOP/s, plotted in TFLOP/s or GFLOP/s, whichever the largest needs.
+    rate: values are FLOP/s, plotted in TFLOP/s or GFLOP/s, whichever the largest needs. percent: shares.
     """
 
     title: str
     kind: str = "log"
     tick: Callable[[float], str] = "{:g}".format
     rate: bool = False
+    percent: bool = False
 
 
 def line_figure(axis: Axis, note: Callable[[Any], str]) -> Callable[[DataFrame], Figure]:
@@ -56,83 +110,103 @@ def line_figure(axis: Axis, note: Callable[[Any], str]) -> Callable[[DataFrame],
         fig = _figure(data, replace(axis, title=title), data["value"])
         look = styles(data)
         for where, name, rows in _series(data):
-            _draw(fig, rows, rows["value"] / scale, look[name], where, note)
+            _draw(fig, rows, look[name], where, note, scale=scale)
         _lane(fig, data)
         return fig
 
     return figure
 
 
-def memory_figure(data: DataFrame) -> Figure:
-    """Measured memory as lines with markers, the model's prediction dashed in the same colour."""
-    import plotly.graph_objects as go
+def speedup_figure(data: DataFrame) -> Figure:
+    """Times faster than the baseline; another one is chosen in the page."""
+    axis = Axis(title="times faster than the baseline", tick="{:g}×".format)
+    fig = line_figure(axis, words.speedup_note)(data)
+    fig.layout["meta"]["baseline"] = str(data["baseline"].iloc[0])
+    return fig
 
+
+def memory_figure(data: DataFrame) -> Figure:
+    """Measured memory as lines with markers, the model's prediction dashed in the same colour, the wall."""
     axis = Axis(title="extra memory (GB = 1e9)", tick=words.bytes_tick)
-    fig = _figure(data, axis, [*data["value"], *data["predicted"]])
+    fig = _figure(data, axis, [*data["value"], *data["predicted"], *data["device_bytes"]])
     look = styles(data)
     for where, name, rows in _series(data):
-        style = look[name]
-        known = rows["value"].notna().any()
+        style, known = look[name], any(row.value == row.value for row in rows)
         if known:
-            _draw(fig, rows, rows["value"], style, where, words.memory_note)
-        if rows["predicted"].notna().any():
-            fig.add_trace(go.Scatter(
-                x=list(rows["seqlen"]), y=_numbers(rows["predicted"]), mode="lines",
-                name=escape(f"{name} (model)"), legendgroup=escape(name), showlegend=not known,
-                line={"dash": "2px,4px", "width": 2.5, "color": LIGHT[style.slot]},
-                customdata=[words.predicted_note(row) for row in rows.itertuples(index=False)],
-                hovertemplate="%{customdata}", meta={"where": where, "slot": style.slot},
-            ))  # fmt: skip
+            _draw(fig, rows, style, where, words.memory_note)
+        if any(row.predicted == row.predicted for row in rows):
+            fig.data.append({
+                "type": "scatter", "x": [row.seqlen for row in rows],
+                "y": _numbers(row.predicted for row in rows), "mode": "lines",
+                "name": escape(f"{name} (model)"), "legendgroup": escape(name), "showlegend": not known,
+                "line": {"dash": "2px,4px", "width": 2.5, "color": LIGHT[style.slot]},
+                "customdata": [words.predicted_note(row) for row in rows], "hovertemplate": "%{customdata}",
+                "meta": {"where": where, "slot": style.slot},
+            })  # fmt: skip
+    _wall(fig, data)
     _lane(fig, data)
     return fig
 
 
+def _wall(fig: Figure, data: DataFrame) -> None:
+    """The memory of the card, across the plot."""
+    ends = [int(data["seqlen"].min()), int(data["seqlen"].max())]
+    for size in dict.fromkeys(value for value in data["device_bytes"] if value == value):
+        fig.data.append({
+            "type": "scatter", "x": ends, "y": [float(size)] * 2, "mode": "lines", "hoverinfo": "skip",
+            "name": f"the card's memory, {words.bytes_text(size)}",
+            "line": {"dash": "longdash", "width": 2, "color": LIGHT[0]}, "meta": {"where": {}, "slot": "ink"},
+        })  # fmt: skip
+
+
 def traffic_figure(data: DataFrame) -> Figure:
     """Requested bytes of each algorithm over the length, and the compulsory bytes as the floor."""
-    import plotly.graph_objects as go
-
     axis = Axis(title="bytes moved, by the model (GB = 1e9)", tick=words.bytes_tick)
+    named = data.assign(series=data["model"], implementation=data["model"].replace(KIN), run="")
     fig = _figure(data, axis, [*data["value"], *data["compulsory"]])
-    look = styles(data.assign(series=data["model"], implementation=data["model"].replace(KIN), run=""))
-    for where, panel in _panels(data):
-        for name, style in look.items():
-            rows = panel[panel["model"] == name].sort_values("seqlen")
-            _draw(fig, rows, rows["value"], style, where, words.traffic_note)
-        floor = panel.drop_duplicates("seqlen").sort_values("seqlen")
-        fig.add_trace(go.Scatter(
-            x=list(floor["seqlen"]), y=_numbers(floor["compulsory"]), mode="lines", name="compulsory",
-            line={"dash": "dot", "width": 2, "color": LIGHT[0]}, meta={"where": where, "slot": "ink"},
-            customdata=[words.bytes_text(value) for value in floor["compulsory"]],
-            hovertemplate="%{customdata}",
-        ))  # fmt: skip
+    look = styles(named)
+    panels: dict[str, list[Any]] = {}
+    for where, name, rows in _series(named):
+        _draw(fig, rows, look[name], where, words.traffic_note)
+        panels.setdefault(json.dumps(where), []).extend(rows)
+    for where_text, found in panels.items():
+        floor = sorted({row.seqlen: row.compulsory for row in found}.items())
+        fig.data.append({
+            "type": "scatter", "x": [x for x, _ in floor], "y": _numbers(y for _, y in floor),
+            "mode": "lines", "name": "compulsory", "line": {"dash": "dot", "width": 2, "color": LIGHT[0]},
+            "meta": {"where": json.loads(where_text), "slot": "ink"},
+            "customdata": [words.bytes_text(y) for _, y in floor], "hovertemplate": "%{customdata}",
+        })  # fmt: skip
     return fig
 
 
 def roofline_figure(data: DataFrame) -> Figure:
     """FLOP/s over compulsory intensity, under the device's bandwidth and peak."""
-    import plotly.graph_objects as go
-
     fig = _figure(
         data, Axis(title="FLOP/s", tick=words.rate_tick), [*data["value"], *data["peak_flops_per_s"]]
     )
     look = styles(data)
     for where, name, rows in _series(data):
-        _draw(fig, rows, rows["value"], look[name], where, words.roof_note, x="intensity_compulsory")
+        _draw(fig, rows, look[name], where, words.roof_note, x="intensity_compulsory")
     low, high = data["intensity_compulsory"].min() / 2, data["intensity_compulsory"].max() * 2
     for item in data.drop_duplicates(["device", "dtype"]).itertuples(index=False):
         ridge = item.peak_flops_per_s / item.hbm_bytes_per_s
         at = sorted({low, min(max(ridge, low), high * 2), max(high, ridge * 2)})
-        fig.add_trace(go.Scatter(
-            x=at, y=[min(item.peak_flops_per_s, x * item.hbm_bytes_per_s) for x in at], mode="lines",
-            name=escape(f"roof of {item.device}, {item.dtype}"), hoverinfo="skip",
-            line={"width": 2, "color": "#5f6b7a"}, meta={"where": {"dtype": item.dtype}, "slot": "ink"},
-        ))  # fmt: skip
+        fig.data.append({
+            "type": "scatter", "x": _numbers(at), "mode": "lines",
+            "y": _numbers(min(item.peak_flops_per_s, x * item.hbm_bytes_per_s) for x in at),
+            "name": escape(f"roof of {item.device}, {item.dtype}"), "hoverinfo": "skip",
+            "line": {"width": 2, "color": LIGHT[0]}, "meta": {"where": {"dtype": item.dtype}, "slot": "ink"},
+        })  # fmt: skip
     ticks = value_ticks(data["intensity_compulsory"])
-    labels = [f"{tick:g}" for tick in ticks]
-    fig.update_xaxes(title_text="FLOP per compulsory byte", tickvals=ticks, ticktext=labels)
+    fig.layout["xaxis"] |= {
+        "title": {"text": "FLOP per compulsory byte", "standoff": 8}, "tickvals": ticks,
+        "ticktext": [f"{tick:g}" for tick in ticks],
+    }  # fmt: skip
     bottom, top = math.log10(data["value"].min() / 1.5), math.log10(data["peak_flops_per_s"].max() * 1.3)
-    fig.update_yaxes(range=[bottom, top])
-    return fig.update_layout(hovermode="closest")
+    fig.layout["yaxis"]["range"] = [bottom, top]
+    fig.layout["hovermode"] = "closest"
+    return fig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,103 +264,126 @@ def _rate_unit(top: float) -> tuple[float, str]:
 
 
 def _figure(data: DataFrame, axis: Axis, values: Iterable[float]) -> Figure:
-    import plotly.graph_objects as go
-
-    fig = go.Figure()
-    fig.update_layout(
-        template="none", height=HEIGHT, margin={"l": 56, "r": 16, "t": 24, "b": 48}, hovermode="x unified",
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
-        meta={
-            "height": HEIGHT, "lane_row": LANE_ROW,
-            "captions": [{"where": where, "text": words.panel(where)} for where, _ in _panels(data)],
-        },
-    )  # fmt: skip
-    ticks = length_ticks(data["seqlen"])
-    fig.update_xaxes(
-        type="log", title={"text": "sequence length (keys)", "standoff": 8}, zeroline=False, automargin=True,
-        tickmode="array", tickvals=ticks, ticktext=[format_length(tick) for tick in ticks],
-    )  # fmt: skip
-    fig.update_yaxes(
-        type=axis.kind, title={"text": axis.title, "standoff": 10}, zeroline=False, automargin=True,
-        rangemode="tozero" if axis.kind == "linear" else "normal",
-    )  # fmt: skip
-    if axis.kind == "log":
-        shown = value_ticks(values)
-        fig.update_yaxes(tickmode="array", tickvals=shown, ticktext=[axis.tick(tick) for tick in shown])
-    return fig
-
-
-def _panels(data: DataFrame) -> Iterator[tuple[dict[str, str], DataFrame]]:
+    lengths = length_ticks(data["seqlen"])
     keys = [key for key in KEYS if key in data]
-    for values, panel in data.groupby(keys, sort=False):
-        yield dict(zip(keys, values, strict=True)), panel
+    found = dict.fromkeys(zip(*map(data.get, keys), strict=True))
+    panels = [dict(zip(keys, panel, strict=True)) for panel in found]
+    y: dict[str, Any] = {
+        "type": axis.kind, "title": {"text": axis.title, "standoff": 10}, "zeroline": False,
+        "automargin": True, "rangemode": "tozero" if axis.kind == "linear" else "normal",
+    }  # fmt: skip
+    if axis.percent:
+        y["tickformat"] = ".1~%"
+    if axis.kind == "log":
+        ticks = value_ticks(values)
+        y |= {"tickmode": "array", "tickvals": ticks, "ticktext": [axis.tick(tick) for tick in ticks]}
+    x = {
+        "type": "log", "title": {"text": "sequence length (keys)", "standoff": 8}, "zeroline": False,
+        "automargin": True, "tickmode": "array", "tickvals": lengths,
+        "ticktext": [format_length(tick) for tick in lengths],
+    }  # fmt: skip
+    return Figure(layout={
+        "height": HEIGHT, "margin": {"l": 56, "r": 16, "t": 24, "b": 48}, "hovermode": "x unified",
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
+        "xaxis": x, "yaxis": y, "yaxis2": {"visible": False, "autorange": False, "fixedrange": True},
+        "meta": {
+            "height": HEIGHT, "lane_row": LANE_ROW,
+            "captions": [{"where": where, "text": words.panel(where)} for where in panels],
+        },
+    })  # fmt: skip
 
 
-def _series(data: DataFrame) -> Iterator[tuple[dict[str, str], str, DataFrame]]:
-    for where, panel in _panels(data):
-        for name, rows in panel.groupby("series", sort=False):
-            yield where, str(name), rows.sort_values("seqlen")
+def _series(data: DataFrame) -> Iterator[tuple[dict[str, str], str, list[Any]]]:
+    """The rows of each selection and series, in the order of the data, by length."""
+    keys = [key for key in KEYS if key in data]
+    groups: dict[tuple[str, ...], list[Any]] = {}
+    names = zip(*map(data.get, [*keys, "series"]), strict=True)
+    for name, row in zip(names, data.itertuples(index=False), strict=True):
+        groups.setdefault(name, []).append(row)
+    for name, rows in sorted(groups.items(), key=_in_panels(groups)):
+        rows.sort(key=lambda row: row.seqlen)
+        yield dict(zip(keys, name[:-1], strict=True)), str(name[-1]), rows
+
+
+def _in_panels(groups: Iterable[tuple[str, ...]]) -> Callable[[Any], int]:
+    order = {panel: at for at, panel in enumerate(dict.fromkeys(name[:-1] for name in groups))}
+    return lambda item: order[item[0][:-1]]
 
 
 def _draw(
     fig: Figure,
-    rows: DataFrame,
-    values: Sequence[float],
+    rows: Sequence[Any],
     style: Style,
-    where: dict[str, str],
+    where: Where,
     note: Callable[[Any], str],
     x: str = "seqlen",
+    scale: float = 1.0,
 ) -> None:
     """Add a series: a line with gaps where there is no value, and a ring around each flagged point."""
-    import plotly.graph_objects as go
-
-    numbers, at, name = _numbers(values), list(rows[x]), escape(style.name)
-    fig.add_trace(go.Scatter(
-        x=at, y=numbers, mode="lines+markers", name=name, legendgroup=name,
-        showlegend=any(value is not None for value in numbers),
-        line={"dash": style.dash, "width": 2, "color": LIGHT[style.slot]},
-        marker={"symbol": style.symbol, "size": 9},
-        customdata=[note(row) for row in rows.itertuples(index=False)], hovertemplate="%{customdata}",
-        meta={"where": where, "slot": style.slot},
-    ))  # fmt: skip
-    flags = rows.get("flags", [None] * len(rows))
-    ringed = [i for i, flag in enumerate(flags) if isinstance(flag, str) and numbers[i] is not None]
+    numbers = _numbers(row.value / scale for row in rows)
+    at, name = [_plain(getattr(row, x)) for row in rows], escape(style.name)
+    meta: dict[str, Any] = {"where": where, "slot": style.slot}
+    if hasattr(rows[0], "cell"):
+        meta |= {"cells": [int(row.cell) for row in rows]}
+    if hasattr(rows[0], "baseline"):
+        times = _numbers(row.time_s if value is not None else math.nan for row, value in _timed(rows))
+        meta |= {"times": times, "of": rows[0].implementation, "run": rows[0].run}
+    fig.data.append({
+        "type": "scatter", "x": at, "y": numbers, "mode": "lines+markers", "name": name, "legendgroup": name,
+        "showlegend": any(value is not None for value in (meta.get("times") or numbers)),
+        "line": {"dash": style.dash, "width": 2, "color": LIGHT[style.slot]},
+        "marker": {"symbol": style.symbol, "size": 9},
+        "customdata": [note(row) for row in rows], "hovertemplate": "%{customdata}", "meta": meta,
+    })  # fmt: skip
+    ringed = [
+        i for i, row in enumerate(rows)
+        if isinstance(getattr(row, "flags", None), str) and numbers[i] is not None
+    ]  # fmt: skip
     if ringed:
-        fig.add_trace(go.Scatter(
-            x=[at[i] for i in ringed], y=[numbers[i] for i in ringed], mode="markers",
-            name=name, legendgroup=name, showlegend=False, hoverinfo="skip",
-            marker={"symbol": "circle-open", "size": 17, "line": {"width": 1.5}, "color": LIGHT[style.slot]},
-            meta={"where": where, "slot": style.slot, "ring": True},
-        ))  # fmt: skip
+        fig.data.append({
+            "type": "scatter", "x": [at[i] for i in ringed], "y": [numbers[i] for i in ringed],
+            "mode": "markers", "name": name, "legendgroup": name, "showlegend": False, "hoverinfo": "skip",
+            "marker": {
+                "symbol": "circle-open", "size": 17, "line": {"width": 1.5}, "color": LIGHT[style.slot]
+            },
+            "meta": {"where": where, "slot": style.slot, "ring": True},
+        })  # fmt: skip
+
+
+def _timed(rows: Sequence[Any]) -> Iterator[tuple[Any, float | None]]:
+    return ((row, row.time_s if row.status == "ok" and words.known(row.time_s) else None) for row in rows)
+
+
+def _plain(value: Any) -> float:
+    return int(value) if int(value) == value else float(f"{value:.7g}")
 
 
 def _numbers(values: Iterable[Any]) -> list[float | None]:
-    return [None if value != value else float(value) for value in values]
+    """Seven digits, which is more than any sample has; None where there is no number."""
+    return [None if value != value else float(f"{value:.7g}") for value in values]
 
 
 def _lane(fig: Figure, data: DataFrame) -> None:
     """Below the plot: a row per series with a cross at each length that was not timed, and why."""
-    import plotly.graph_objects as go
-
     look = styles(data)
-    for where, panel in _panels(data[data["status"] != "ok"]):
-        for row, (name, rows) in enumerate(panel.groupby("series", sort=False)):
-            rows = rows.sort_values("seqlen")
-            style = look[str(name)]
-            labels = [""] * len(rows)
-            # the label stands above its crosses, towards the wider side
-            middle = math.sqrt(data["seqlen"].min() * data["seqlen"].max())
-            left = rows["seqlen"].iloc[0] * rows["seqlen"].iloc[-1] > middle**2
-            labels[-1 if left else 0] = escape(words.lane_label(str(name), rows))
-            fig.add_trace(go.Scatter(
-                x=list(rows["seqlen"]), y=[row] * len(rows), yaxis="y2", mode="markers+text", text=labels,
-                textposition="top left" if left else "top right", showlegend=False, textfont={"size": 11},
-                marker={
-                    "symbol": ["circle-open" if status == "checked" else "x" for status in rows["status"]],
-                    "size": 8, "color": LIGHT[style.slot],
-                },
-                customdata=[words.untimed_note(item) for item in rows.itertuples(index=False)],
-                hovertemplate="%{customdata}", name=escape(str(name)), legendgroup=escape(str(name)),
-                meta={"where": where, "slot": style.slot, "lane": row},
-            ))  # fmt: skip
-    fig.update_layout(yaxis2={"visible": False, "autorange": False, "fixedrange": True})
+    # the label stands above its crosses, towards the wider side
+    middle = data["seqlen"].min() * data["seqlen"].max()
+    lanes: dict[str, int] = {}
+    for where, name, rows in _series(data[data["status"] != "ok"]):
+        row = lanes.setdefault(json.dumps(where), -1) + 1
+        lanes[json.dumps(where)] = row
+        style, labels = look[name], [""] * len(rows)
+        left = rows[0].seqlen * rows[-1].seqlen > middle
+        labels[-1 if left else 0] = escape(words.lane_label(name, rows))
+        fig.data.append({
+            "type": "scatter", "x": [item.seqlen for item in rows], "y": [row] * len(rows), "yaxis": "y2",
+            "mode": "markers+text", "text": labels, "textposition": "top left" if left else "top right",
+            "showlegend": False, "textfont": {"size": 11}, "cliponaxis": False,
+            "marker": {
+                "symbol": ["circle-open" if item.status == "checked" else "x" for item in rows],
+                "size": 8, "color": LIGHT[style.slot],
+            },
+            "customdata": [words.untimed_note(item) for item in rows],
+            "hovertemplate": "%{customdata}", "name": escape(name), "legendgroup": escape(name),
+            "meta": {"where": where, "slot": style.slot, "lane": row},
+        })  # fmt: skip

@@ -1,4 +1,4 @@
-"""The markup that sections share: table rows, groups of them, tables, status words."""
+"""The markup that sections share: table rows, tables, status words."""
 
 from __future__ import annotations
 
@@ -12,27 +12,16 @@ def row_of(cells: Iterable[str], where: Mapping[str, str] | None = None) -> str:
     return f"<tr{_shown_at(where)}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 
 
-def group_of(title: str, rows: Iterable[str], where: Mapping[str, str], width: int) -> str:
-    """Rows below a heading across ``width`` columns (HTML already), shown together at a selection."""
-    heading = f'<tr><th scope="rowgroup" colspan="{width}">{title}</th></tr>'
-    return f"<tbody{_shown_at(where)}>{heading}{''.join(rows)}</tbody>"
-
-
 def _shown_at(where: Mapping[str, str] | None) -> str:
     return f' data-where="{escape(json.dumps(where), quote=True)}"' if where is not None else ""
 
 
 def table(head: Iterable[str], rows: Iterable[str], attributes: str = "") -> str:
     """A table that scrolls by itself where the page is narrow; head: plain text."""
-    return table_of(head, [f"<tbody>{''.join(rows)}</tbody>"], attributes)
-
-
-def table_of(head: Iterable[str], groups: Iterable[str], attributes: str = "") -> str:
-    """As ``table``, of groups of rows."""
     columns = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
     return (
         f'<div class="scroll" tabindex="0"><table{attributes}><thead><tr>{columns}</tr></thead>'
-        f"{''.join(groups)}</table></div>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
 

@@ -1,4 +1,4 @@
-"""Plotly figures of the model's page: lines of one quantity over a length, a memory or a block size.
+"""Figures of the model's page: lines of one quantity over a length, a memory or a block size.
 
 Traces carry ``meta`` as those of ``figures`` do, so that the same script selects and colours them.
 """
@@ -8,12 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flashbench.report.figures import HEIGHT, LIGHT, SYMBOLS, value_ticks
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from flashbench.report.figures import HEIGHT, LIGHT, SYMBOLS, Figure, value_ticks
 
 FIRST = ("standard", "flash-v2")
 """Models that look like the implementations that run them: naive is grey, flash is red."""
@@ -68,45 +65,39 @@ def symbol(slot: int) -> str:
 
 def draw(chart: Chart, lines: Sequence[Line]) -> Figure:
     """The figure of the lines, on log axes."""
-    import plotly.graph_objects as go
-
-    fig = go.Figure()
-    fig.update_layout(
-        template="none", height=HEIGHT, margin={"l": 56, "r": 16, "t": 24, "b": 48}, hovermode=chart.hover,
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
-        yaxis2={"visible": False, "fixedrange": True},
-        meta={
+    ticks = value_ticks([value for line in lines for value in line.y if value is not None])
+    y: dict[str, Any] = {
+        "type": "log", "title": {"text": escape(chart.y_title), "standoff": 10}, "zeroline": False,
+        "automargin": True, "tickmode": "array", "tickvals": ticks,
+        "ticktext": [chart.y_tick(tick) for tick in ticks],
+    }  # fmt: skip
+    if chart.y_range is not None:
+        y["range"] = list(chart.y_range)
+    x = {
+        "type": "log", "title": {"text": escape(chart.x_title), "standoff": 8}, "zeroline": False,
+        "tickmode": "array", "tickvals": list(chart.x_ticks), "ticktext": list(chart.x_ticks.values()),
+    }  # fmt: skip
+    layout = {
+        "height": HEIGHT, "margin": {"l": 56, "r": 16, "t": 24, "b": 48}, "hovermode": chart.hover,
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
+        "xaxis": x, "yaxis": y, "yaxis2": {"visible": False, "fixedrange": True},
+        "meta": {
             "height": HEIGHT, "lane_row": 0, "empty": "The model has nothing for this selection.",
             "captions": [{"where": dict(where), "text": escape(text)} for where, text in chart.captions],
         },
-    )  # fmt: skip
-    fig.update_xaxes(
-        type="log", title={"text": escape(chart.x_title), "standoff": 8}, zeroline=False, tickmode="array",
-        tickvals=list(chart.x_ticks), ticktext=list(chart.x_ticks.values()),
-    )  # fmt: skip
-    ticks = value_ticks([value for line in lines for value in line.y if value is not None])
-    fig.update_yaxes(
-        type="log", title={"text": escape(chart.y_title), "standoff": 10}, zeroline=False, automargin=True,
-        tickmode="array", tickvals=ticks, ticktext=[chart.y_tick(tick) for tick in ticks],
-    )  # fmt: skip
-    if chart.y_range is not None:
-        fig.update_yaxes(range=list(chart.y_range))
-    for line in (*lines, *chart.marks):
-        fig.add_trace(_trace(line))
-    return fig
+    }  # fmt: skip
+    return Figure(data=[_trace(line) for line in (*lines, *chart.marks)], layout=layout)
 
 
-def _trace(line: Line) -> Any:
-    import plotly.graph_objects as go
-
+def _trace(line: Line) -> dict[str, Any]:
     colour = LIGHT[line.slot] if isinstance(line.slot, int) else LIGHT[0]
     hollow = list(line.open) or [False] * len(line.x)
     markers = [line.symbol + ("-open" if open_ else "") for open_ in hollow]
-    return go.Scatter(
-        x=list(line.x), y=list(line.y), mode="lines+markers" if line.symbol else "lines",
-        name=escape(line.name), legendgroup=escape(line.group or line.name), showlegend=line.legend,
-        line={"dash": line.dash, "width": 2, "color": colour},
-        marker={"symbol": markers if any(hollow) else line.symbol or "circle", "size": 8},
-        customdata=list(line.notes), hovertemplate="%{customdata}" if line.notes else None,
-        hoverinfo=None if line.notes else "skip", meta={"where": dict(line.where), "slot": line.slot},
-    )  # fmt: skip
+    hover = {"hovertemplate": "%{customdata}"} if line.notes else {"hoverinfo": "skip"}
+    return {
+        "type": "scatter", "x": list(line.x), "y": list(line.y), "name": escape(line.name),
+        "mode": "lines+markers" if line.symbol else "lines", "legendgroup": escape(line.group or line.name),
+        "showlegend": line.legend, "line": {"dash": line.dash, "width": 2, "color": colour},
+        "marker": {"symbol": markers if any(hollow) else line.symbol or "circle", "size": 8},
+        "customdata": list(line.notes), **hover, "meta": {"where": dict(line.where), "slot": line.slot},
+    }  # fmt: skip

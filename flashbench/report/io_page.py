@@ -19,7 +19,7 @@ from flashbench.report import words
 from flashbench.report.figures import length_ticks, value_ticks
 from flashbench.report.html import row_of, table
 from flashbench.report.io_figures import Chart, Line, draw
-from flashbench.report.page import script_json, shell
+from flashbench.report.page import heading, radios, script_json, shell
 from flashbench.units import format_length
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def build(study: Study, *, command: str = "") -> str:
     parts = [part for part in _parts(study) if part.body]
     cards = " and ".join(card.name for card in study.devices)
     bodies = [
-        f'<section id="{part.key}"><h2>{escape(part.title)}</h2>'
+        f'<section id="{part.key}">{heading(part.key, part.title)}'
         f'<p class="about">{escape(part.about)}</p>{part.body}</section>'
         for part in parts
     ]
@@ -119,16 +119,7 @@ def _controls(study: Study) -> str:
     for key, title in data.TITLES.items():
         names = list(values[key])
         chosen = format_length(middle) if key == "length" else next(iter(names), "")
-        if len(names) <= 1:
-            parts.append(f'<input type="hidden" name="{key}" value="{escape(chosen, quote=True)}">')
-            continue
-        buttons = "".join(
-            f'<label><input type="radio" name="{key}" value="{escape(name, quote=True)}"'
-            f"{' checked' if name == chosen else ''}>"
-            f"<span>{escape(data.NAMES.get(name, name))}</span></label>"
-            for name in names
-        )
-        parts.append(f"<fieldset><legend>{escape(title)}</legend>{buttons}</fieldset>")
+        parts.append(radios(key, title, names or [chosen], chosen, data.NAMES))
     return "".join(parts)
 
 
@@ -139,25 +130,11 @@ def _figure(key: str, chart: Chart | None, lines: Sequence[Line]) -> str:
     label = escape(f"{chart.y_title} over {chart.x_title}. The same numbers stand in the table.", quote=True)
     return (
         f'<figure><figcaption class="selection"></figcaption>'
-        f'<div class="plot" id="plot-{key}" role="img" aria-label="{label}"></div>'
+        f'<div class="plot" id="plot-{key}" role="group" aria-label="{label}"></div>'
         f'<script type="application/json" class="plot-data" data-for="plot-{key}">'
         f"{script_json(draw(chart, lines))}</script>"
-        f"<details><summary>Numbers</summary>{_numbers(chart, lines)}</details></figure>"
+        f'<details class="numbers"><summary>Numbers</summary></details></figure>'
     )
-
-
-def _numbers(chart: Chart, lines: Sequence[Line]) -> str:
-    """The notes of every point: a row per line, a column per tick; of a scatter, one cell per point."""
-    columns = list(chart.x_ticks)
-    if chart.hover != "x unified":
-        rows = [row_of([escape(line.name), "; ".join(line.notes)], where=line.where) for line in lines]
-        return table(["series", "points"], rows)
-    rows = []
-    for line in lines:
-        by_x = dict(zip(line.x, line.notes, strict=True))
-        cells = [escape(line.name), escape(data.caption(line.where)), *(by_x.get(x, "") for x in columns)]
-        rows.append(row_of(cells, where=line.where))
-    return table(["series", "selection", *chart.x_ticks.values()], rows)
 
 
 def _captions(lines: Iterable[Line]) -> list[tuple[Mapping[str, str], str]]:

@@ -3,15 +3,37 @@
   const form = document.getElementById("controls");
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const touch = window.matchMedia("(pointer: coarse)");
+  // What traces have in common stands once in the page.
+  function unpacked({ shared, wheres, traces, layout }) {
+    const data = traces.map(([index, where, y, customdata, cells, times]) => {
+      const rest = shared[index];
+      const meta = { ...rest.meta, where: wheres[where], ...(cells && { cells }), ...(times && { times }) };
+      return { ...rest, y, ...(customdata && { customdata }), meta };
+    });
+    return { data, layout };
+  }
+
   const plots = [...document.querySelectorAll("script.plot-data")].map((script) => ({
     node: document.getElementById(script.dataset.for),
     selection: script.parentElement.querySelector(".selection"),
-    figure: JSON.parse(script.textContent),
+    figure: unpacked(JSON.parse(script.textContent)),
   }));
   const hidden = new Set(); // legend groups switched off, in all figures alike
+  const notes = JSON.parse(document.getElementById("cell-notes")?.textContent ?? "null");
+  const PAPER = 680; // CSS pixels that A4 and Letter have between their margins
   let printing = false;
 
   const selection = () => Object.fromEntries(new FormData(form));
+  const plain = (html) => { // text of what the page's author escaped
+    const template = document.createElement("template");
+    template.innerHTML = html;
+    return template.content.textContent;
+  };
+  function element(name, properties = {}, ...children) {
+    const node = Object.assign(document.createElement(name), properties);
+    node.append(...children);
+    return node;
+  }
   const shown = (where, chosen) => Object.entries(where).every(([key, value]) => chosen[key] === value);
 
   function theme() {
@@ -21,11 +43,41 @@
 
   function painted(trace, colour) {
     const slot = trace.meta.slot;
+    if (slot === undefined) return trace;
     const ink = colour(slot === "ink" ? "soft" : "s" + slot);
     const copy = { ...trace, line: { ...trace.line, color: ink }, marker: { ...trace.marker, color: ink } };
     if (hidden.has(groupOf(trace))) copy.visible = "legendonly";
+    if (trace.error_y) copy.error_y = { ...trace.error_y, color: ink };
     if (trace.textfont) copy.textfont = { ...trace.textfont, color: colour("ink") };
+    if (notes && trace.meta.cells && window.innerWidth >= 600) {
+      copy.customdata = trace.customdata.map((text, i) => {
+        const more = notes.texts[notes.of[trace.meta.cells[i]]];
+        return text && more ? `${text}<br><span style="font-size:11px">${more}</span>` : text;
+      });
+    }
     return copy;
+  }
+
+  function seconds(value) {
+    const [unit, scale] = value < 1e-3 ? ["µs", 1e6] : value < 1 ? ["ms", 1e3] : ["s", 1];
+    return `${Number((value * scale).toPrecision(3))} ${unit}`;
+  }
+
+  // Speed-ups over another baseline than the one that the page was written with, from the traces' times.
+  function rebased(traces, baseline) {
+    const times = new Map();
+    for (const { x, meta } of traces) {
+      if (meta.of === baseline) x.forEach((length, i) => times.set(`${length} ${meta.run}`, meta.times[i]));
+    }
+    return traces.filter((trace) => !trace.meta.ring).map((trace) => {
+      if (!trace.meta.times) return trace;
+      const y = trace.x.map((length, i) => {
+        const [base, mine] = [times.get(`${length} ${trace.meta.run}`), trace.meta.times[i]];
+        return base && mine ? base / mine : null;
+      });
+      const customdata = y.map((ratio, i) => ratio === null ? "" : `${Number(ratio.toPrecision(3))}× in ${seconds(trace.meta.times[i])}`);
+      return { ...trace, y, customdata };
+    });
   }
 
   // The lane for cells that were not timed takes as many rows as the selection needs.
@@ -61,14 +113,24 @@
   }
 
   function draw({ node, selection: caption, figure }, chosen, colour) {
-    const traces = figure.data.filter((trace) => shown(trace.meta.where, chosen));
-    const width = node.clientWidth;
+    const meta = figure.layout.meta;
+    let traces = figure.data.filter((trace) => shown(trace.meta.where, chosen));
+    let axis = figure.layout.yaxis;
+    if (meta.baseline) {
+      const baseline = chosen.baseline ?? meta.baseline;
+      if (baseline !== meta.baseline) {
+        traces = rebased(traces, baseline);
+        axis = { ...axis, tickmode: "auto", tickvals: undefined, ticktext: undefined };
+      }
+      axis = { ...axis, title: { ...axis.title, text: `times faster than ${baseline.replaceAll("&", "&amp;").replaceAll("<", "&lt;")}` } };
+    }
+    const width = printing ? PAPER : node.clientWidth;
     const look = themed(colour);
     const place = placed(figure.layout, traces, width);
     const layout = {
-      ...figure.layout, ...look, ...place, axis: undefined,
+      ...figure.layout, ...look, ...place, axis: undefined, width, autosize: false,
       xaxis: { ...place.xaxis, ...look.axis },
-      yaxis: { ...place.yaxis, ...look.axis },
+      yaxis: { ...axis, domain: place.yaxis.domain, ...look.axis },
       hoversubplots: "axis", // so that the lane speaks beside the lines
       dragmode: touch.matches ? false : "zoom",
       annotations: traces.length ? [] : [{
@@ -80,19 +142,63 @@
       ? { ...trace, textfont: { size: 10 } } : trace, colour));
     caption.textContent = figure.layout.meta.captions.find(({ where }) => shown(where, chosen))?.text ?? "";
     return Plotly.react(node, lanes, layout, {
-      responsive: true, displaylogo: false, displayModeBar: width < 600 ? false : "hover",
+      displaylogo: false, doubleClickDelay: 400, displayModeBar: width < 600 ? false : "hover",
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
       toImageButtonOptions: { format: "svg", filename: node.id },
     });
   }
 
+  // What the figure shows, in words: a row per series, a column per length.
+  function numbers({ node, figure }) {
+    const details = node.parentElement.querySelector("details.numbers");
+    if (!details?.open) return;
+    const lines = node.data.filter(({ meta, customdata, x }) => customdata && !meta.ring && x.length);
+    const scatter = figure.layout.hovermode === "closest";
+    const lengths = scatter ? [] : [...new Set(lines.flatMap(({ x }) => x))].sort((a, b) => a - b);
+    const { tickvals = [], ticktext = [] } = figure.layout.xaxis;
+    const label = (x) => (tickvals.includes(x) ? ticktext[tickvals.indexOf(x)] : x % 1024 ? String(x) : `${x / 1024}k`);
+    const rows = new Map();
+    for (const { name, x, y, customdata, meta } of lines) {
+      const cells = rows.get(name) ?? new Map();
+      x.forEach((at, i) => {
+        const text = plain((customdata[i] || "").split("<br>")[0].replace("<extra></extra>", ""));
+        if (text && (y[i] !== null || meta.lane !== undefined)) cells.set(scatter ? cells.size : at, text);
+      });
+      rows.set(name, cells);
+    }
+    const head = element("tr", {}, ...["series", ...(scatter ? ["points"] : lengths.map(label))].map((text) => element("th", { scope: "col", textContent: text })));
+    const body = [...rows].map(([name, cells]) => element("tr", {}, element("th", { scope: "row", textContent: plain(name) }),
+      ...(scatter ? [element("td", { textContent: [...cells.values()].join("; ") })] : lengths.map((at) => element("td", { textContent: cells.get(at) ?? "" })))));
+    const table = element("table", {}, element("thead", {}, head), element("tbody", {}, ...body));
+    details.querySelector(".scroll")?.remove();
+    details.append(element("div", { className: "scroll", tabIndex: 0 }, table));
+  }
+
+  function tick() {
+    for (const box of form.querySelectorAll("[data-series]")) box.checked = !hidden.has(escaped(box.dataset.series));
+  }
+
+  function drawAll() {
+    const [chosen, colour] = [selection(), theme()];
+    tick();
+    for (const plot of plots) { draw(plot, chosen, colour); numbers(plot); }
+    remember();
+  }
+
+  const distance = ({ node }) => Math.abs(node.getBoundingClientRect().top);
+
   function render() {
+    drawAll();
+    renderTables();
+  }
+
+  function renderTables() {
     const chosen = selection();
-    const colour = theme();
-    for (const plot of plots) draw(plot, chosen, colour);
+    tick();
     for (const row of document.querySelectorAll("[data-where]")) {
       row.hidden = !printing && !shown(JSON.parse(row.dataset.where), chosen);
     }
+    for (const grid of grids) grid.draw(chosen);
   }
 
   const groupOf = (trace) => trace.legendgroup || trace.name;
@@ -100,7 +206,7 @@
   function toggle(event) {
     const group = groupOf(event.data[event.curveNumber]);
     if (!hidden.delete(group)) hidden.add(group);
-    render();
+    drawAll();
     return false;
   }
 
@@ -111,62 +217,188 @@
     const alone = others.every((other) => hidden.has(other));
     hidden.clear();
     if (!alone) others.forEach((other) => hidden.add(other));
-    render();
+    drawAll();
     return false;
   }
 
-  function sortable(table) {
-    const body = table.tBodies[0];
-    [...table.tHead.rows[0].cells].forEach((head, column) => {
-      const button = document.createElement("button");
-      button.type = "button";
-      button.textContent = head.textContent;
-      head.replaceChildren(button);
+  const MOST_ROWS = 500;
+
+  // A table drawn from data: of the rows that are wanted, the first MOST_ROWS until all are asked for.
+  function gridOf(place) {
+    const { label, tools, head, texts, columns, values, wheres, where } = JSON.parse(place.querySelector(".grid-data").textContent);
+    const count = columns[0]?.length ?? 0;
+    const textOf = (index) => (Array.isArray(texts[index]) ? texts[index][0] : texts[index]);
+    let index = null; // of words, made for the first search
+    function indexed() {
+      const lines = Array.from({ length: count }, (_, row) => columns.map((column) => textOf(column[row])).join(" ").toLowerCase());
+      // A word that some cell has as a whole ("causal", "flash", "1k") means that word; others match anywhere.
+      const vocabulary = new Set(lines.flatMap((line) => line.split(/\s+/)));
+      return { lines, vocabulary };
+    }
+    const state = { sort: -1, down: false, find: "", only: place.id !== "cells-table", all: false };
+    const found = element("output");
+    const box = element("input", { type: "search", placeholder: "flash causal 16k", autocomplete: "off" });
+    const only = element("input", { type: "checkbox", checked: state.only });
+    const copy = element("button", { type: "button", textContent: "Copy" });
+    const more = element("button", { type: "button", className: "more" });
+    const body = element("tbody");
+    const heads = head.map(({ title }, column) => {
+      const button = element("button", { type: "button", textContent: title });
       button.addEventListener("click", () => {
-        const down = head.getAttribute("aria-sort") === "ascending";
-        for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
-        head.setAttribute("aria-sort", down ? "descending" : "ascending");
-        body.append(...sorted([...body.rows], column, down ? -1 : 1));
+        Object.assign(state, { sort: column, down: state.sort === column && !state.down });
+        draw(selection());
+        remember();
       });
+      return element("th", { scope: "col" }, button);
     });
-  }
+    const table = element("table", { className: "sortable" }, element("caption", { className: "unseen", textContent: label }),
+      element("thead", {}, element("tr", {}, ...heads)), body);
+    let rows = [];
 
-  // Empty cells stay last whichever way the column is sorted.
-  function sorted(rows, column, sign) {
-    const key = (row) => {
-      const cell = row.cells[column];
-      return cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value);
-    };
-    return rows.sort((left, right) => {
-      const [a, b] = [key(left), key(right)];
-      if (a === "" || b === "") return (a === "") - (b === "");
-      return sign * (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
-    });
-  }
-
-  function search(box, table, found) {
-    const rows = [...table.tBodies[0].rows].map((row) => {
-      const text = [...row.cells].map((cell) => cell.textContent).join(" ").toLowerCase();
-      return { row, text, words: new Set(text.split(/\s+/)) };
-    });
-    // A word that some cell has as a whole ("causal", "flash", "1k") means that word; others match anywhere.
-    const vocabulary = new Set(rows.flatMap(({ words }) => [...words]));
-    box.addEventListener("input", () => {
-      const wanted = box.value.toLowerCase().split(/\s+/).filter(Boolean);
-      let count = 0;
-      for (const { row, text, words } of rows) {
-        row.hidden = !wanted.every((word) => (vocabulary.has(word) ? words.has(word) : text.includes(word)));
-        count += !row.hidden;
+    function wanted(chosen) {
+      const asked = state.find.toLowerCase().split(/\s+/).filter(Boolean);
+      const visible = wheres.map((one) => shown(one, chosen));
+      const kept = [];
+      for (let row = 0; row < count; row++) {
+        if (state.only && where.length && !visible[where[row]]) continue;
+        if (!asked.length) { kept.push(row); continue; }
+        index ??= indexed();
+        const { lines, vocabulary } = index;
+        const tokens = new Set(lines[row].split(/\s+/));
+        if (asked.every((word) => (vocabulary.has(word) ? tokens.has(word) : lines[row].includes(word)))) kept.push(row);
       }
-      found.textContent = count + (count === 1 ? " cell" : " cells");
+      return state.sort < 0 ? kept : sorted(kept);
+    }
+
+    // Empty cells stay last whichever way the column is sorted.
+    function sorted(kept) {
+      const numbers = values[state.sort];
+      const key = numbers ? (row) => numbers[row] : (row) => textOf(columns[state.sort][row]) || null;
+      const sign = state.down ? -1 : 1;
+      return kept.sort((left, right) => {
+        const [a, b] = [key(left), key(right)];
+        if (a === null || b === null) return (a === null) - (b === null);
+        return sign * (numbers ? a - b : a.localeCompare(b, undefined, { numeric: true }));
+      });
+    }
+
+    function cell(column, row) {
+      const text = texts[columns[column][row]];
+      const node = element("td", { className: head[column].wide ? "reason" : "" });
+      if (Array.isArray(text)) node.append(element("span", { textContent: text[0], className: text[1], title: text[2] }));
+      else node.textContent = text;
+      if (head[column].number) node.dataset.value = values[column][row] ?? "";
+      return node;
+    }
+
+    function draw(chosen) {
+      rows = wanted(chosen);
+      const limit = state.all ? rows.length : MOST_ROWS;
+      body.replaceChildren(...rows.slice(0, limit).map((row) => element("tr", {}, ...columns.map((_, column) => cell(column, row)))));
+      heads.forEach((node, column) => (column === state.sort
+        ? node.setAttribute("aria-sort", state.down ? "descending" : "ascending") : node.removeAttribute("aria-sort")));
+      found.textContent = rows.length + (place.id === "cells-table" ? " cell" : " row") + (rows.length === 1 ? "" : "s");
+      more.hidden = rows.length <= limit;
+      more.textContent = `Show all ${rows.length} rows`;
+    }
+
+    const raw = (row, column) => (values[column] ? values[column][row] : textOf(columns[column][row]) || null);
+    function csv(mark) {
+      const quoted = (value) => (value === null ? "" : /[",\t\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : String(value));
+      return [head.map(({ name }) => name), ...rows.map((row) => columns.map((_, column) => raw(row, column)))]
+        .map((line) => line.map(quoted).join(mark)).join("\n") + "\n";
+    }
+    const json = () => JSON.stringify(rows.map((row) => Object.fromEntries(head.map(({ name }, column) => [name, raw(row, column)]))), null, 1) + "\n";
+
+    function saves(format, text) {
+      const button = element("button", { type: "button", textContent: `Download ${format.toUpperCase()}`, className: format });
+      button.addEventListener("click", () => {
+        const href = URL.createObjectURL(new Blob([text()], { type: format === "csv" ? "text/csv" : "application/json" }));
+        element("a", { href, download: `${place.id}.${format}` }).click();
+        setTimeout(() => URL.revokeObjectURL(href), 1000);
+      });
+      return button;
+    }
+
+    copy.addEventListener("click", () => {
+      const area = element("textarea", { value: csv("\t") });
+      document.body.append(area);
+      area.select();
+      copy.textContent = document.execCommand("copy") ? "Copied" : "Not copied";
+      area.remove();
+      setTimeout(() => { copy.textContent = "Copy"; }, 1500);
     });
+    const redraw = () => { draw(selection()); remember(); };
+    more.addEventListener("click", () => { state.all = true; redraw(); });
+    box.addEventListener("input", () => { state.find = box.value; redraw(); });
+    only.addEventListener("change", () => { state.only = only.checked; redraw(); });
+    const bar = element("div", { className: "search" }, element("label", {}, "Search ", box),
+      ...(where.length ? [element("label", {}, only, " the selection above alone")] : []), found, copy, saves("csv", () => csv(",")), saves("json", json));
+    if (tools) place.append(bar);
+    place.append(element("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: label }, table), more);
+    return {
+      draw, state, key: place.id,
+      restore() { box.value = state.find; only.checked = state.only; },
+      column: (name) => head.findIndex((one) => one.name === name), name: () => head[state.sort]?.name,
+    };
   }
 
-  for (const table of document.querySelectorAll("table.sortable")) sortable(table);
-  const box = document.getElementById("search");
-  if (box) search(box, document.getElementById("cells-table"), document.getElementById("found"));
+  const grids = [...document.querySelectorAll(".grid")].map(gridOf);
+  const cells = grids.find(({ key }) => key === "cells-table");
+  const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;").replaceAll("'", "&#x27;");
+
+  // The address holds what differs from the page as it opens: "#memory?pass=bwd&hide=naive".
+  const usual = selection();
+  let section = location.hash.slice(1).split("?")[0];
+
+  function remember() {
+    const state = new URLSearchParams();
+    for (const [key, value] of Object.entries(selection())) if (usual[key] !== value) state.set(key, value);
+    if (hidden.size) state.set("hide", JSON.stringify([...hidden].map(plain)));
+    if (cells?.state.find) state.set("find", cells.state.find);
+    if (cells?.state.only) state.set("only", "1");
+    if (cells && cells.state.sort >= 0) state.set("sort", (cells.state.down ? "-" : "") + cells.name());
+    const text = "#" + section + (state.size ? "?" + state : "");
+    if (text !== location.hash && (text !== "#" || location.hash)) history.replaceState(null, "", text);
+  }
+
+  // Takes what the address says over; returns the section that it names.
+  function restore() {
+    const [at, text = ""] = location.hash.slice(1).split(/\?(.*)/s);
+    section = at;
+    const state = new URLSearchParams(text);
+    for (const [key, value] of Object.entries({ ...usual, ...Object.fromEntries(state) })) {
+      const field = form.elements.namedItem(key);
+      if (!(key in usual) || !field) continue;
+      const known = field instanceof RadioNodeList ? [...field].some((one) => one.value === value)
+        : field instanceof HTMLSelectElement && [...field.options].some((one) => one.value === value);
+      if (known) field.value = value;
+    }
+    hidden.clear();
+    let hide = [];
+    try { hide = JSON.parse(state.get("hide") ?? "[]"); } catch { /* not an address of ours */ }
+    for (const name of Array.isArray(hide) ? hide : []) hidden.add(escaped(String(name)));
+    if (cells) {
+      const sort = state.get("sort") ?? "";
+      Object.assign(cells.state, {
+        find: state.get("find") ?? "", only: state.get("only") === "1", down: sort.startsWith("-"),
+        sort: sort ? cells.column(sort.replace(/^-/, "")) : -1,
+      });
+      cells.restore();
+    }
+    return at;
+  }
+
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.addEventListener("change", render);
+  form.addEventListener("change", (event) => {
+    const { series } = event.target.dataset;
+    if (series === undefined) { render(); return; }
+    hidden[event.target.checked ? "delete" : "add"](escaped(series));
+    drawAll();
+  });
+  for (const plot of plots) {
+    plot.node.parentElement.querySelector("details.numbers")?.addEventListener("toggle", () => numbers(plot));
+  }
   dark.addEventListener("change", render);
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
@@ -175,9 +407,27 @@
   for (const [event, value] of [["beforeprint", true], ["afterprint", false]]) {
     window.addEventListener(event, () => { printing = value; document.documentElement.classList.toggle("light", value); render(); });
   }
-  render();
-  for (const { node } of plots) {
-    node.on("plotly_legendclick", toggle);
-    node.on("plotly_legenddoubleclick", isolate);
-  }
+  const opening = restore();
+  renderTables();
+  remember();
+  if (opening) document.getElementById(opening)?.scrollIntoView();
+  // The page answers at once; figures follow one by one, those in sight first.
+  const waiting = [...plots].sort((a, b) => distance(a) - distance(b));
+  (function next() {
+    const plot = waiting.shift();
+    if (!plot) return;
+    draw(plot, selection(), theme());
+    numbers(plot);
+    plot.node.on("plotly_legendclick", toggle);
+    plot.node.on("plotly_legenddoubleclick", isolate);
+    if (opening && !waiting.length) document.getElementById(opening)?.scrollIntoView();
+    setTimeout(next);
+  })();
+  window.addEventListener("hashchange", () => {
+    const known = location.hash.includes("?");
+    const at = known ? restore() : location.hash.slice(1);
+    section = at;
+    render();
+    if (known && at) document.getElementById(at)?.scrollIntoView();
+  });
 })();

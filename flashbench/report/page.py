@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
 from flashbench.report import words
-from flashbench.report.data import FILTERS, KEYS, Results, labelled
-from flashbench.report.figures import DARK, LIGHT
+from flashbench.report.data import FILTERS, KEYS, Results
+from flashbench.report.figures import DARK, LIGHT, Figure
+from flashbench.report.grid import safe
 from flashbench.report.html import row_of, status, table
-from flashbench.units import format_length
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from plotly.graph_objects import Figure
 
     from flashbench.report.sections import Section
 
-CLAIMS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "timed": ("cells timed", lambda row: f"{row['value']:.0f} of {row['of']:.0f}"),
-    "flops_per_s": ("highest rate", lambda row: words.rate(row["value"])),
-    "speedup_over_naive": ("largest speed-up over naive", lambda row: words.times(row["value"])),
-    "memory_saving": ("less extra memory than naive", lambda row: words.times(row["value"])),
-}
-"""How each claim of summary.headline reads: its caption, its value."""
+LIBRARY = "vendor/plotly-cartesian.min.js"
+"""plotly.js with the traces of a plane alone: a third of the whole."""
 
-
+MOST_BOXES = 12
 CPU_NOTICE = (
     "Times of a CPU say nothing about a GPU. A kernel that ran in Triton's interpreter was checked for"
     " correctness and not timed."
@@ -43,8 +38,8 @@ def document(results: Results, sections: Sequence[Section], bodies: Sequence[str
         title="Attention on " + (", ".join(devices) or "an unnamed device"),
         commands=_commands(results),
         contents={s.key: s.title for s in sections},
-        controls=_controls(results.table),
-        bodies=bodies,
+        controls=_controls(results.labelled),
+        bodies=[*bodies, _notes(results)],
     )
 
 
@@ -58,18 +53,16 @@ def shell(
     *, title: str, commands: str, contents: Mapping[str, str], controls: str, bodies: Sequence[str]
 ) -> str:
     """A page of the report's design around sections of HTML. title, contents (titles by key): plain text."""
-    from plotly.offline import get_plotlyjs
-
-    folder = files("flashbench.report")
-
-    def text(name: str) -> str:
-        return folder.joinpath(name).read_text(encoding="utf-8")
-
     return Template(text("page.html")).substitute(
         title=escape(title), palette=_palette(), style=text("style.css"), commands=commands,
         contents="".join(f'<a href="#{key}">{escape(name)}</a>' for key, name in contents.items()),
-        controls=controls, sections="\n".join(bodies), plotly=get_plotlyjs(), script=text("page.js"),
+        controls=controls, sections="\n".join(bodies), plotly=text(LIBRARY), script=text("page.js"),
     )  # fmt: skip
+
+
+def text(name: str) -> str:
+    """A file of the page: template, style, script, library."""
+    return files("flashbench.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def section(row: Section, results: Results) -> str:
@@ -78,7 +71,13 @@ def section(row: Section, results: Results) -> str:
     empty = "The results hold no cell." if results.table.empty else row.empty
     body = f'<p class="empty">{escape(empty)}</p>' if frame.empty else row.page(row, frame)
     about = f'<p class="about">{escape(row.about)}</p>' if row.about and not frame.empty else ""
-    return f'<section id="{row.key}"><h2>{escape(row.title)}</h2>{about}{body}</section>'
+    return f'<section id="{row.key}">{heading(row.key, row.title)}{about}{body}</section>'
+
+
+def heading(key: str, title: str) -> str:
+    """The heading of a section, with a link to itself."""
+    link = f'<a class="anchor" href="#{key}" aria-label="Link to {escape(title, quote=True)}">#</a>'
+    return f"<h2>{escape(title)} {link}</h2>"
 
 
 def plot(row: Section, frame: DataFrame) -> str:
@@ -87,52 +86,11 @@ def plot(row: Section, frame: DataFrame) -> str:
     label = escape(f"{row.title}. {row.about} The same numbers stand in the table below.", quote=True)
     return (
         f'<figure><figcaption class="selection"></figcaption>'
-        f'<div class="plot" id="plot-{row.key}" role="img" aria-label="{label}"></div>'
+        f'<div class="plot" id="plot-{row.key}" role="group" aria-label="{label}"></div>'
         f'<script type="application/json" class="plot-data" data-for="plot-{row.key}">'
         f"{script_json(row.figure(frame))}</script>"
-        f"<details><summary>Numbers</summary>{_numbers(row, frame)}</details></figure>"
+        f'<details class="numbers"><summary>Numbers of {escape(row.title)}</summary></details></figure>'
     )
-
-
-def headline(_: Section, frame: DataFrame) -> str:
-    """The big numbers as cards."""
-    cards = []
-    for item in frame.to_dict("records"):
-        caption, value = CLAIMS[item["claim"]]
-        rest = item["rest"] if isinstance(item["rest"], dict) else {}
-        detail = ", ".join(f"{count} {escape(name)}" for name, count in rest.items())
-        if words.known(item["implementation"]):
-            name, length = escape(str(item["implementation"])), format_length(int(item["seqlen"]))
-            detail = f"{name} at {length}, {words.panel(item)}"
-        cards.append(
-            f'<div class="card"><strong>{value(item)}</strong><span>{caption}</span>'
-            f"<small>{detail}</small></div>"
-        )
-    return f'<div class="cards">{"".join(cards)}</div>'
-
-
-def regimes(_: Section, frame: DataFrame) -> str:
-    """A sentence per combination of the filters."""
-    several = frame["run"].nunique() > 1
-    items = []
-    for item in frame.to_dict("records"):
-        peak = words.of_peak(item["peak_fraction"])
-        where = words.panel(item) + (f", {escape(str(item['run']))}" if several else "")
-        text = (
-            f"<b>{where}</b>: <em>{escape(item['fastest'])}</em> is fastest at {item['lengths_won']} of"
-            f" {item['lengths']} lengths and reaches {words.rate(item['flops_per_s'])}{peak} at"
-            f" {format_length(item['best_seqlen'])}; it runs at "
-        )
-        speeds = []
-        if item["next_best"] != "naive":
-            lead, at = words.times(item["lead"]), format_length(item["lead_seqlen"])
-            speeds.append(f"{lead} the speed of {escape(item['next_best'])} at {at}")
-        if words.known(item["speedup_high"]):
-            low, high = words.times(item["speedup_low"]), words.times(item["speedup_high"])
-            speeds.append(f"{low if low == high else f'{low} to {high}'} the speed of naive")
-        text += " and at ".join(speeds)
-        items.append(f"<li>{text}.</li>")
-    return f'<ul class="regimes">{"".join(items)}</ul>'
 
 
 def untimed(_: Section, frame: DataFrame) -> str:
@@ -192,51 +150,66 @@ def _commands(results: Results) -> str:
     return "".join(lines)
 
 
-def _controls(cells: DataFrame) -> str:
+def _controls(frame: DataFrame) -> str:
     """A group of radio buttons per filter that has a choice; the rest as hidden fields."""
-    if cells.empty:
+    if frame.empty:
         return ""
-    frame = labelled(cells)
     best = frame.assign(timed=frame["status"] == "ok").groupby(KEYS, sort=False)["timed"].sum().idxmax()
     parts = []
     for row, chosen in zip(FILTERS, best, strict=True):
         values = list(dict.fromkeys(frame[row.key]))
-        if len(values) == 1:
-            parts.append(f'<input type="hidden" name="{row.key}" value="{escape(values[0], quote=True)}">')
-            continue
-        buttons = "".join(
-            f'<label><input type="radio" name="{row.key}" value="{escape(value, quote=True)}"'
-            f"{' checked' if value == chosen else ''}>"
-            f"<span>{words.filter_label(row.key, value)}</span></label>"
-            for value in values
-        )
-        parts.append(f"<fieldset><legend>{escape(row.title)}</legend>{buttons}</fieldset>")
-    return "".join(parts)
+        parts.append(radios(row.key, row.title, values, chosen, row.names))
+    return "".join([*parts, _series(frame), _baselines(frame)])
+
+
+def radios(key: str, title: str, values: Sequence[str], chosen: str, names: Mapping[str, str]) -> str:
+    """A choice of the control bar; one of a single value is a hidden field. names: how values read, plain."""
+    if len(values) == 1:
+        return f'<input type="hidden" name="{key}" value="{escape(values[0], quote=True)}">'
+    buttons = "".join(
+        f'<label><input type="radio" name="{key}" value="{escape(value, quote=True)}"'
+        f"{' checked' if value == chosen else ''}>"
+        f"<span>{escape(names.get(value, value))}</span></label>"
+        for value in values
+    )
+    return f"<fieldset><legend>{escape(title)}</legend>{buttons}</fieldset>"
+
+
+def _series(frame: DataFrame) -> str:
+    """A box to tick for each implementation, which shows or hides it in every figure."""
+    names = list(dict.fromkeys(frame["series"]))
+    if not 1 < len(names) <= MOST_BOXES:  # the legends do the same
+        return ""
+    boxes = "".join(
+        f'<label><input type="checkbox" data-series="{escape(name, quote=True)}" checked>'
+        f"<span>{escape(name)}</span></label>"
+        for name in names
+    )
+    return f'<fieldset class="series"><legend>Show</legend>{boxes}</fieldset>'
+
+
+def _baselines(frame: DataFrame) -> str:
+    """What speed-ups are over."""
+    names = list(dict.fromkeys(frame["implementation"][frame["status"] == "ok"]))
+    if len(names) < 2:
+        return ""
+    chosen = "naive" if "naive" in names else names[0]
+    options = "".join(
+        f'<option value="{escape(name, quote=True)}"{" selected" if name == chosen else ""}>{escape(name)}'
+        "</option>"
+        for name in names
+    )
+    return f'<label class="baseline">Speed-up over <select name="baseline">{options}</select></label>'
 
 
 def script_json(figure: Figure) -> str:
     """The figure as JSON that cannot end its script element."""
-    return str(figure.to_json()).replace("<", "\\u003c").replace("&", "\\u0026")
+    return safe(str(figure.to_json()))
 
 
-def _numbers(row: Section, frame: DataFrame) -> str:
-    """A figure's data as a table: a row per selection and series, a column per length."""
-    keys = [key for key in KEYS if key in frame]
-    name = "series" if "series" in frame else "model"
-    lengths = sorted(set(frame["seqlen"]))
-    lines = []
-    for group, rows in frame.groupby([*keys, name], sort=False):
-        where = dict(zip(keys, group[:-1], strict=True))
-        by_length = {item["seqlen"]: _number(row, item) for item in rows.to_dict("records")}
-        cells = [escape(str(group[-1])), words.panel(where), *(by_length.get(n, "") for n in lengths)]
-        lines.append(row_of(cells, where=where))
-    return table([name, "selection", *map(format_length, lengths)], lines)
-
-
-def _number(row: Section, item: Mapping[str, Any]) -> str:
-    if item.get("status", "ok") != "ok":
-        return status(item["status"], str(item["reason"]))
-    measured = row.value(item["value"]) if words.known(item["value"]) else "–"
-    if words.known(item.get("predicted")):
-        return f"{measured} <small>(model {row.value(item['predicted'])})</small>"
-    return measured
+def _notes(results: Results) -> str:
+    """What hover texts say of each cell beside the figure's own value: each text once."""
+    texts: dict[str, int] = {}
+    of = [texts.setdefault(words.cell_note(row), len(texts)) for row in results.table.itertuples(index=False)]
+    content = safe(json.dumps({"texts": list(texts), "of": of}, ensure_ascii=False, separators=(",", ":")))
+    return f'<script type="application/json" id="cell-notes">{content}</script>'

@@ -9,13 +9,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashbench.report import blocks, cells, data, figures, joined, numerics, page, summary, words
+from flashbench.report import (
+    blocks,
+    cells,
+    data,
+    figures,
+    glance,
+    joined,
+    numerics,
+    page,
+    summary,
+    tensors,
+    words,
+)
 from flashbench.report.data import Results
-from flashbench.report.figures import Axis
+from flashbench.report.figures import Axis, Figure
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-    from plotly.graph_objects import Figure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +34,7 @@ class Section:
     """One section: what it shows, how, and what it says when there is nothing to show.
 
     data: Results to a frame; figure: that frame to a figure (None for text and tables);
-    page: (section, frame) to the HTML of its body; value: how a figure's value reads in its table.
+    page: (section, frame) to the HTML of its body.
     """
 
     key: str
@@ -33,26 +44,25 @@ class Section:
     page: Callable[[Section, DataFrame], str]
     empty: str
     figure: Callable[[DataFrame], Figure] | None = None
-    value: Callable[[float], str] = str
 
 
 SECTIONS = (
     Section(
-        key="summary", title="At a glance", about="", data=summary.headline, page=page.headline,
+        key="summary", title="At a glance", about="", data=summary.headline, page=glance.headline,
         empty="The results hold no cell.",
     ),
     Section(
         key="fastest", title="Who is fastest",
         about="Per selection, over the lengths at which at least two implementations were timed."
-        " Cells flagged suspect do not count.",
-        data=summary.regimes, page=page.regimes,
+        " ± is half the interquartile range of both sides. Cells flagged suspect do not count.",
+        data=summary.regimes, page=glance.regimes,
         empty="No length has two timed implementations to compare.",
     ),
     Section(
         key="latency", title="Latency",
         about="Median time of one call, both axes logarithmic. A ring marks a flagged cell; a mark below"
         " the plot stands for a cell without a time.",
-        data=data.points("time_s"), value=words.seconds, page=page.plot,
+        data=data.points("time_s"), page=page.plot,
         figure=figures.line_figure(Axis(title="time per call", tick=words.seconds_tick), words.time_note),
         empty="No cell was timed.",
     ),
@@ -60,45 +70,48 @@ SECTIONS = (
         key="throughput", title="Throughput",
         about="Nominal FLOPs of the visible pairs over the median time: one count for all implementations,"
         " so ratios here are ratios of time.",
-        data=data.points("flops_per_s"), value=words.rate, page=page.plot,
+        data=data.points("flops_per_s"), page=page.plot,
         figure=figures.line_figure(Axis(title="FLOP/s", kind="linear", rate=True), words.rate_note),
         empty="No cell was timed.",
     ),
     Section(
-        key="speedup", title="Speed-up over naive",
-        about="naive's median time over each implementation's, for the same problem in the same run."
-        " Where naive could not run there is nothing to divide.",
-        data=data.points("speedup_over_naive"), value=words.times, page=page.plot,
-        figure=figures.line_figure(
-            Axis(title="times faster than naive", tick="{:g}×".format), words.speedup_note
-        ),
-        empty="No cell has a naive time to compare with.",
+        key="speedup", title="Speed-up",
+        about="The baseline's median time over each implementation's, for the same problem in the same run;"
+        " choose the baseline at the top. Where it could not run there is nothing to divide.",
+        data=data.speedup, page=page.plot, figure=figures.speedup_figure, empty="No cell was timed.",
     ),
     Section(
         key="memory", title="Memory, measured and predicted",
         about="Most allocated during the call minus what was allocated before it: outputs and scratch, not"
-        " the inputs. Lines with markers are measured, dotted ones follow from the model.",
-        data=data.memory, value=words.bytes_text, page=page.plot, figure=figures.memory_figure,
+        " the inputs. Lines with markers are measured, dotted ones follow from the model; the dashed line"
+        " across is all that the card has.",
+        data=data.memory, page=page.plot, figure=figures.memory_figure,
         empty="Memory was not measured, and no implementation names a model.",
     ),
     Section(
         key="traffic", title="Bytes by algorithm",
         about="What each algorithm asks of the level behind on-chip memory, from closed forms; the dotted"
         " line reads every input and writes every output once. Caches serve part of it, so DRAM moves less.",
-        data=data.traffic, value=words.bytes_text, page=page.plot, figure=figures.traffic_figure,
+        data=data.traffic, page=page.plot, figure=figures.traffic_figure,
         empty="There is no problem to model.",
+    ),
+    Section(
+        key="tensors", title="Bytes by tensor",
+        about="What of them is of which tensor, at the longest length, in all kernels of the pass."
+        " 'flashbench io-model --html' draws bytes against on-chip memory and block size.",
+        data=tensors.data, page=tensors.page, empty="There is no problem without options to model.",
     ),
     Section(
         key="roofline", title="Roofline",
         about="Achieved FLOP/s under the roof that the card's bandwidth and dense peak set.",
-        data=data.roofline, value=words.rate, page=page.plot, figure=figures.roofline_figure,
+        data=data.roofline, page=page.plot, figure=figures.roofline_figure,
         empty="No timed cell ran on a device whose peak and bandwidth are known.",
     ),
     Section(
         key="l2", title="L2 reads, counted over modelled",
         about="What the hardware counted between L2 and the SMs over what the model says, to the byte. 1 is"
         " as modelled; below, the L1 answered; above, a kernel does something that its model does not know.",
-        data=data.counted("l2_read_ratio"), value="{:.3f}".format, page=page.plot,
+        data=data.counted("l2_read_ratio"), page=page.plot,
         figure=figures.line_figure(Axis(title="counted / modelled", kind="linear"), words.counted_note),
         empty="No cell with an exact model was counted ('run --counters', 'profile --counters').",
     ),
@@ -106,7 +119,7 @@ SECTIONS = (
         key="dram", title="DRAM reads, counted over expected",
         about="Each kernel from a cold L2, as the profiler flushes it. The model's DRAM is an expectation"
         " within a band ('flashbench profile --counters' shows it); 1 is as expected.",
-        data=data.counted("dram_read_ratio"), value="{:.3f}".format, page=page.plot,
+        data=data.counted("dram_read_ratio"), page=page.plot,
         figure=figures.line_figure(Axis(title="counted / expected", kind="linear"), words.counted_note),
         empty="No cell was counted ('run --counters', 'profile --counters') on a card that is known.",
     ),
@@ -119,10 +132,33 @@ SECTIONS = (
         empty="No cell was counted or traced ('run --counters --trace', 'profile --counters --trace').",
     ),
     Section(
+        key="split", title="Backward over forward",
+        about="Time of the backward over that of the forward of the same problem. The backward does 2.5 times"
+        " the forward's nominal FLOPs where d = dv.",
+        data=data.backward_ratio, page=page.plot,
+        figure=figures.line_figure(Axis(title="backward / forward", kind="linear"), words.ratio_note),
+        empty="No implementation was timed in both passes ('run --passes fwd,bwd').",
+    ),
+    Section(
+        key="energy", title="Energy",
+        about="Joules of the whole board per nominal TFLOP, back to back.",
+        data=data.points("j_per_tflop"), page=page.plot,
+        figure=figures.line_figure(Axis(title="J per nominal TFLOP", kind="linear"), words.energy_note),
+        empty="Energy was not measured ('run --energy').",
+    ),
+    Section(
+        key="stability", title="Stability",
+        about="Interquartile range of the samples over their median. A ring marks a flagged cell; hover for"
+        " samples and flags.",
+        data=data.points("spread"), page=page.plot,
+        figure=figures.line_figure(Axis(title="spread", kind="linear", percent=True), words.spread_note),
+        empty="No cell was timed.",
+    ),
+    Section(
         key="causal", title="Causal over full",
         about="Time with the causal mask over time without it. The mask hides half of the pairs, so a kernel"
         " that skips hidden tiles comes near 0.5; 1 means that nothing is skipped.",
-        data=data.causal_ratio, value="{:.2f}".format, page=page.plot,
+        data=data.causal_ratio, page=page.plot,
         figure=figures.line_figure(Axis(title="causal time / full time", kind="linear"), words.ratio_note),
         empty="No implementation was timed both with and without the causal mask.",
     ),

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashbench.report.data import FILTERS
 from flashbench.units import format_bytes, format_length, format_rate, format_seconds
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
+_PLAIN = (float, int, str, bool)
 
 
 def known(value: Any) -> bool:
     """False for None, NaN and NA."""
+    if value is None or type(value) in _PLAIN:
+        return value is not None and value == value
     import pandas as pd
 
     return not bool(pd.isna(value))
@@ -107,15 +109,27 @@ def short_reason(reason: Any, limit: int = 44) -> str:
     return text if len(text) <= limit else text[: limit - 1].rstrip() + "…"
 
 
-def lane_label(series: str, rows: DataFrame) -> str:
-    """What stands beside the crosses of a series, not escaped: "naive: needs 275 GB"."""
-    reasons = list(dict.fromkeys(short_reason(reason) for reason in rows["reason"]))
-    statuses = list(dict.fromkeys(rows["status"]))
+def lane_label(series: str, rows: Sequence[Any]) -> str:
+    """What stands beside the crosses of a series, not escaped: "naive: memory wall at 64k, needs 275 GB"."""
+    reasons = list(dict.fromkeys(short_reason(row.reason) for row in rows))
+    statuses = list(dict.fromkeys(row.status for row in rows))
+    if all(out_of_memory(row) for row in rows):
+        needs = _NEEDS.match(str(rows[0].reason))
+        said = needs[0] if needs else reasons[0]
+        return f"{series}: memory wall at {format_length(int(rows[0].seqlen))}, {said}"
     if len(statuses) > 1:
         return f"{series}: {', '.join(statuses)}"
     if statuses == ["checked"]:
         return f"{series}: checked, not timed"
     return f"{series}: {reasons[0]}" + (", …" if len(reasons) > 1 else "")
+
+
+def out_of_memory(row: Any) -> bool:
+    """Whether a cell has no time because it did not fit."""
+    return row.status == "oom" or (row.status == "skipped" and bool(_NEEDS.match(str(row.reason))))
+
+
+_NEEDS = re.compile(r"needs [\d.,]+ \w+")
 
 
 def untimed_note(row: Any) -> str:
@@ -124,20 +138,25 @@ def untimed_note(row: Any) -> str:
     return f"{escape(row.status)}: {reason}"
 
 
-def _note(row: Any, first: str) -> str:
-    parts = [first]
-    if known(row.backend):
-        parts.append(f"runs {escape(str(row.backend))}")
-    if known(row.flags) and row.flags:
-        parts.append(f"flag: {escape(str(row.flags))}")
+def cell_note(row: Any) -> str:
+    """What every hover text says of a cell: samples, what ran with which configuration, what limits it."""
+    parts = []
+    if known(row.num_samples):
+        spread = f", ± {percent(row.spread / 2)}" if known(row.spread) else ""
+        parts.append(f"{row.num_samples} samples{spread}")
+    for name, text in (("backend", "runs {}"), ("config", "{}"), ("limiting", "limit: {} (model)"),
+                       ("flags", "flag: {}")):  # fmt: skip
+        value = getattr(row, name)
+        if known(value) and value:
+            parts.append(text.format(escape(str(value))))
     return " · ".join(parts)
 
 
 def time_note(row: Any) -> str:
-    """Hover text of a latency: time, spread, what ran."""
+    """Hover text of a latency: time and spread."""
     if not known(row.value):
         return ""
-    return _note(row, f"{seconds(row.value)} ± {percent(row.spread / 2)}")
+    return seconds(row.value) + (f" ± {percent(row.spread / 2)}" if known(row.spread) else "")
 
 
 def of_peak(fraction: Any) -> str:
@@ -149,12 +168,12 @@ def rate_note(row: Any) -> str:
     """Hover text of a FLOP/s value."""
     if not known(row.value):
         return ""
-    return _note(row, rate(row.value) + of_peak(row.peak_fraction))
+    return rate(row.value) + of_peak(row.peak_fraction)
 
 
 def speedup_note(row: Any) -> str:
     """Hover text of a speed-up."""
-    return _note(row, f"{times(row.value)} in {seconds(row.time_s)}") if known(row.value) else ""
+    return f"{times(row.value)} in {seconds(row.time_s)}" if known(row.value) else ""
 
 
 def memory_note(row: Any) -> str:
@@ -186,5 +205,15 @@ def counted_note(row: Any) -> str:
 
 
 def ratio_note(row: Any) -> str:
-    """Hover text of causal over full."""
-    return f"{row.value:.2f} of the full time"
+    """Hover text of one time over another."""
+    return f"{row.value:.2f} ({seconds(row.time_s)} over {seconds(row.other_s)})"
+
+
+def spread_note(row: Any) -> str:
+    """Hover text of a spread: of which median."""
+    return f"{percent(row.value)} of {seconds(row.time_s)}" if known(row.value) else ""
+
+
+def energy_note(row: Any) -> str:
+    """Hover text of joules per nominal TFLOP."""
+    return f"{row.value:.3g} J/TFLOP" if known(row.value) else ""

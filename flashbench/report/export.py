@@ -1,0 +1,152 @@
+"""Each figure alone, for papers and slides: plotly.js' JSON, the data behind it, and pictures."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flashbench.errors import UnavailableError, UnknownName, UsageError
+from flashbench.report.data import KEYS, Results
+from flashbench.report.figures import LIGHT, Figure
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PICTURES = ("svg", "png", "pdf")
+STYLES: Mapping[str, Mapping[str, Any]] = {
+    "paper": {
+        "width": 480,
+        "height": 320,
+        "font": {"family": "Liberation Sans, Arial, sans-serif", "size": 10},
+    },
+    "slide": {
+        "width": 1120,
+        "height": 630,
+        "font": {"family": "Liberation Sans, Arial, sans-serif", "size": 20},
+    },
+}
+"""Sizes in CSS pixels, of which 96 are an inch: a column of a page, a slide of 16 to 9."""
+
+
+def write(
+    results: Results, folder: Path, *, formats: Sequence[str], names: Sequence[str], style: str
+) -> list[Path]:
+    """Write every figure of every selection, or those of the sections named; returns the files, in order.
+
+    ``<section>-<selection>.json`` is the figure, ``.csv`` its data; the same results give the same bytes.
+    Raises UsageError and UnknownName for what is asked for, UnavailableError without a package for pictures.
+    """
+    from flashbench.report.sections import SECTIONS
+
+    sections = {row.key: row for row in SECTIONS if row.figure is not None}
+    for name in names:
+        if name not in sections:
+            raise UnknownName("figure", name, sections)
+    for name in formats:
+        if name not in PICTURES:
+            raise UsageError(f"--format {name!r}: not known; accepted: {', '.join(PICTURES)}")
+    if style not in STYLES:
+        raise UsageError(f"--style {style!r}: not known; accepted: {', '.join(STYLES)}")
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for key in names or sections:
+            frame = sections[key].data(results)
+            if frame.empty:
+                continue
+            figure = sections[key].figure
+            assert figure is not None
+            for where, alone in panels(figure(frame)):
+                stem = folder / _stem(key, where)
+                written += _files(stem, styled(alone, style), _of(frame, where), formats)
+    except OSError as error:
+        raise UsageError(
+            f"--figures {str(folder)!r}: {error.strerror or error}; accepted: a folder that can be written"
+        ) from None
+    return written
+
+
+def panels(figure: Figure) -> Iterator[tuple[dict[str, str], Figure]]:
+    """The figure of each selection, with the traces that the page would show."""
+    for caption in figure.layout["meta"]["captions"]:
+        where = caption["where"]
+        data = [
+            trace for trace in figure.data
+            if all(where.get(key) == value for key, value in trace["meta"]["where"].items())
+        ]  # fmt: skip
+        yield where, replace(figure, data=data)
+
+
+def styled(figure: Figure, style: str) -> Figure:
+    """As it prints: black on white, a size and a font, the reasons of cells without a time below."""
+    lanes = [trace for trace in figure.data if "lane" in trace["meta"]]
+    size = STYLES[style]["font"]["size"]
+    count = len({trace["meta"]["lane"] for trace in lanes})
+    share = min(0.4, 3.6 * size * count / (STYLES[style]["height"] - 10 * size))
+    grid = {"gridcolor": "#dde2e9", "linecolor": "#566072", "ticks": "outside", "showline": True}
+    layout = {name: value for name, value in figure.layout.items() if name != "meta"}
+    layout |= {**STYLES[style], "paper_bgcolor": "white", "plot_bgcolor": "white"}
+    layout["xaxis"] = {**layout["xaxis"], **grid, "anchor": "y2" if lanes else "y"}
+    layout["yaxis"] = {**layout["yaxis"], **grid, "domain": [share + 0.02 if lanes else 0, 1]}
+    if lanes:
+        rows = max(trace["meta"]["lane"] for trace in lanes)
+        layout["yaxis2"] = {**layout["yaxis2"], "domain": [0, share], "range": [rows + 0.7, -0.7]}
+    data = [
+        {name: value for name, value in trace.items() if name not in ("meta", "customdata", "hovertemplate")}
+        for trace in figure.data
+    ]  # fmt: skip
+    for trace, old in zip(data, figure.data, strict=True):
+        slot = old["meta"].get("slot")
+        if "lane" in old["meta"]:
+            trace["textfont"] = {"size": 0.9 * size}
+        if isinstance(slot, int):
+            trace["marker"] = {**trace.get("marker", {}), "color": LIGHT[slot]}
+    return Figure(data=data, layout=layout)
+
+
+def _files(stem: Path, figure: Figure, data: DataFrame, formats: Sequence[str]) -> list[Path]:
+    plain = {"data": figure.data, "layout": figure.layout}
+    paths = [stem.with_name(f"{stem.name}.{end}") for end in ("json", "csv", *formats)]
+    paths[0].write_text(json.dumps(plain, allow_nan=False, indent=1) + "\n", encoding="utf-8")
+    paths[1].write_text(data.to_csv(index=False, lineterminator="\n"), encoding="utf-8")
+    for path in paths[2:]:
+        path.write_bytes(picture(figure, path.suffix[1:]))
+    return paths
+
+
+def picture(figure: Figure, end: str) -> bytes:
+    """The figure as svg, png (twice the pixels) or pdf. Raises UnavailableError without kaleido, Chromium."""
+    try:
+        found = bytes(figure.plotly().to_image(format=end, scale=2 if end == "png" else 1))
+    except (ImportError, ValueError, RuntimeError) as error:
+        said = str(error).strip().splitlines() or ["it gives no picture"]
+        raise UnavailableError(
+            f"--format {end}: kaleido: {said[0]}",
+            hint="pip install 'flashbench[figures]', and install Chromium or Chrome",
+        ) from error
+    return _same(found) if end == "svg" else found
+
+
+def _same(svg: bytes) -> bytes:
+    """Without the random names that plotly.js gives a drawing's parts."""
+    names = dict.fromkeys(re.findall(rb"(?:clip|topdefs-|legend|defs-|trace)[0-9a-f]{6}", svg))
+    for at, name in enumerate(names):
+        svg = svg.replace(name, re.sub(rb"[0-9a-f]{6}$", b"%06d" % at, name))
+    return svg
+
+
+def _of(frame: DataFrame, where: Mapping[str, str]) -> DataFrame:
+    found = frame
+    for key, value in where.items():
+        found = found[found[key] == value]
+    return found.drop(columns="cell", errors="ignore")
+
+
+def _stem(key: str, where: Mapping[str, str]) -> str:
+    usual = {"options": "none", "queries": "same", "kv": "MHA"}
+    parts = [value for name in KEYS if (value := where.get(name)) and usual.get(name) != value]
+    return re.sub(r"[^A-Za-z0-9.+_-]+", "-", "-".join([key, *parts]))

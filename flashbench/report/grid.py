@@ -1,0 +1,71 @@
+"""Tables that the page's script draws from data: sorted, searched, copied and saved there.
+
+A row of HTML per cell of 5,000 would make the page ten times as long: each text stands here once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+Text = str | tuple[str, str, str]
+"""A text, or a text with the classes and the tooltip of its mark. Plain: the script escapes by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column. name: in saved files; title: above it; texts: a row each; values: numbers to sort by."""
+
+    name: str
+    title: str
+    texts: Sequence[Text]
+    values: Sequence[float | None] | None = None
+    wide: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """Columns of equal length. where: the selection that each row belongs to. tools: search, copy, save."""
+
+    key: str
+    label: str
+    columns: Sequence[Column]
+    where: Sequence[Mapping[str, str]] = field(default=())
+    tools: bool = False
+
+
+def html(grid: Grid) -> str:
+    """The place of the table and its data. label: what the table holds, for a screen reader."""
+    texts: dict[Text, int] = {"": 0}
+    wheres: dict[str, int] = {}
+    columns = [[texts.setdefault(text, len(texts)) for text in column.texts] for column in grid.columns]
+    where = [wheres.setdefault(json.dumps(one), len(wheres)) for one in grid.where]
+    content = {
+        "label": grid.label, "tools": grid.tools,
+        "head": [
+            {"name": one.name, "title": one.title, "wide": one.wide, "number": one.values is not None}
+            for one in grid.columns
+        ],
+        "texts": list(texts), "columns": columns,
+        "values": [None if one.values is None else list(map(_short, one.values)) for one in grid.columns],
+        "wheres": list(map(json.loads, wheres)), "where": where,
+    }  # fmt: skip
+    data = safe(json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":")))
+    return (
+        f'<div class="grid" id="{escape(grid.key, quote=True)}"><script type="application/json"'
+        f' class="grid-data">{data}</script></div>'
+    )
+
+
+def safe(text: str) -> str:
+    """JSON that cannot end the script element that holds it."""
+    return text.replace("<", "\\u003c").replace("&", "\\u0026")
+
+
+def _short(value: Any) -> float | int | None:
+    if value is None or value != value:
+        return None
+    return int(value) if float(value).is_integer() else float(f"{value:.7g}")
