@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 import flashbench
 from flashbench import kernels
 from flashbench.errors import SpecError, UnknownName, UsageError
-from flashbench.kernels import Target, _op
+from flashbench.kernels import Target, _op, _triton
 from flashbench.kernels._inputs import make_inputs
 
 REASON = kernels.get("flash").why_unavailable(Target())
@@ -140,6 +141,36 @@ def test_the_operators_are_what_torch_takes_them_for(layout: str) -> None:
         torch.ops.flashbench.attention_backward.default, (*saved, None, None, None, *options),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
+
+
+ALONE = """
+import torch, flashbench
+q, k, v = (torch.randn(1, 2, 16, 32, requires_grad=True) for _ in range(3))
+flashbench.attention(q, k, v, causal=True).sum().backward()
+assert q.grad.isfinite().all()
+"""
+
+
+@interpreted
+def test_it_is_the_first_thing_that_a_process_does() -> None:
+    """Nothing has told Triton to interpret, and torch imports it for its operators."""
+    told = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, env=told)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"window": (1, 2, 3)}, "window"), ({"window": (1.5, 0)}, "window"),
+        ({"max_seqlen_q": 5}, "max_seqlen_q"), ({"cu_seqlens_k": torch.tensor([0, 4])}, "cu_seqlens"),
+        ({"alibi_slopes": torch.ones(2, requires_grad=True)}, "alibi_slopes"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_misfit_is_said_in_one_line(wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        flashbench.attention(*leaves(problem(num_heads=2, num_kv_heads=2)), **wrong)
 
 
 @interpreted

@@ -142,6 +142,16 @@ def test_a_flex_attention_mask_is_taken(lengths: tuple[int, int]) -> None:
         from_flex(create_block_mask(mod, None, None, *lengths, device="cpu", BLOCK_SIZE=64))
 
 
+def test_a_flex_mask_without_partial_blocks_is_asked_nothing() -> None:
+    """A table of pairs could not be indexed with none."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    table = torch.ones(256, 256, dtype=torch.bool)
+    table[:128, 128:] = False
+    flex = create_block_mask(lambda b, h, i, j: table[i, j], None, None, 256, 256, device="cpu")
+    assert torch.equal(from_flex(flex).dense(), table)
+
+
 def test_flex_evaluates_its_function_on_partial_blocks_only() -> None:
     from torch.nn.attention.flex_attention import BlockMask as FlexMask
 

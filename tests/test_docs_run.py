@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flashbench import kernels
-from flashbench.kernels import Target
+from flashbench.kernels import Target, _triton
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = ("own.md", "python.md")
@@ -44,6 +45,11 @@ def test_snippets_run(page: str, tmp_path: Path) -> None:
         pytest.skip(reason)
     for block in blocks(page, "python"):
         done = subprocess.run(
-            [sys.executable, "-c", block], capture_output=True, text=True, cwd=tmp_path, timeout=300
+            [sys.executable, "-c", block],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=300,
+            env={name: value for name, value in os.environ.items() if name != _triton.VARIABLE},
         )
         assert done.returncode == 0, done.stderr

@@ -136,8 +136,18 @@ def from_flex(mask: Any) -> DeviceMask:
             (mask.kv_num_blocks, mask.kv_indices),
         )
     )
+    words = block_masks.packed(_tiles(mask, partial).cpu().numpy())
+    host = block_masks.made(full.numpy(), partial.numpy().nonzero(), words, seqlen_q, seqlen_k)
+    return DeviceMask(host, mask.kv_indices.device)
+
+
+def _tiles(mask: Any, partial: Tensor) -> Tensor:
+    """What the mask_mod says of the pairs of each partial block: boolean (blocks, SIZE, SIZE)."""
+    seqlen_q, seqlen_k = mask.seq_lengths
     device = mask.kv_indices.device
     at = partial.nonzero().to(device)
+    if not len(at):  # vmap calls a mask_mod with no pairs in a shape that indexing does not take
+        return torch.zeros(0, SIZE, SIZE, dtype=torch.bool)
     offsets = torch.arange(SIZE, device=device)
     rows, columns = at[:, :1] * SIZE + offsets, at[:, 1:] * SIZE + offsets
     of_columns = torch.vmap(mask.mask_mod, in_dims=(None, None, None, 0))
@@ -146,10 +156,8 @@ def from_flex(mask: Any) -> DeviceMask:
     tiles = torch.vmap(of_tile, in_dims=(None, None, 0, 0))(
         zero, zero, rows.clamp_max(seqlen_q - 1), columns.clamp_max(seqlen_k - 1)
     )
-    tiles = tiles & (rows < seqlen_q)[:, :, None] & (columns < seqlen_k)[:, None, :]
-    words = block_masks.packed(tiles.cpu().numpy())
-    host = block_masks.made(full.numpy(), partial.numpy().nonzero(), words, seqlen_q, seqlen_k)
-    return DeviceMask(host, device)
+    inside: Tensor = tiles & (rows < seqlen_q)[:, :, None] & (columns < seqlen_k)[:, None, :]
+    return inside
 
 
 def _flagged(counts: Tensor | None, indices: Tensor | None, shape: tuple[int, int]) -> Tensor:

@@ -80,9 +80,14 @@ _GLUON = {
 }  # fmt: skip
 
 
+def takes(x: Tensor) -> bool:
+    """Whether TMA takes the tensor as it lies."""
+    return x.data_ptr() % 16 == 0 and _takes(x.shape, x.stride())
+
+
 def loadable(x: Tensor) -> Tensor:
     """x, or a copy of it that TMA takes."""
-    if x.data_ptr() % 16 == 0 and _takes(x.shape, x.stride()):
+    if takes(x):
         return x
     columns = x.shape[3]
     return x.new_empty(*x.shape[:3], columns + -columns % ALIGNMENT)[..., :columns].copy_(x)

@@ -75,12 +75,13 @@ def attention(
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is not known; it must be {' or '.join(LAYOUTS)}")
+    _check(window, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
     swapped, packed = layout != LAYOUTS[0], cu_seqlens_q is not None
     if swapped and packed:
         q, k, v = q[None], k[None], v[None]
     if swapped:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
     o, lse = torch.ops.flashbench.attention(
         q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k, causal, *window, scale, float(softcap),
         -1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_k is None else max_seqlen_k,
@@ -89,6 +90,21 @@ def attention(
         o = o.transpose(1, 2)
         o = o[0] if packed else o
     return (o, lse) if return_lse else o
+
+
+def _check(
+    window: Any, slopes: Tensor | None, cu: tuple[Tensor | None, ...], longest: tuple[int | None, ...]
+) -> None:
+    """What the operator's schema would refuse in words of its own, or take in silence."""
+    if len(window) != 2 or not all(isinstance(side, int) for side in window):
+        raise ValueError(f"window {window!r} is no pair; it must be two counts of keys, or -1")
+    if slopes is not None and slopes.requires_grad:
+        raise ValueError("alibi_slopes have no gradient; accepted: alibi_slopes.detach()")
+    if (cu[0] is None) != (cu[1] is None):
+        raise ValueError("cu_seqlens_q and cu_seqlens_k must be given together")
+    for side, length in zip("qk", longest, strict=True):
+        if length is not None and (length < 0 or cu[0] is None):
+            raise ValueError(f"max_seqlen_{side} {length} must be 0 or more, beside cu_seqlens")
 
 
 def _forward(
@@ -123,12 +139,17 @@ def _known(length: int) -> int | None:
 def _takes_v3(
     q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], options: _Options, pass_: str
 ) -> bool:
-    """Whether flash-v3's own kernels run the pass on this card; beside: slopes and lengths, if there are."""
+    """Whether flash-v3's own kernels run the pass on this card; beside: slopes and lengths, if there are.
+
+    What TMA does not take as it lies is left to flash-v2, which needs no copy of it.
+    """
     if q.device.type != "cuda" or not all(x is None for x in beside):
         return False
     if options.softcap or options.left != -1 or options.right != -1:
         return False
-    return _fits_v3((q.shape, k.shape, v.shape), q.dtype, q.device, options.causal, pass_)
+    if not _fits_v3((q.shape, k.shape, v.shape), q.dtype, q.device, options.causal, pass_):
+        return False
+    return all(map(_triton.load(q.device.type, "_hopper_plan").takes, (q, k, v)))
 
 
 @lru_cache(maxsize=1024)
@@ -214,6 +235,7 @@ def _gradients(ctx: Any, do: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     return (*grads, *[None] * (3 + len(_Options._fields)))
 
 
+_triton.settle_mode()
 _op = torch.library.custom_op(
     "flashbench::attention", _forward, mutates_args=(), schema=f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)"
 )

@@ -68,6 +68,14 @@ def why_unavailable(target: Target) -> str | None:
     return _why_wrong_mode(target, version)
 
 
+def settle_mode() -> None:
+    """Have Triton interpret where torch sees no GPU, before a part of torch imports it for one."""
+    import torch
+
+    if "triton" not in sys.modules and not torch.cuda.is_available():
+        os.environ.setdefault(VARIABLE, "1")
+
+
 def check_cache() -> None:
     """Raise UsageError where Triton cannot keep what it compiles: no kernel would compile.
 
