@@ -154,6 +154,8 @@ def rich_console(stream: TextIO) -> Console:
 def printable(text: str) -> str:
     """The text with ``?`` for what would steer a terminal or turn the order of letters; names in files are
     anybody's."""
+    if text.isprintable():  # a look at the whole: tables have a hundred thousand lines
+        return text
     steering = {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Cs")}
     return text.translate({ord(character): "?" for character in steering - set("\t\n")})
 

@@ -152,7 +152,7 @@ LEFT_OUT: Sequence[tuple[Any, str, Any]] = (
 """What measures, compiles or starts a process, and what stands for it."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # other files measure
 def nothing_measured() -> Iterator[None]:
     """Nothing is measured, and a line stays below its folder."""
     with pytest.MonkeyPatch.context() as patch:

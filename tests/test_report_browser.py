@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import child
 import chromium
 import pytest
 import synthetic
@@ -381,7 +382,7 @@ def test_5000_cells_are_under_8_mb_and_answer_within_3_seconds(browser: Browser,
     file = synthetic.run_file(records)
     started = time.process_time()
     path = written(tmp_path, file)
-    assert time.process_time() - started < 20  # 10 s on an idle machine
+    assert (time.process_time() - started) / child.pace() < 10
     assert path.stat().st_size < 8e6
     browser.open(path)
     interactive = browser.run("performance.getEntriesByType('navigation')[0].domInteractive")
