@@ -8,15 +8,15 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 
-HANG_S = 120
-"""Long enough to compile all that one group runs."""
+SILENT_S = 90
+"""Long enough to compile what one step runs; each step says when it is done."""
 
 SHAPES = [
     # batch, num_heads, num_kv_heads, seqlen_q, seqlen_k: whole tiles, ragged ones, rows without keys, groups
@@ -60,6 +60,7 @@ def shapes(dim: int, dim_v: int) -> None:
         for _ in range(20):
             again = flash.flash_attention(x, causal=causal, out_dtype=o.dtype)
             assert all(torch.equal(one, other) for one, other in zip(again, (o, lse), strict=True)), what
+        print(what, flush=True)
 
 
 def outliers(dim: int, dim_v: int) -> None:
@@ -80,6 +81,7 @@ def outliers(dim: int, dim_v: int) -> None:
         assert rmse(o, ref) <= 1.05 * rmse(written, ref), (share, hadamard)
         if (share, dim) == ("block", 128):
             assert rmse(o, ref) <= 1.1e-2
+        print(share, hadamard, flush=True)
 
 
 GROUPS = [
@@ -97,14 +99,9 @@ def test_in_a_process_of_its_own(group: str) -> None:
     root = Path(__file__).resolve().parent.parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
     environment.pop("TRITON_INTERPRET", None)
-    try:
-        done = subprocess.run(
-            [sys.executable, __file__, *group.split()],
-            capture_output=True, text=True, check=False, env=environment, timeout=HANG_S,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        pytest.fail(f"{group} did not end within {HANG_S} s: it hangs")
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    code, said = processes.watched([sys.executable, __file__, *group.split()], environment, SILENT_S)
+    assert code is not None, f"{group} did not get on for {SILENT_S} s: it hangs\n{said[-2000:]}"
+    assert code == 0, said[-6000:]
 
 
 if __name__ == "__main__":

@@ -8,11 +8,10 @@ checked, never timed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flashbench.hopper_configs import CAPABILITY
-from flashbench.kernels import Call, Candidate, Implementation, Target, _hopper_row, _triton
+from flashbench.kernels import Call, Implementation, _hopper_row, _triton
+from flashbench.kernels._best import Best
 from flashbench.kernels._kernels_of import Kernels, precompile
 from flashbench.problem import ALIGNMENTS, Problem
 
@@ -92,81 +91,11 @@ _V2 = Implementation(
 )
 
 
-_RAN = "ran"
-"""Attribute of a call: the implementation whose kernels it runs."""
-
-
-def _why_not_v3(problem: Problem, target: Target) -> str | None:
-    """Why flash runs flash-v2 there: one sentence, or None where it runs flash-v3, whatever the pass."""
-    return _hopper_row.why_unsupported(problem, "fwd", target)
-
-
-def _runs(problem: Problem, target: Target) -> str | None:
-    return None if _why_not_v3(problem, target) else _hopper_row.NAME
-
-
-def _prepare_best(problem: Problem, inputs: Inputs) -> Call:
-    return _prepare_tiles_best(problem, inputs, {})
-
-
-def _prepare_tiles_best(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
-    v3 = _takes_v3(problem, inputs, config)
-    call = (_hopper_row.prepare_tiles if v3 else prepare_tiles)(problem, inputs, config)
-    setattr(call, _RAN, _hopper_row.NAME if v3 else KERNELS.name)
-    return call
-
-
-def _prepare_lse_best(
-    problem: Problem, inputs: Inputs, config: Mapping[str, Any]
-) -> Callable[[], tuple[Tensor, Tensor]]:
-    v3 = _takes_v3(problem, inputs, config)
-    return (_hopper_row.prepare_lse if v3 else prepare_lse)(problem, inputs, config)
-
-
-def _takes_v3(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> bool:
-    """Whether flash-v3 runs on the inputs' card, or that of a rehearsal; not with tiles of flash-v2."""
-    device = inputs.q.device
-    capability, _ = _triton.load(device.type, "_call").card(device)
-    here = Target(device="cpu" if capability is None else "cuda", capability=capability)
-    return _why_not_v3(problem, here) is None and _hopper_row.has(config)
-
-
-def _describe_best(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
-    """As describe, of the kernels that run, with ``kernels``: which, and on sm_90 why not flash-v3."""
-    return _on_card_best(problem, pass_, Target() if _triton.interpreted(target) else target)
-
-
-def _on_card_best(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
-    """The same for a card that need not be here."""
-    reason = _why_not_v3(problem, target)
-    if reason is None:
-        return {**_hopper_row.on_card(problem, pass_, target), "kernels": _hopper_row.NAME}
-    there = target.capability == CAPABILITY
-    return {
-        **KERNELS.on_card(problem, pass_, target),
-        **({"kernels": f"{KERNELS.name}: {reason}"} if there else {}),
-    }
-
-
-def _candidates_best(problem: Problem, pass_: str, target: Target) -> list[Candidate]:
-    """As ``Kernels.candidates``; flash-v3 has none: its table was measured as a whole."""
-    return KERNELS.candidates(problem, pass_, target) if _why_not_v3(problem, target) else []
-
-
 IMPLEMENTATIONS = (
-    replace(
-        _V2,
+    Best(_V2, _hopper_row).implementation(
         name="flash",
         summary="the best of the bundled kernels for the card: flash-v3 on sm_90 where it takes the problem",
-        prepare=_prepare_best,
-        prepare_tiles=_prepare_tiles_best,
-        prepare_lse=_prepare_lse_best,
-        backend=lambda call: getattr(call, _RAN, _V2.name),
-        describe=_describe_best,
-        on_card=_on_card_best,
-        candidates=_candidates_best,
         deterministic=False,
-        runs=_runs,
     ),
     _V2,
 )

@@ -10,21 +10,19 @@ the kernel. It has no backward, as nobody trains through an attention in fp8 (Fl
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench.flash_configs import FP8_CAPABILITY, Config, choose, shared_bytes
-from flashbench.hopper_configs import CAPABILITY
 from flashbench.kernels import (
     Call,
     Candidate,
     Implementation,
     Target,
     _hopper_fp8_row,
-    _hopper_row,
     _triton,
     unsupported_features,
 )
+from flashbench.kernels._best import Best
 from flashbench.kernels._kernels_of import TILE, precompile, tried, why_unfit
 from flashbench.problem import DTYPES, Problem
 
@@ -142,75 +140,10 @@ _V2 = Implementation(
 )
 
 
-_RAN = "ran"
-"""Attribute of a call: the implementation whose kernel it runs."""
-
-
-def _why_not_v3(problem: Problem, target: Target) -> str | None:
-    return _hopper_fp8_row.why_unsupported(problem, "fwd", target)
-
-
-def _runs(problem: Problem, target: Target) -> str | None:
-    return None if _why_not_v3(problem, target) else _hopper_fp8_row.NAME
-
-
-def _prepare_best(problem: Problem, inputs: Inputs) -> Call:
-    return _prepare_tiles_best(problem, inputs, {})
-
-
-def _prepare_tiles_best(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
-    v3 = _takes_v3(problem, inputs, config)
-    call = (_hopper_fp8_row.prepare_tiles if v3 else prepare_tiles)(problem, inputs, config)
-    setattr(call, _RAN, _hopper_fp8_row.NAME if v3 else _V2.name)
-    return call
-
-
-def _prepare_lse_best(
-    problem: Problem, inputs: Inputs, config: Mapping[str, Any]
-) -> Callable[[], tuple[Tensor, Tensor]]:
-    v3 = _takes_v3(problem, inputs, config)
-    return (_hopper_fp8_row.prepare_lse if v3 else prepare_lse)(problem, inputs, config)
-
-
-def _takes_v3(problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> bool:
-    """Whether flash-v3-fp8 runs on the inputs' card, or that of a rehearsal; not with tiles of the other."""
-    device = inputs.q.device
-    capability, _ = _triton.load(device.type, "_call").card(device)
-    here = Target(device="cpu" if capability is None else "cuda", capability=capability)
-    return _why_not_v3(problem, here) is None and _hopper_row.has(config)
-
-
-def _describe_best(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
-    return _on_card_best(problem, pass_, Target() if _triton.interpreted(target) else target)
-
-
-def _on_card_best(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
-    """As on_card, of the kernel that runs, with ``kernels``: which, and on sm_90 why not flash-v3-fp8."""
-    reason = _why_not_v3(problem, target)
-    if reason is None:
-        return {**_hopper_fp8_row.on_card(problem, pass_, target), "kernels": _hopper_fp8_row.NAME}
-    there = target.capability == CAPABILITY
-    return {**on_card(problem, pass_, target), **({"kernels": f"{_V2.name}: {reason}"} if there else {})}
-
-
-def _candidates_best(problem: Problem, pass_: str, target: Target) -> Sequence[Candidate]:
-    """As candidates; flash-v3-fp8 has none."""
-    return candidates(problem, pass_, target) if _why_not_v3(problem, target) else []
-
-
 IMPLEMENTATIONS = (
-    replace(
-        _V2,
+    Best(_V2, _hopper_fp8_row).implementation(
         name="flash-fp8",
         summary="the best of the bundled fp8 kernels for the card: flash-v3-fp8 on sm_90 where it takes them",
-        prepare=_prepare_best,
-        prepare_tiles=_prepare_tiles_best,
-        prepare_lse=_prepare_lse_best,
-        backend=lambda call: getattr(call, _RAN, _V2.name),
-        describe=_describe_best,
-        on_card=_on_card_best,
-        candidates=_candidates_best,
-        runs=_runs,
     ),
     _V2,
 )
