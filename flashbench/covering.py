@@ -22,6 +22,9 @@ WIDTH = 5
 """Factors that are turned on together, beside the dtype: more hide which one fails."""
 
 SEED = 5
+DRAWS = 40
+"""How often a set of factors is drawn before it counts as never taken: a limit may lie on a size alone."""
+
 FEW_ROWS = 16
 """Below it the largest error of a row or two is no yardstick for the rounding of fp32, or of dsinks."""
 
@@ -227,7 +230,7 @@ class _Search:
 
     def run(self) -> Array:
         names = [name for name in FACTORS if name not in DTYPES or name in self.dtypes]
-        possible = [one for one in sets(names) if self._drawn(one) is not None]
+        possible = [one for one in sets(names) if self._taken(one)]
         self.seen = {one: set() for one in possible}
         for one in possible:
             if len(one) == 1:
@@ -241,6 +244,10 @@ class _Search:
         points = self.scale.points
         covered = frozenset(one for one, found in self.seen.items() if len(found) >= points)
         return Array(problems=tuple(self.problems), covered=covered, points=points)
+
+    def _taken(self, names: frozenset[str]) -> bool:
+        """Whether any draw of the factors is taken."""
+        return any(self._drawn(names) is not None for _ in range(DRAWS))
 
     def _wide(self, pair: frozenset[str]) -> Problem | None:
         """A problem that shows the pair, and others with which it shows pairs that are still wanted."""

@@ -64,6 +64,17 @@ def test_the_array_is_fixed_and_holds_nothing_that_is_not_taken() -> None:
     assert frozenset(("alibi", "window")) in found.covered
 
 
+def test_a_limit_on_a_size_alone_leaves_no_pair_out() -> None:
+    """As of flash-v3: odd head dims above 128 alone, and v no wider than q and k."""
+
+    def takes(p: Problem) -> bool:
+        return p.head_dim in (64, 192, 224) and p.head_dim_v <= 64
+
+    found = array(takes, SCALES["cuda"], dtypes=("fp16",))
+    assert frozenset(("odd head dim", "head_dim_v")) in found.covered
+    assert all(map(takes, found.problems))
+
+
 if importlib.util.find_spec("triton") is None:
     pytest.skip("triton is not installed", allow_module_level=True)
 

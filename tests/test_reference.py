@@ -303,6 +303,22 @@ def test_a_nan_in_a_row_that_is_not_compared_is_caught() -> None:
     assert math.isnan(accuracy.max_abs_error["o"])
 
 
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("size", [1.0, 1e4])
+def test_lse_is_judged_as_the_fp32_number_that_it_is(dtype: str, size: float) -> None:
+    """Large logits overflow naive's o in fp16; lse has the room of fp32 all the same."""
+    p = problem(dtype=dtype, seqlen_q=90, seqlen_k=90)
+    inputs = make_inputs(p, "cpu", seed=2)
+    inputs = replace(inputs, q=(inputs.q.detach() * size).requires_grad_())
+    reference = Reference(p, inputs)
+    o, *_ = exact(p, inputs)
+    [lse] = reference.expected(gradients=False)["lse"].refs
+    right = reference.compare(o.to(inputs.q.dtype), lse=lse.float())
+    assert right.max_abs_error["lse"] <= right.budget["lse"] <= 1e-5 * float(lse.abs().max())
+    wrong = reference.compare(o.to(inputs.q.dtype), lse=(lse * (1 + 2e-5)).float())
+    assert wrong.max_abs_error["lse"] > wrong.budget["lse"]
+
+
 def test_another_shape_or_dtype_is_an_error_that_says_so() -> None:
     p = problem()
     inputs = make_inputs(p, "cpu", seed=0)

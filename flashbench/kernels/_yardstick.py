@@ -42,6 +42,9 @@ class Yardstick:
         probabilities, slope, lse = self._softmax(per_head(q * p.softmax_scale, k.mT, self._product), at)
         kept = terms.kept(at)
         if not gradients:
+            if self.dtype.itemsize == 2:  # lse is fp32 whatever the inputs are
+                scores = per_head(q.float() * p.softmax_scale, k.float().mT, self._product)
+                lse = self._softmax(scores, at)[2]
             weights = terms.drop(self._stored(probabilities[..., : p.seqlen_k]), kept)
             return {"o": per_head(weights, v, self._product), "lse": lse}
         dp = terms.drop(per_head(dout, v.mT, self._product), kept)
