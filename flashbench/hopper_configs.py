@@ -88,18 +88,16 @@ _ANY = float("inf")
 _TWO = Tiles()
 _THREE = Tiles(warpgroups=3)
 _64_FULL = replace(_THREE, q_stages=1, pingpong=True, hold=True)
-_192 = Tiles(block_k=64, q_stages=1)
-_256 = replace(_192, o_shared=True)
+_WIDE = Tiles(block_k=64, q_stages=1)
 TABLE = (
     # TFLOP/s in fp16 on an H100 SXM with Triton 3.6 (reports/h100-sxm/tuning/flash-v3.json, of 64
-    # flash-v3-64.json), cuDNN's in brackets; 96 and 192 are cut as their neighbours
+    # flash-v3-64.json), cuDNN's in brackets; 96 and 192 are cut as what follows them
     Row(64, False, _ANY, _64_FULL),  # at 512 368 (363), at 8192 474 (475)
     Row(64, True, 1024, _TWO),  # at 512 235 (262), at 1024 320 (332)
     Row(64, True, _ANY, _THREE),  # at 2048 375 (361), at 8192 451 (434)
     Row(128, False, _ANY, replace(_TWO, q_stages=1, pingpong=True)),  # at 512 471 (486), at 16384 596 (594)
     Row(128, True, _ANY, _TWO),  # at 512 302 (295), at 16384 588 (541)
-    *(Row(192, causal, _ANY, _192) for causal in (False, True)),
-    *(Row(256, causal, _ANY, _256) for causal in (False, True)),  # at 16384 704 (621), causal 699 (526)
+    *(Row(256, causal, _ANY, _WIDE) for causal in (False, True)),  # at 16384 704 (621), causal 699 (526)
 )
 
 
@@ -116,8 +114,13 @@ def pieces(dim: int, of_v: bool = False) -> tuple[int, int]:
 
 @cache
 def choose(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> Tiles:
-    """The configuration for the head dims (at most 256), the mask and the keys of a sequence."""
-    return _first(TABLE, max(head_dim, head_dim_v), causal, seqlen_k)
+    """The configuration for the head dims (at most 256), the mask and the keys of a sequence.
+
+    Two pieces of O that are alike share a buffer: nothing else fits beside Q and K of 256.
+    """
+    tiles = _first(TABLE, max(head_dim, head_dim_v), causal, seqlen_k)
+    first, second = pieces(head_dim_v, of_v=True)
+    return replace(tiles, o_shared=first == second)
 
 
 def described(tiles: Tiles) -> dict[str, int]:

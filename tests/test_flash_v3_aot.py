@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,9 @@ SPILLS_ALLOWED = {
 These were the fastest on an H100 in spite of them, with Triton 3.6.
 """
 
+MOVED_ALLOWED = {(3, 6): {}, (3, 7): {(128, False): 7}}
+"""Exponentials of a tile and thread that ptxas moves behind the wait for P V, likewise; else a tenth."""
+
 
 def ask(row: Row, dim: int, dtype: str = "bf16", **changes) -> _compile.Task:
     keys = int(min(row.max_keys, 16384))
@@ -54,8 +58,17 @@ CORE = [ask(ROWS[64, False], 64), ask(ROWS[128, True], 128, "fp16")]
 OTHERS = [
     *(ask(row, row.max_dim) for row in TABLE),
     *(ask(row, 96) for row in TABLE if row.max_dim == 128),
-    ask(ROWS[192, False], 192, head_dim_v=128),
-    ask(ROWS[256, True], 256, head_dim_v=64),
+    *(
+        ask(ROWS[256, causal], dim, head_dim_v=dim_v)
+        for dim, dim_v, causal in (
+            (192, 192, False),
+            (192, 192, True),
+            (192, 128, False),
+            (256, 64, True),
+            (256, 192, False),
+            (224, 96, True),
+        )
+    ),
     ask(ROWS[256, False], 64, head_dim_v=256),
     ask(ROWS[128, False], 80, head_dim_v=24, num_kv_heads=16),
 ]
@@ -100,22 +113,29 @@ def holds(done: _compile.Compiled) -> None:
     assert "USETMAXREG" in done.sass, "the producer's registers go to the consumers"
     assert code.counts["tma"] >= 4
     dim = max(p.head_dim, p.head_dim_v)
-    allowed = SPILLS_ALLOWED[max(v for v in SPILLS_ALLOWED if v <= _triton._numbers(_triton._version()))]
-    assert code.spills <= allowed.get((dim, p.causal, tiles.warpgroups), 0)
+    assert code.spills <= _of_version(SPILLS_ALLOWED).get((dim, p.causal, tiles.warpgroups), 0)
     between = exponentials_in_flight(done.sass)
     assert len(between) == tiles.warpgroups
     if dim <= 128 or tiles.hold:  # of 256 without, ptxas moves them behind the products
-        whole = [count for count in between if count >= 0.9 * hopper_configs.ROWS * tiles.block_k / 128]
+        each = hopper_configs.ROWS * tiles.block_k // 128
+        moved = _of_version(MOVED_ALLOWED).get((dim, p.causal), each / 10)
+        whole = [count for count in between if count >= each - moved]
         least = tiles.warpgroups if tiles.hold else 2
         assert len(whole) >= least, f"exponentials while P V is in flight, by warpgroup: {between}"
 
 
+def _of_version(allowed: Mapping[tuple[int, int], dict]) -> dict:
+    """What is allowed with this Triton."""
+    return allowed[max(first for first in allowed if first <= _triton._numbers(_triton._version()))]
+
+
 def test_every_head_dim_fits() -> None:
-    for dim in range(1, 257):
+    """Each of q and k beside each of v that is cut in another way."""
+    for dim, dim_v in product(range(1, 257), (1, 64, 80, 96, 128, 160, 192, 200, 256)):
         for keys in (1, 1000, 100_000):
             for causal in (False, True):
-                tiles = hopper_configs.choose(dim, 257 - dim, causal, keys)
-                assert shared_bytes(tiles, dim, 257 - dim) <= SHARED_LIMIT
+                tiles = hopper_configs.choose(dim, dim_v, causal, keys)
+                assert shared_bytes(tiles, dim, dim_v) <= SHARED_LIMIT
 
 
 def test_a_refusal_names_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ CASES = {
     "three": ("warpgroups=3", (2, 2, 700, 901, 64, 40)),
     "three, ragged": ("warpgroups=3, q_stages=1", (2, 1, 500, 333, 56, 64)),
     "wide": ("block_k=64, q_stages=1, o_shared=True", (2, 2, 400, 433, 192, 256)),
+    "wide, of two widths": ("block_k=64, q_stages=1", (1, 1, 200, 233, 256, 192)),
     "96": ("", (2, 2, 513, 300, 96, 96)),
     "two in turns": ("pingpong=True", (2, 2, 413, 401, 128, 128)),
     "three in turns": ("warpgroups=3, q_stages=1, pingpong=True, hold=True", (2, 1, 500, 565, 64, 64)),
