@@ -31,6 +31,9 @@ def starts(*numbers: int) -> Tensor:
 
 
 BAD: dict[str, dict[str, Any]] = {
+    "window 5 is out of range": {"window": 5},
+    "causal 'yes' must be True or False": {"causal": "yes"},
+    "cu_seqlens_q must be a tensor; got list": {"cu_seqlens_q": [0, 5], "cu_seqlens_k": [0, 7]},
     "softmax_scale inf": {"softmax_scale": math.inf},
     "softcap inf": {"softcap": math.inf},
     "softcap nan": {"softcap": math.nan},

@@ -23,9 +23,11 @@ from flashbench.kernels._call import (
     Call,
     Extra,
     check_devices,
+    check_mask,
     check_scale,
     check_shapes,
     check_strides,
+    check_tensors,
     computable,
     on,
     unit_stride,
@@ -248,8 +250,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, call: Call, extra: Extra) -> None:
     if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(f"q, k and v must be of one dtype, fp16, bf16 or fp32: {dtypes}")
     check_scale(call.scale)
-    if len(call.window) != 2 or not all(isinstance(side, int) and side >= -1 for side in call.window):
-        raise ValueError(f"window {call.window} is out of range; it must be two counts of keys, or -1")
+    check_mask(call.causal, call.window)
     if not 0 <= call.softcap < math.inf:
         raise ValueError(
             f"softcap {call.softcap} is out of range; it must be greater than 0 and finite, or 0 for none"
@@ -262,6 +263,10 @@ def check(q: Tensor, k: Tensor, v: Tensor, call: Call, extra: Extra) -> None:
 
 
 def _check_extra(q: Tensor, k: Tensor, v: Tensor, extra: Extra) -> None:
+    check_tensors(
+        alibi_slopes=extra.slopes, bias=extra.bias, sinks=extra.sinks,
+        cu_seqlens_q=extra.cu_q, cu_seqlens_k=extra.cu_k,
+    )  # fmt: skip
     check_devices(
         q=q, k=k, v=v, alibi_slopes=extra.slopes, bias=extra.bias, sinks=extra.sinks,
         cu_seqlens_q=extra.cu_q, cu_seqlens_k=extra.cu_k,
