@@ -201,10 +201,17 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
         section=_section(estimate, kernel, kv_heads), lost=_lost(kernel, hides, outer > slots, persistent),
         skew=_SKEW if hides else 0.0,
         crowd=1.0 if hides else _CROWD_OF_PROGRAMS if persistent else _CROWD,
-        staggered=kernel == "fwd" and p.masked and estimate.model in STAGGERED,
+        stagger=_stagger(estimate, kernel, block_q),
         bias=Turns.of(p) if "bias" in step.read and step.name != "dbias" else None,
         tiles=taken, drifts=scheduled and not hides,
     )  # fmt: skip
+
+
+def _stagger(estimate: Estimate, kernel: str, block_q: int) -> float:
+    """Of a head's keys, the share by which a tile starts after the one before it; 0 where all start alike."""
+    p = estimate.problem
+    apart = kernel == "fwd" and p.masked and estimate.model in STAGGERED
+    return min(1.0, block_q / p.seqlen_k) if apart else 0.0
 
 
 def _loop(step: Step, estimate: Estimate, kernel: str, slots: int) -> Grid:
