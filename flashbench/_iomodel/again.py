@@ -5,6 +5,8 @@ Between waves, within one, and inside a thread block that makes its passes itsel
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashbench._iomodel.l2 import Cache
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
 
 Three = tuple[float, float, float]
 """Least, expected, most."""
+
+NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Turns(NamedTuple):
@@ -52,7 +56,8 @@ class Grid(NamedTuple):
     over which a thread block spreads what it moves once. seen: the share of the rows that a pass visits.
     bias: how the kernel comes back to a bias; None where there is none, or a program has its turns in a row.
     tiles: of all that persistent programs take one after the other; 0 where each has a thread block.
-    drifts: those programs lose step as they go, and so find rows gone within a wave as well.
+    drifts: those programs lose step as they go, and so find rows gone within a wave as well. operands: of a
+    library's product, how many times over each is fetched again (products.py).
     """
 
     ctas: int
@@ -70,6 +75,7 @@ class Grid(NamedTuple):
     bias: Turns | None = None
     tiles: int = 0
     drifts: bool = False
+    operands: Mapping[str, float] = NONE
 
 
 class Again(NamedTuple):
@@ -128,8 +134,11 @@ class Again(NamedTuple):
         worst = min(cache.hits(widest).worst * (1 - lost[1]), cache.hits(crowd * widest).worst)
         # how units and waves line up is not known: at best every unit starts with a wave
         waves = (max(0.0, 1 / slots - 1 / per_unit), 1 / slots - 0.5 / ctas, 1 / slots)
-        if section * per_unit > slots:  # a section is one long unit: its first wave is the first pass
-            waves = (0.0, max(0.0, section / slots - 1 / per_unit), section / slots)
+        if section * per_unit > slots:
+            # a section is one long unit: its first wave is the first pass; of several units, cut to stay in L2,
+            # rows are lost once, as the next section begins
+            further = max(0.0, section / slots - 1 / per_unit)
+            waves = (0.0, further if section == 1 else min(further, 1 / per_unit), section / slots)
         found = (best, value * (1 - lost[0]), worst)
         if unit_bytes > cache.capacity / 2:  # who falls behind finds its rows gone
             waves, found = (waves[0], waves[1], waves[2] + _DRIFT), (best, found[1], 0.0)
