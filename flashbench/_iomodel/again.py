@@ -135,8 +135,8 @@ class Again(NamedTuple):
         # how units and waves line up is not known: at best every unit starts with a wave
         waves = (max(0.0, 1 / slots - 1 / per_unit), 1 / slots - 0.5 / ctas, 1 / slots)
         if section * per_unit > slots:
-            # a section is one long unit: its first wave is the first pass; of several units, cut to stay in L2,
-            # rows are lost once, as the next section begins
+            # a section is one long unit: its first wave is the first pass; of several units, cut to stay in
+            # L2, rows are lost once, as the next section begins
             further = max(0.0, section / slots - 1 / per_unit)
             waves = (0.0, further if section == 1 else min(further, 1 / per_unit), section / slots)
         found = (best, value * (1 - lost[0]), worst)

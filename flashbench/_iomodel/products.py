@@ -26,14 +26,14 @@ Set by the counts of N = 2k, d = 128 on an H100 SXM (0.077 to 0.10); 0.089 to 0.
 """
 
 _WAVED = 0.015
-"""Of both operands of a product that writes scores, what is fetched again per further wave of tiles of a head.
+"""Of both operands of a product that writes scores, what is fetched again per further wave of a head's tiles.
 
 Set by the eight counts of N = 4k on an H100 SXM (0.012 to 0.017), the only ones with more than one wave.
 """
 
 
 def fetched_again(step: Step, problem: Problem, sms: int) -> Mapping[str, float]:
-    """How many times over, beyond once, each operand of a product is expected to be fetched; empty for others.
+    """How many times over each operand of a product is expected to be fetched again; empty for others.
 
     Of 16-bit operands, as counted. sms: SMs of the card.
     """
