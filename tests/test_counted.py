@@ -59,7 +59,7 @@ def test_a_cell_that_was_counted_twice_counts_once_by_its_latest_run() -> None:
     assert len(keys) == len(set(keys)) >= 230
     fused = [r for r in counted.records() if r.cell.implementation in ("flash", "sdpa-flash")]
     apart = ["spill_write_bytes" in r.counters["total"] for r in fused if r.cell.problem.seqlen_q > 1]
-    assert len(apart) == 112
+    assert len(apart) == 125
     assert all(apart)  # older runs did not count them
 
 
@@ -81,12 +81,6 @@ def test_every_option_that_was_counted_is_shown_cell_by_cell() -> None:
     assert all(f"| {key} |" in shown for key in wanted)
 
 
-SPILLING = {
-    "flash-v2 fwd b4 h16 n4096 d128 fp16 causal softcap30",
-    "flash-v2 bwd b4 h16 n4096 d128 fp16 causal w512,0",
-}
-"""Cells that read back more than 1 % in spilled registers, which were not yet counted apart."""
-
 NEARBY = {"flash-v2 bwd b4 h16 n4096 d128 fp16 full bias=1hqk"}
 """Cells of which the L1 answers more than 1 %: between nothing and all that it may."""
 
@@ -95,10 +89,7 @@ NEARBY = {"flash-v2 bwd b4 h16 n4096 d128 fp16 full bias=1hqk"}
 def test_the_bundled_kernels_request_what_the_model_says_within_1_percent(implementation: str) -> None:
     for row in levels("L2 read", implementation):
         key = row.record.cell.key
-        if key in SPILLING:
-            assert row.level.ratio > 1
-            assert row.record.counters["total"]["spill_write_bytes"] > 10**8
-        elif key in NEARBY:
+        if key in NEARBY:
             assert row.level.within
         else:
             assert row.level.ratio == pytest.approx(1, abs=0.01), key
@@ -163,12 +154,12 @@ def test_they_write_what_the_model_says_within_1_percent(implementation: str) ->
             assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
         else:
             assert 1 <= row.level.ratio < 1.12, row.record.cell.key
-    assert len(rows) == 59
+    assert len(rows) == (72 if implementation == "sdpa-flash" else 59)
 
 
 def test_what_torchs_flash_spills_is_known_within_1_percent() -> None:
-    rows = levels("spills", "sdpa-flash")
-    assert len(rows) == 56
+    rows = [row for row in levels("spills", "sdpa-flash") if row.record.cell.problem.head_dim != 96]
+    assert len(rows) == 67
     for row in rows:
         assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
 
@@ -215,7 +206,7 @@ def test_dram_lies_in_the_band_in_95_percent_of_all_cells(implementation: str, l
 def test_dram_lies_in_the_band_in_every_cell_of_the_sweep() -> None:
     for level in ("DRAM read", "DRAM write"):
         rows = levels(level, *FUSED, "naive", "flash-v2")
-        assert len(rows) == 226
+        assert len(rows) == 251
         assert not [row.record.cell.key for row in rows if not row.level.within]
 
 
@@ -254,15 +245,15 @@ def test_a_backward_of_torchs_is_the_kernels_of_its_model() -> None:
 
 
 def test_cudnns_backward_writes_what_the_model_says() -> None:
-    """The main kernel to the byte where its spills were counted; of halves of sectors what is expected."""
+    """The main kernel to the byte; of sectors that the small ones write in halves what is expected."""
     rows = [
         row
         for row in counted.load()
         if row.record.cell.implementation == "sdpa-cudnn" and row.level.level == "L2 write"
-        if row.record.cell.pass_ == "bwd" and "spill_write_bytes" in row.record.counters["total"]
+        if row.record.cell.pass_ == "bwd"
     ]
     whole = [row for row in rows if not row.level.kernel]
-    assert len(whole) >= 22
+    assert len(whole) == 28
     assert all(row.level.ratio == pytest.approx(1, abs=0.01) for row in whole)
     for name, near in (("backward", 1e-6), ("delta", 0.02), ("convert", 0.03)):
         found = [row.level.ratio for row in rows if row.level.kernel.startswith(name)]
@@ -270,13 +261,25 @@ def test_cudnns_backward_writes_what_the_model_says() -> None:
         assert all(ratio == pytest.approx(1, abs=near) for ratio in found), (name, min(found), max(found))
 
 
-def test_every_record_has_clocks_but_those_of_the_first_runs() -> None:
-    """Of the first runs only cells are kept that no later run has counted."""
-    first = {"detail", "flash", "long", "naive2k", "wide"}
+def test_every_record_has_clocks() -> None:
     for path in counted.FOLDER.glob("*/results.jsonl"):
         for record in counted.runfile.load(path).records:
-            clocks = record.clocks.get("before", {})
-            assert path.parent.name in first or clocks.get("sm_clock_mhz"), (path, record.cell.key)
+            assert record.clocks["before"]["sm_clock_mhz"], (path, record.cell.key)
+
+
+def test_torchs_causal_forward_at_other_shapes_is_within_a_fifth_of_what_is_expected() -> None:
+    """Cells that set no constant; the same work in another order of heads reads up to 18 % more."""
+    rows = [
+        row
+        for row in levels("DRAM read", "sdpa-flash")
+        if not counted.plain(row.record) and row.record.cell.problem.seqlen_q > 1
+    ]
+    assert len(rows) == 13
+    for row in rows:
+        assert row.level.within, row.record.cell.key
+        assert row.level.ratio == pytest.approx(1, abs=0.2), row.record.cell.key
+    near = [row for row in rows if row.level.ratio == pytest.approx(1, abs=0.1)]
+    assert len(near) >= 9
 
 
 def of_naives_ops(level: str) -> dict[tuple[str, str], Any]:
@@ -305,6 +308,23 @@ def test_naives_ops_read_what_is_modelled_within_2_percent() -> None:
     assert len(reads) >= 130
     for at, row in reads.items():
         assert row.level.ratio == pytest.approx(1, abs=0.02), at
+
+
+def test_an_op_counted_again_and_again_reads_the_same_within_1_percent() -> None:
+    """naive's backward at 4k, d = 128, in three runs on two cards: what is modelled is no run's own."""
+    runs = [
+        {
+            (record.cell.key, at): kernel["dram_read_bytes"]
+            for record in counted.runfile.load(counted.FOLDER / folder / "results.jsonl").records
+            for at, kernel in enumerate(record.counters["kernels"])
+        }
+        for folder in ("sweep-128", "naive-again-1", "naive-again-2")
+    ]
+    ops = set(runs[1])
+    assert len(ops) == 15
+    for op in ops:
+        reads = [run[op] for run in runs]
+        assert max(reads) <= 1.01 * min(reads), (op, reads)
 
 
 def test_the_page_shows_these_tables() -> None:

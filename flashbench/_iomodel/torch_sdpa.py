@@ -155,7 +155,7 @@ def _halved(step: Step) -> Step:
 HALVED = {"delta": ("dq_acc", 0.11), "convert dq": ("dq", 0.62)}
 """What cuDNN's small kernels write, and of its sectors those that cross to L2 twice.
 
-Their grids give each of 128 threads 8 numbers of fp32 to zero, 16 of 16 bits to convert: 32 B, a sector, which
+Their grids give each of 128 threads 8 numbers of fp32 to zero, 16 of 16 bits to convert: 32 B, a sector. That
 takes two stores, as none is wider than 16 B. What part of the halves meets again on the way is counted, not
 derived: 0.21 to 0.26 times a 16-bit tensor more in the first, 0.61 to 0.65 in the second, at every length,
 and other in every run of the same cell (docs/counters.md).
