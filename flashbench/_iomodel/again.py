@@ -241,9 +241,9 @@ of the time that one waited for its slot, the share by which it stays behind its
 distances are from their middle, to either side.
 
 The first is a crowd as those of time.py. Set by counts of torch's FlashAttention-2 under a mask at d = 128 on
-an H100 SXM, N = 1k to 64k at one number of tokens: of all passes 12, 5 to 7, 3.4, 3, 2.9, 7 and 21 % are
-missed. At other numbers of batches and heads, which set nothing, up to 17 % more is read than expected
-(docs/counters.md).
+an H100 SXM, N = 1k to 64k at one number of tokens: of all passes 12, 7, 3.4, 3.1, 3.0, 7 and 21 % are
+missed. Counts at other numbers of batches and heads were weighed in, less; there up to 17 % more is read than
+expected (docs/counters.md).
 """
 
 _DRIFT = 0.02
