@@ -268,7 +268,7 @@ def test_every_record_has_clocks() -> None:
 
 
 def test_torchs_causal_forward_at_other_shapes_is_within_a_fifth_of_what_is_expected() -> None:
-    """They had less weight in the constants; the same work in another order of heads reads up to 12 % more."""
+    """Of less weight in the constants; the same work in another order of heads reads up to 12 % more."""
     rows = [
         row
         for row in levels("DRAM read", "sdpa-flash")
