@@ -59,7 +59,7 @@ def test_a_cell_that_was_counted_twice_counts_once_by_its_latest_run() -> None:
     assert len(keys) == len(set(keys)) >= 230
     fused = [r for r in counted.records() if r.cell.implementation in ("flash", "sdpa-flash")]
     apart = ["spill_write_bytes" in r.counters["total"] for r in fused if r.cell.problem.seqlen_q > 1]
-    assert len(apart) == 112
+    assert len(apart) == 125
     assert all(apart)  # older runs did not count them
 
 
@@ -81,12 +81,6 @@ def test_every_option_that_was_counted_is_shown_cell_by_cell() -> None:
     assert all(f"| {key} |" in shown for key in wanted)
 
 
-SPILLING = {
-    "flash-v2 fwd b4 h16 n4096 d128 fp16 causal softcap30",
-    "flash-v2 bwd b4 h16 n4096 d128 fp16 causal w512,0",
-}
-"""Cells that read back more than 1 % in spilled registers, which were not yet counted apart."""
-
 NEARBY = {"flash-v2 bwd b4 h16 n4096 d128 fp16 full bias=1hqk"}
 """Cells of which the L1 answers more than 1 %: between nothing and all that it may."""
 
@@ -95,10 +89,7 @@ NEARBY = {"flash-v2 bwd b4 h16 n4096 d128 fp16 full bias=1hqk"}
 def test_the_bundled_kernels_request_what_the_model_says_within_1_percent(implementation: str) -> None:
     for row in levels("L2 read", implementation):
         key = row.record.cell.key
-        if key in SPILLING:
-            assert row.level.ratio > 1
-            assert row.record.counters["total"]["spill_write_bytes"] > 10**8
-        elif key in NEARBY:
+        if key in NEARBY:
             assert row.level.within
         else:
             assert row.level.ratio == pytest.approx(1, abs=0.01), key
@@ -163,38 +154,28 @@ def test_they_write_what_the_model_says_within_1_percent(implementation: str) ->
             assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
         else:
             assert 1 <= row.level.ratio < 1.12, row.record.cell.key
-    assert len(rows) == 59
+    assert len(rows) == (72 if implementation == "sdpa-flash" else 59)
 
 
 def test_what_torchs_flash_spills_is_known_within_1_percent() -> None:
-    rows = levels("spills", "sdpa-flash")
-    assert len(rows) == 56
+    rows = [row for row in levels("spills", "sdpa-flash") if row.record.cell.problem.head_dim != 96]
+    assert len(rows) == 67
     for row in rows:
         assert row.level.ratio == pytest.approx(1, abs=0.01), row.record.cell.key
 
 
 @pytest.mark.parametrize("implementation", BUNDLED)
 def test_dram_reads_of_the_bundled_kernels_are_within_5_percent_up_to_16k(implementation: str) -> None:
-    """But for one cell, docs/counters.md says why."""
     for row in levels("DRAM read", implementation):
         if row.record.cell.problem.seqlen_q <= 16384:
-            key = row.record.cell.key
-            near = 0.056 if key == "flash-fp8 fwd b4 h16 n4096 d128 fp8 causal" else 0.05
-            assert row.level.ratio == pytest.approx(1, abs=near), key
-
-
-SHORT = {f"sdpa-flash fwd b{16384 // n} h16 n{n} d128 bf16 causal": n for n in (1024, 2048, 4096)}
-"""Cells of torch's flash, whose staggered thread blocks find less than the model says, docs/counters.md."""
+            assert row.level.ratio == pytest.approx(1, abs=0.05), row.record.cell.key
 
 
 @pytest.mark.parametrize("implementation", [*FUSED, "naive", "flash-v2"])
 def test_dram_reads_of_the_sweep_are_within_5_percent_up_to_16k(implementation: str) -> None:
-    """But for three cells of torch's flash."""
     for row in levels("DRAM read", implementation):
-        key, n = row.record.cell.key, row.record.cell.problem.seqlen_q
-        if counted.plain(row.record) and n <= 16384:
-            near = {1024: 0.21, 2048: 0.13, 4096: 0.065}[SHORT[key]] if key in SHORT else 0.05
-            assert row.level.ratio == pytest.approx(1, abs=near), key
+        if counted.plain(row.record) and row.record.cell.problem.seqlen_q <= 16384:
+            assert row.level.ratio == pytest.approx(1, abs=0.05), row.record.cell.key
 
 
 def test_what_is_expected_of_programs_that_lose_step_is_within_a_factor_of_four() -> None:
@@ -225,7 +206,7 @@ def test_dram_lies_in_the_band_in_95_percent_of_all_cells(implementation: str, l
 def test_dram_lies_in_the_band_in_every_cell_of_the_sweep() -> None:
     for level in ("DRAM read", "DRAM write"):
         rows = levels(level, *FUSED, "naive", "flash-v2")
-        assert len(rows) == 226
+        assert len(rows) == 251
         assert not [row.record.cell.key for row in rows if not row.level.within]
 
 
@@ -263,30 +244,42 @@ def test_a_backward_of_torchs_is_the_kernels_of_its_model() -> None:
         assert row.level.ratio == pytest.approx(1, abs=0.01), (row.record.cell.key, row.level.kernel)
 
 
-def test_cudnns_main_backward_kernel_writes_what_the_model_says() -> None:
-    """To the byte where its spilled registers were counted; what is in pieces is the other two kernels'."""
+def test_cudnns_backward_writes_what_the_model_says() -> None:
+    """The main kernel to the byte; of sectors that the small ones write in halves what is expected."""
     rows = [
         row
         for row in counted.load()
         if row.record.cell.implementation == "sdpa-cudnn" and row.level.level == "L2 write"
-        if row.record.cell.pass_ == "bwd" and "spill_write_bytes" in row.record.counters["total"]
+        if row.record.cell.pass_ == "bwd"
     ]
     whole = [row for row in rows if not row.level.kernel]
-    assert len(whole) >= 22
-    assert all(1.16 < row.level.ratio < 1.18 for row in whole)
-    for name, least, most in (("backward", 1.0, 1.0), ("delta", 1.09, 1.12), ("convert", 1.6, 1.66)):
+    assert len(whole) == 28
+    assert all(row.level.ratio == pytest.approx(1, abs=0.01) for row in whole)
+    for name, near in (("backward", 1e-6), ("delta", 0.02), ("convert", 0.03)):
         found = [row.level.ratio for row in rows if row.level.kernel.startswith(name)]
         assert len(found) == len(whole)
-        assert least <= min(found) <= max(found) <= most, (name, found)
+        assert all(ratio == pytest.approx(1, abs=near) for ratio in found), (name, min(found), max(found))
 
 
-def test_every_record_has_clocks_but_those_of_the_first_runs() -> None:
-    """Of the first runs only cells are kept that no later run has counted."""
-    first = {"detail", "flash", "long", "naive2k", "wide"}
+def test_every_record_has_clocks() -> None:
     for path in counted.FOLDER.glob("*/results.jsonl"):
         for record in counted.runfile.load(path).records:
-            clocks = record.clocks.get("before", {})
-            assert path.parent.name in first or clocks.get("sm_clock_mhz"), (path, record.cell.key)
+            assert record.clocks["before"]["sm_clock_mhz"], (path, record.cell.key)
+
+
+def test_torchs_causal_forward_at_other_shapes_is_within_a_fifth_of_what_is_expected() -> None:
+    """Of less weight in the constants; the same work in another order of heads reads up to 12 % more."""
+    rows = [
+        row
+        for row in levels("DRAM read", "sdpa-flash")
+        if not counted.plain(row.record) and row.record.cell.problem.seqlen_q > 1
+    ]
+    assert len(rows) == 13
+    for row in rows:
+        assert row.level.within, row.record.cell.key
+        assert row.level.ratio == pytest.approx(1, abs=0.2), row.record.cell.key
+    near = [row for row in rows if row.level.ratio == pytest.approx(1, abs=0.1)]
+    assert len(near) >= 9
 
 
 def of_naives_ops(level: str) -> dict[tuple[str, str], Any]:
@@ -310,14 +303,28 @@ def test_naives_ops_move_what_is_modelled_within_2_percent() -> None:
 
 
 def test_naives_ops_read_what_is_modelled_within_2_percent() -> None:
-    """What the exceptions read more is in docs/counters.md."""
-    exact = 0
-    for (key, op), row in of_naives_ops("DRAM read").items():
-        small = op in ("qk", "dp") and row.record.cell.problem.seqlen_q == 4096
-        small |= (key, op) == ("naive bwd b4 h16 n4096 d128 bf16 causal", "dk")  # 2.03 %
-        exact += not small
-        assert row.level.ratio == pytest.approx(1, abs=0.05 if small else 0.02), (key, op)
-    assert exact >= 120
+    """Reads alone, every op of every cell."""
+    reads = of_naives_ops("DRAM read")
+    assert len(reads) >= 130
+    for at, row in reads.items():
+        assert row.level.ratio == pytest.approx(1, abs=0.02), at
+
+
+def test_an_op_counted_again_and_again_reads_the_same_within_1_percent() -> None:
+    """naive's backward at 4k, d = 128, in three runs on two cards: what is modelled is no run's own."""
+    runs = [
+        {
+            (record.cell.key, at): kernel["dram_read_bytes"]
+            for record in counted.runfile.load(counted.FOLDER / folder / "results.jsonl").records
+            for at, kernel in enumerate(record.counters["kernels"])
+        }
+        for folder in ("sweep-128", "naive-again-1", "naive-again-2")
+    ]
+    ops = set(runs[1])
+    assert len(ops) == 15
+    for op in ops:
+        reads = [run[op] for run in runs]
+        assert max(reads) <= 1.01 * min(reads), (op, reads)
 
 
 def test_the_page_shows_these_tables() -> None:

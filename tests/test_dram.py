@@ -7,13 +7,14 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from flashbench._iomodel import l2
+from flashbench._iomodel import l2, products, time
 from flashbench._iomodel.again import Grid
 from flashbench._iomodel.dram import Band, dram
 from flashbench._iomodel.l2 import Cache
@@ -51,6 +52,14 @@ def cells(draw: st.DrawFn) -> tuple[Estimate, Device]:
     return estimate(model.name, shape, draw(st.sampled_from(model.passes)), device=device), device
 
 
+def fetched_again_at_most(row: Estimate, device: Device) -> int:
+    """By a library's products, whose tiles ask for more than the operands that count as requested."""
+    if row.model not in time.STANDARD or device.arch != "sm90":
+        return 0
+    again = [(step, products.fetched_again(step, row.problem, device.num_sms)) for step in row.steps]
+    return ceil(sum(2 * step.read[name] * times for step, names in again for name, times in names.items()))
+
+
 @settings(max_examples=300, deadline=None)
 @given(cells())
 def test_reads_lie_between_compulsory_and_requested(cell: tuple[Estimate, Device]) -> None:
@@ -60,7 +69,7 @@ def test_reads_lie_between_compulsory_and_requested(cell: tuple[Estimate, Device
     adds = row.requested.atomic_bytes
     spilled = sum(step.spills.written for step in row.steps)
     assert row.compulsory.read_bytes <= read.low <= read.value <= read.high
-    assert read.high <= row.requested.read_bytes + adds
+    assert read.high <= row.requested.read_bytes + adds + fetched_again_at_most(row, device)
     assert 0 <= write.low <= write.value <= write.high <= row.requested.write_bytes + adds + spilled
     assert found.dram == read.plus(write)
     assert all(isinstance(part, int) for part in found.dram)
@@ -391,3 +400,44 @@ def test_a_card_without_the_dtype_is_refused() -> None:
     row = estimate("flash-v2", problem(dtype="bf16"), "fwd")
     with pytest.raises(SpecError, match="v100-sxm2 has no matrix products in bf16"):
         predict(row, find("v100-sxm2"))
+
+
+def test_a_product_is_expected_to_fetch_its_narrow_operand_again_pass_by_pass() -> None:
+    """V of PV at d = 128: 256 rows a tile, two tiles at a time, so 8 passes over 4k rows; P once."""
+    row = estimate("standard", problem(), "fwd")
+    steps = {step.name: step for step in row.steps}
+    assert products.fetched_again(steps["pv"], row.problem, 132) == {"v": pytest.approx(0.083 * 7)}
+    again = products.fetched_again(steps["qk"], row.problem, 132)
+    assert again == pytest.approx(dict.fromkeys(("q_scaled", "k"), 0.015 * (512 / 132 - 1)))
+    assert not products.fetched_again(steps["softmax"], row.problem, 132)
+    short = estimate("standard", problem(seqlen_q=512, seqlen_k=512), "fwd")
+    assert not any(products.fetched_again(step, short.problem, 132) for step in short.steps)
+
+
+@pytest.mark.parametrize("heads", [1, 64])
+def test_a_product_that_stays_in_the_l2_fetches_nothing_again(heads: int) -> None:
+    """One head of 2k keeps its scores and operands in 50 MiB; 64 heads do not."""
+    row = estimate(
+        "standard", problem(num_heads=heads, num_kv_heads=heads, seqlen_q=2048, seqlen_k=2048), "fwd"
+    )
+    pv = next(one for one in kernels_alone(row, H100) if one.name == "pv")
+    asked = sum(next(step for step in row.steps if step.name == "pv").read.values())
+    assert (pv.read.value > asked) == (heads == 64)
+
+
+def staggered(n: int, heads: int) -> float:
+    """Passes of a causal forward of torch's that are fetched again, d = 128."""
+    shape = problem(seqlen_q=n, seqlen_k=n, num_heads=heads, num_kv_heads=heads, causal=True)
+    row = estimate("sdpa-flash", shape, "fwd")
+    return kernels_alone(row, H100)[0].read.value / row.compulsory.read_bytes
+
+
+def test_staggered_thread_blocks_miss_most_where_they_are_short_or_long() -> None:
+    """Short ones bring more rows of their own into each step, long ones begin far apart."""
+    read = {n: staggered(n, 16 * 16384 // n) for n in (512, 1024, 4096)}
+    assert read[512] > read[1024]
+    passes = {
+        n: (staggered(n, 16 * max(1, 16384 // n)) - 1) / (n / 128 - 1) for n in (1024, 4096, 32768, 65536)
+    }
+    assert passes[1024] > passes[4096] < passes[32768] < passes[65536]
+    assert staggered(4096, 4) == pytest.approx(1, abs=0.01)  # four heads alone: all of it stays

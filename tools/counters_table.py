@@ -108,19 +108,19 @@ def operations(found: Sequence[Found]) -> list[str]:
 
 
 def plain(record: Record) -> bool:
-    """Whether a cell is one of the sweep's: bf16, many queries, no option of attention."""
+    """Whether a cell is one of the sweep's: bf16, 16k tokens or one batch, 2048 wide, no option."""
     p = record.cell.problem
-    return p.dtype == "bf16" and p.seqlen_q > 1 and not p.features
+    sized = p.batch * p.seqlen_q == max(p.seqlen_q, 16384) and p.num_heads * p.head_dim == 2048
+    return p.dtype == "bf16" and p.seqlen_q == p.seqlen_k and sized and not p.features
 
 
 def others(found: Sequence[Found]) -> list[str]:
-    """Cells of the bundled kernels that are not the sweep's, one by one: counted over predicted."""
+    """Cells that are not the sweep's, one by one: counted over predicted."""
     names = ("L2 read", "L2 write", "DRAM read", "DRAM write")
     lines = [f"| cell | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     rows: dict[str, dict[str, str]] = {}
     for row in found:
-        bundled = kernels.get(row.record.cell.implementation).prepare_tiles is not None
-        if row.level.kernel or plain(row.record) or not bundled or row.level.ratio is None:
+        if row.level.kernel or plain(row.record) or row.level.ratio is None:
             continue
         shown = f"{row.level.ratio:.3f}"
         rows.setdefault(row.record.cell.key, {})[row.level.level] = (
@@ -161,7 +161,9 @@ def page() -> str:
     parts = {
         "**DRAM reads, GB counted / predicted** (bold: outside the band)": lengths(found, "DRAM read"),
         "**DRAM writes, GB counted / predicted**": lengths(found, "DRAM write"),
-        "**Options, decode and fp8, counted over predicted** (bold: outside the band)": others(found),
+        "**Options, decode, fp8 and other shapes, counted over predicted** (bold: outside the band)": others(
+            found
+        ),
         "**`naive`, op by op**": operations(found),
     }
     lines = [line for title, rows in parts.items() for line in ("", title, "", *rows)]

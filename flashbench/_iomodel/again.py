@@ -5,15 +5,19 @@ Between waves, within one, and inside a thread block that makes its passes itsel
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from flashbench._iomodel.l2 import Cache, Hits
+from flashbench._iomodel.l2 import Cache
 
 if TYPE_CHECKING:
     from flashbench.problem import Problem
 
 Three = tuple[float, float, float]
 """Least, expected, most."""
+
+NONE: Mapping[str, float] = MappingProxyType({})
 
 
 class Turns(NamedTuple):
@@ -46,13 +50,14 @@ class Grid(NamedTuple):
     interleaved, tile by tile; 1 where one follows the other. lost: of what L2 should have kept from one
     wave to the next, the share that is fetched again all the same, expected and at worst. skew: at worst,
     the share of what is streamed that is fetched again within a wave, as thread blocks lose step.
-    staggered: thread blocks of one head start at rows of their own, so that all that a wave moves goes by
-    before a row is asked for again. crowd: how many times over what a wave moves counts against the L2 until
+    stagger: of a head's rows, the share by which a thread block starts after the one before it; 0 where all
+    start at the same row. crowd: how many times over what a wave moves counts against the L2 until
     the next wave, or pass, comes back to its rows. passes: of a loop, those
     over which a thread block spreads what it moves once. seen: the share of the rows that a pass visits.
     bias: how the kernel comes back to a bias; None where there is none, or a program has its turns in a row.
     tiles: of all that persistent programs take one after the other; 0 where each has a thread block.
-    drifts: those programs lose step as they go, and so find rows gone within a wave as well.
+    drifts: those programs lose step as they go, and so find rows gone within a wave as well. operands: of a
+    library's product, how many times over each is fetched again (products.py).
     """
 
     ctas: int
@@ -63,13 +68,14 @@ class Grid(NamedTuple):
     section: int = 1
     lost: tuple[float, float] = (0.0, 0.0)
     skew: float = 0.0
-    staggered: bool = False
+    stagger: float = 0.0
     crowd: float = 1.0
     passes: int = 1
     seen: float = 1.0
     bias: Turns | None = None
     tiles: int = 0
     drifts: bool = False
+    operands: Mapping[str, float] = NONE
 
 
 class Again(NamedTuple):
@@ -103,14 +109,19 @@ class Again(NamedTuple):
         if grid.loops:
             moved = min(float(units), float(slots)) * unit_bytes + own / grid.passes
             return cls(True, _ZERO, _missing(cache, moved, crowd, grid.seen))
+        # under a mask a pass ends early and comes back to its rows sooner, after seen of them on average
+        seen = min(1.0, asked_for / (streamed * per_unit)) if streamed else 1.0
+        if grid.stagger and streamed:
+            within = _staggered(cache, grid, (unit_bytes, own), seen)
+            waves = (0.0, 1 / slots - 0.5 / ctas, 1 / slots) if ctas > slots else _ZERO
+            kept = (1.0, (1 - within[1]) * (1 - lost[0]), (1 - within[2]) * (1 - lost[1]))
+            return cls(False, waves, (1 - kept[0], 1 - kept[1], 1 - kept[2]), within)
         active = min(float(units), max(1.0, slots / per_unit, section))
-        within = _staggered(cache.hits(active * unit_bytes + own)) if grid.staggered else _ZERO
+        within = _ZERO
         if grid.drifts and per_unit > slots:
             within = _apart(cache, unit_bytes, min(2, units) * unit_bytes + own)
         if ctas <= slots or not streamed:
-            return cls(False, _ZERO, _ZERO, within) if grid.staggered else ONCE
-        # under a mask a pass ends early and comes back to its rows sooner, after seen of them on average
-        seen = min(1.0, asked_for / (streamed * per_unit))
+            return ONCE
         best = cache.hits(active * unit_bytes * seen + own).best
         typical = unit_bytes * seen**_MASKED
         value = cache.hits(crowd * (active * typical + own)).value
@@ -123,8 +134,11 @@ class Again(NamedTuple):
         worst = min(cache.hits(widest).worst * (1 - lost[1]), cache.hits(crowd * widest).worst)
         # how units and waves line up is not known: at best every unit starts with a wave
         waves = (max(0.0, 1 / slots - 1 / per_unit), 1 / slots - 0.5 / ctas, 1 / slots)
-        if section * per_unit > slots:  # a section is one long unit: its first wave is the first pass
-            waves = (0.0, max(0.0, section / slots - 1 / per_unit), section / slots)
+        if section * per_unit > slots:
+            # a section is one long unit: its first wave is the first pass; of several units, cut to stay in
+            # L2, rows are lost once, as the next section begins
+            further = max(0.0, section / slots - 1 / per_unit)
+            waves = (0.0, further if section == 1 else min(further, 1 / per_unit), section / slots)
         found = (best, value * (1 - lost[0]), worst)
         if unit_bytes > cache.capacity / 2:  # who falls behind finds its rows gone
             waves, found = (waves[0], waves[1], waves[2] + _DRIFT), (best, found[1], 0.0)
@@ -178,9 +192,25 @@ _PASSES = 8
 """Lengths of pass that stand for all of a masked loop."""
 
 
-def _staggered(hits: Hits) -> Three:
-    """Of the passes of one wave, what is not found: none at best, at worst all that the curve says."""
-    return (0.0, _STAGGER * (1 - hits.value), 1 - hits.worst)
+def _staggered(cache: Cache, grid: Grid, moved: tuple[float, float], seen: float) -> Three:
+    """Of the passes of staggered thread blocks over a unit, what is not found.
+
+    moved: bytes of a unit's streamed rows, and all that the slots' thread blocks touch once. seen: the share
+    of the rows that one visits on average.
+
+    A thread block comes to a row one stagger after its neighbour. Meanwhile each slot streams as many rows of
+    its own, and those that start then touch what is theirs. A neighbour that waited for a slot is later by
+    that; at worst by all of it, while expected is that it makes up for most.
+    """
+    unit, own = moved
+    steps = max(1.0, seen / grid.stagger)
+    between = min(grid.slots, grid.ctas) * grid.stagger * unit + own / steps
+    waits = steps / grid.slots if grid.ctas > grid.slots else 0.0
+    typical = _BETWEEN * between * (1 + _DELAY * waits)
+    found = [cache.hits(typical * (1 + apart)).value for apart in (-_UNEVEN, 0.0, _UNEVEN)]
+    value = sum(found) / len(found)
+    worst = cache.hits(2 * between * (1 + waits)).worst
+    return 0.0, 1 - value, 1 - min(value, worst)
 
 
 def _apart(cache: Cache, unit: float, moved: float) -> Three:
@@ -205,10 +235,15 @@ A description of seven counts on an H100 SXM at 32k and 64k, not a derivation (d
 _FARTHEST = 4.0
 """At worst so many times that: about as far above it as the farthest of those counts."""
 
-_STAGGER = 0.5
-"""Of what goes by between two uses of a row by staggered thread blocks, over all that a wave moves.
+_BETWEEN, _DELAY, _UNEVEN = 1.885, 0.25, 0.1
+"""How many times what staggered thread blocks move from one use of a row to the next counts against the L2;
+of the time that one waited for its slot, the share by which it stays behind its neighbour; and how far such
+distances are from their middle, to either side.
 
-As a share of the misses that the whole would give. Set by counts of torch's FlashAttention-2 under a mask.
+The first is a crowd as those of time.py. Set by counts of torch's FlashAttention-2 under a mask at d = 128 on
+an H100 SXM, N = 1k to 64k at one number of tokens: of all passes 12, 7, 3.4, 3.1, 3.0, 7 and 21 % are
+missed. Counts at other numbers of batches and heads were weighed in, less; there up to 17 % more is read than
+expected (docs/counters.md).
 """
 
 _DRIFT = 0.02

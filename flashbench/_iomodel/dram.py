@@ -59,7 +59,7 @@ def dram(estimate: Estimate, cache: Cache, grids: tuple[Grid | None, ...]) -> Dr
     tracker = _Tracker(cache, tensor_bytes(estimate.problem))
     steps = tuple(tracker.run(step, grid) for step, grid in zip(estimate.steps, grids, strict=True))
     atomic = estimate.requested.atomic_bytes
-    most = estimate.requested.read_bytes + atomic
+    most = estimate.requested.read_bytes + atomic + round(tracker.beyond)
     least = min(estimate.compulsory.read_bytes, most)
     read = Band(*(min(max(round(part), least), most) for part in tracker.read))
     most = estimate.requested.write_bytes + atomic + sum(step.spills.written for step in estimate.steps)
@@ -87,7 +87,7 @@ def _alone(step: Step, grid: Grid | None, cache: Cache, sizes: Mapping[str, int]
     tracker = _Tracker(cache, sizes)
     tracker.run(step, grid)
     added = sum(step.atomic.values())
-    most = sum(step.read.values()) + added
+    most = sum(step.read.values()) + added + round(tracker.beyond)
     rows = tracker.rows(step.read, grid.bias if grid else None) + tracker.rows(step.atomic)
     least = sum(size for _, _, size in rows)
     low, value, high = (min(max(round(part), least), most) for part in tracker.read)
@@ -135,7 +135,8 @@ class _Tracker:
 
     clock: bytes touched so far. last: per tensor, the clock in the middle of the step that touched it.
     dirty: tensors that were written. read, write: least, expected and most bytes so far. dirty_share:
-    of what the last step touched, what it wrote.
+    of what the last step touched, what it wrote. beyond: what a library's products may fetch again, which
+    is not among the bytes requested.
     """
 
     cache: Cache
@@ -146,6 +147,7 @@ class _Tracker:
     read: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     write: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     dirty_share: float = 0.0
+    beyond: float = 0.0
 
     def run(self, step: Step, grid: Grid | None) -> float:
         """One step; returns its expected DRAM bytes, read and written."""
@@ -172,6 +174,8 @@ class _Tracker:
         before = self.read[1] + self.write[1]
         how = (middle, again, grid.skew if grid else 0.0)
         self._move(self.read, inputs, how, None)
+        if grid and grid.operands:
+            self._fetch_again(step, grid.operands, touched)
         if adds:
             self._move(self.read, adds, how, None)
             self._move(self.write, adds, how, self.dirty)
@@ -184,6 +188,14 @@ class _Tracker:
         self.clock += touched
         self.dirty_share = written / touched if touched else 0.0
         return self.read[1] + self.write[1] - before
+
+    def _fetch_again(self, step: Step, operands: Mapping[str, float], touched: float) -> None:
+        """Add what a library's product fetches again, where not all of it stays in L2: none to twice that."""
+        missed = 1 - self.cache.hits(touched).value
+        value = missed * sum([step.read[name] * times for name, times in operands.items()])
+        self.read[1] += value
+        self.read[2] += 2 * value
+        self.beyond += 2 * value
 
     def rows(self, moved: Mapping[str, int], shared: Turns | None = None) -> list[tuple[str, int, int]]:
         """(tensor, requested bytes, bytes of the tensor itself; of a bias, those that a turn reads)."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashbench import block_masks, flash_configs, named_masks
-from flashbench._iomodel import listed
+from flashbench._iomodel import listed, products
 from flashbench._iomodel.again import Grid, Turns
 from flashbench._iomodel.constants import LAUNCH_S
 from flashbench._iomodel.dram import Alone, Band, alone, dram
@@ -105,7 +105,7 @@ def predict(estimate: Estimate, device: Device, family: str | None = None) -> Pr
         requested = sum(step.read.values()) + sum(step.write.values()) + sum(step.atomic.values())
         requested += step.spills.written
         l2 = requested / on.roof.l2
-        if grid is None or step.name in _MASKS:
+        if grid is None or not step.exps:
             paced = requested / on.pace(step.name, estimate.problem.seqlen_k)
             parts.append(_streamed(step, on, paced, l2, memory))
         else:
@@ -149,6 +149,9 @@ _FIRST_OF_BACKWARD = "dv"
 """The op with which an eager backward begins; other families reach the same bandwidth in both passes."""
 
 
+STANDARD = frozenset({"standard", "standard-hf", "standard-added", "standard-minimal"})
+"""Models whose products are a library's."""
+
 LOOPING = frozenset({"flash-v1", "flash-v1-cuda", "flash-v1-triton"})
 """Models with one thread block per head, which loops over K/V and Q."""
 
@@ -169,6 +172,9 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
         return _mask_grid(step, estimate.problem)
     kernel = KERNELS.get(step.name)
     rates = on.fwd if kernel == "fwd" else on.bwd
+    if estimate.model in STANDARD and on.device.arch == "sm90":
+        operands = products.fetched_again(step, estimate.problem, on.sms)
+        return Grid(1, 1, 1, operands=operands) if operands else None
     if kernel is None or rates is None or not step.exps:
         return None
     p, tiles = estimate.problem, estimate.tiles
@@ -201,10 +207,17 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
         section=_section(estimate, kernel, kv_heads), lost=_lost(kernel, hides, outer > slots, persistent),
         skew=_SKEW if hides else 0.0,
         crowd=1.0 if hides else _CROWD_OF_PROGRAMS if persistent else _CROWD,
-        staggered=kernel == "fwd" and p.masked and estimate.model in STAGGERED,
+        stagger=_stagger(estimate, kernel, block_q),
         bias=Turns.of(p) if "bias" in step.read and step.name != "dbias" else None,
         tiles=taken, drifts=scheduled and not hides,
     )  # fmt: skip
+
+
+def _stagger(estimate: Estimate, kernel: str, block_q: int) -> float:
+    """Of a head's keys, the share by which a tile starts after the one before it; 0 where all start alike."""
+    p = estimate.problem
+    apart = kernel == "fwd" and p.masked and estimate.model in STAGGERED
+    return min(1.0, block_q / p.seqlen_k) if apart else 0.0
 
 
 def _loop(step: Step, estimate: Estimate, kernel: str, slots: int) -> Grid:
@@ -285,7 +298,7 @@ def _section(estimate: Estimate, kernel: str, kv_heads: int) -> int:
     """K/V heads that the bundled kernels interleave under a mask; others go head by head."""
     p = estimate.problem
     interleaved = named_masks.seen(p).grows if p.block_mask else p.masked
-    if not _is_flash(estimate, kernel) or not interleaved:
+    if not (_is_flash(estimate, kernel) or estimate.model == "flash-fp8") or not interleaved:
         return 1
     rows = p.seqlen_q * p.group if kernel == "dkdv" else p.seqlen_k
     return flash_configs.section(rows * (p.head_dim + p.head_dim_v) * p.dtype_bytes, kv_heads)

@@ -139,6 +139,29 @@ def cudnn_forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant
     return work._replace(steps=steps, extra_bytes=work.extra_bytes - lse, kept={"lse": lse})
 
 
+def cudnn_backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
+    """flash-v2-atomic's backward, whose two small kernels cuDNN has write in halves of sectors."""
+    work = flash_v2.atomic_backward(problem, tiles, variant)
+    return work._replace(steps=tuple(_halved(step) for step in work.steps))
+
+
+def _halved(step: Step) -> Step:
+    if step.name not in HALVED:
+        return step
+    name, share = HALVED[step.name]
+    return step._replace(moved={name: round(step.write[name] * (1 + share))})
+
+
+HALVED = {"delta": ("dq_acc", 0.11), "convert dq": ("dq", 0.62)}
+"""What cuDNN's small kernels write, and of its sectors those that cross to L2 twice.
+
+Their grids give each of 128 threads 8 numbers of fp32 to zero, 16 of 16 bits to convert: 32 B, a sector. That
+takes two stores, as none is wider than 16 B. What part of the halves meets again on the way is counted, not
+derived: 0.21 to 0.26 times a 16-bit tensor more in the first, 0.61 to 0.65 in the second, at every length,
+and other in every run of the same cell (docs/counters.md).
+"""
+
+
 def cudnn_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles:
     """128 rows of what stays, forward and backward."""
     return Tiles(128, 128) if kernel == "fwd" else Tiles(64, 128)
