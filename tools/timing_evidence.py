@@ -6,8 +6,9 @@ python tools/timing_evidence.py --out reports/h100-sxm/timing/evidence.json [--o
 - copy: 1 KB copied, cold and hot, by each method. A flush that leaked would show as its own time.
 - cells: calls of one kernel, by events and by CUPTI in turns, a few samples each, so that no power cap begins
   and a drift of the clock is both's. What an empty kernel takes by events beyond its own time is taken off.
-- cooling: after a load that the power cap holds back, what NVML says and how fast the SM clock really is
-  (by a kernel that counts cycles), a pause of each length later. It says how long a burst has to wait.
+- cooling: after a load that the power cap holds back, a pause of each length later: what NVML says, how fast
+  the SM clock really is (by a kernel that counts cycles), and how long each of some calls of the load takes
+  then. It says how long a burst has to wait, and what NVML's word on a cap is worth.
 
 The file is written after each part; a part that fails leaves its reason.
 """
@@ -46,8 +47,10 @@ LONG_S = 200e-6
 """From here on times have to agree by share, below by SHORT_S."""
 SHORT_S, MEDIAN, WORST = 2e-6, 0.01, 0.03
 LOAD_S, PAUSES_S, REPEATS = 0.3, (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64), 2
-PROBE_CYCLES = 400_000
-"""Of the kernel that shows the SM clock, some 200 µs."""
+PROBE_CYCLES = 1_000_000
+"""Of the kernel that shows the SM clock, some 500 µs."""
+PRODUCTS = 20
+"""Calls of the load after each pause, together some 35 ms, about what a round takes."""
 
 
 def overheads(device: str) -> dict[str, Any]:
@@ -108,7 +111,10 @@ def in_turns(call: Callable[[], object], device: str, flush: profilers.Flush) ->
 
 
 def cooling(device: str) -> list[dict[str, Any]]:
-    """Rows of pause_s, what NVML reads after it, sm_clock_hz as it is and seconds of a product then."""
+    """Rows of pause_s, NVML before and after, sm_clock_hz as it is then, and seconds of products after it.
+
+    The first two rows are of a chip that was idle.
+    """
     import torch
 
     from flashbench._profilers.timers import between_events
@@ -123,14 +129,21 @@ def cooling(device: str) -> list[dict[str, Any]]:
     def row(pause_s: float | None) -> dict[str, Any]:
         read = dict(clocks.read()) if clocks else {}
         (probe_s,) = between_events(lambda: torch.cuda._sleep(PROBE_CYCLES), None, 1)
-        (took,) = between_events(product, None, 1)
-        return {"pause_s": pause_s, "nvml": read, "sm_clock_hz": PROBE_CYCLES / probe_s, "product_s": took}
+        samples = between_events(product, None, PRODUCTS)
+        after = dict(clocks.read()) if clocks else {}
+        (last_s,) = between_events(lambda: torch.cuda._sleep(PROBE_CYCLES), None, 1)
+        return {
+            "pause_s": pause_s, "before": read, "after": after, "sm_clock_hz": PROBE_CYCLES / probe_s,
+            "sm_clock_after_hz": PROBE_CYCLES / last_s, "samples_s": samples,
+        }  # fmt: skip
 
     product()
     torch.cuda._sleep(PROBE_CYCLES)
     torch.cuda.synchronize(device)
-    time.sleep(1.0)
-    found = [row(None)]
+    found = []
+    for _ in range(2):
+        time.sleep(1.0)
+        found.append(row(None))
     for pause_s in PAUSES_S * REPEATS:
         end = time.perf_counter() + LOAD_S
         while time.perf_counter() < end:
