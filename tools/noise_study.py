@@ -204,8 +204,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, help="so many at most")
     parser.add_argument("--config", default=str(ROOT / "configs" / "noise.toml"), help="the grid")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--load", help="burst or sustained, else what the config says")
     given = parser.parse_args()
-    sitting(given.out, {"device": given.device, "quiet": True}, given.config, given.seconds, most=given.runs)
+    options = {"device": given.device, "quiet": True} | ({"load": given.load} if given.load else {})
+    sitting(given.out, options, given.config, given.seconds, most=given.runs)
 
 
 if __name__ == "__main__":
