@@ -176,6 +176,9 @@ def sitting(
     """Runs until the time is spent, or so many; the folder of the sitting. Raises SystemExit if one fails."""
     import torch  # noqa: F401  before the forks
 
+    if str(options["device"]).startswith("cuda"):
+        import triton  # noqa: F401
+
     start, longest = time.monotonic(), 0.0
     folder = out / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
     context = multiprocessing.get_context("fork")
@@ -203,11 +206,13 @@ def main() -> None:
     parser.add_argument("--seconds", default=250.0, type=float, help="no run starts that would end later")
     parser.add_argument("--runs", type=int, help="so many at most")
     parser.add_argument("--config", default=str(ROOT / "configs" / "noise.toml"), help="the grid")
+    parser.add_argument("--slower", default="0,2,3,5", help="percent of each variant; 0: as it is")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--load", help="burst or sustained, else what the config says")
     given = parser.parse_args()
     options = {"device": given.device, "quiet": True} | ({"load": given.load} if given.load else {})
-    sitting(given.out, options, given.config, given.seconds, most=given.runs)
+    shares = [float(percent) / 100 for percent in given.slower.split(",")]
+    sitting(given.out, options, given.config, given.seconds, shares, given.runs)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ python tools/timing_evidence.py --out reports/h100-sxm/timing/evidence.json [--o
 
 - overheads: an empty kernel by each method, hot and cold.
 - copy: 1 KB copied, cold and hot, by each method. A flush that leaked would show as its own time.
-- cells: calls of one kernel, by events and by CUPTI in turns, a few samples each, so that no power cap begins
-  and a drift of the clock is both's. What an empty kernel takes by events beyond its own time is taken off.
+- cells: calls of one kernel, by each method in turns, a few samples each, so that no power cap begins and a
+  drift of the clock is theirs alike. Compared with CUPTI's time is that of events, of launch-bound cells that
+  of a graph, as --timing auto has it, less what an empty kernel takes by the same method beyond its own time.
 - cooling: after a load that the power cap holds back, a pause of each length later: what NVML says, how fast
   the SM clock really is (by a kernel that counts cycles), and how long each of some calls of the load takes
   then. It says how long a burst has to wait, and what NVML's word on a cap is worth.
@@ -96,18 +97,25 @@ def cells(device: str) -> list[dict[str, Any]]:
 
 
 def in_turns(call: Callable[[], object], device: str, flush: profilers.Flush) -> dict[str, Any]:
-    """The call by events and by CUPTI in turns."""
-    from flashbench._profilers.timers import CuptiTimer, EventTimer
+    """The call by each method in turns; by: the one that --timing auto would take."""
+    from flashbench._profilers.rounds import launch_bound
+    from flashbench._profilers.timers import timer_of
 
     call()
-    timers = {"events": EventTimer(call, device, flush), "cupti": CuptiTimer(call, device, flush)}
+    timers = {name: timer_of(name, call, lambda: call, device, flush) for name in METHODS}
     about = statistics.median(timers["events"].samples(5))
+    host_s = min(timers["events"].host_s() for _ in range(3))
     count = max(SAMPLES[0], min(SAMPLES[1], int(ROUND_S / about)))
     samples: dict[str, list[float]] = {name: [] for name in timers}
     for number in range(ROUNDS):
         for name in sorted(timers, reverse=number % 2 == 1):
             samples[name] += timers[name].samples(count)
-    return {"kernels": len(profilers.timeline(call, device).kernels), "samples_s": samples}
+    return {
+        "kernels": len(profilers.timeline(call, device).kernels),
+        "host_s": host_s,
+        "by": "graph" if launch_bound(host_s, about, timers["events"].flush_s) else "events",
+        "samples_s": samples,
+    }
 
 
 def cooling(device: str) -> list[dict[str, Any]]:
@@ -161,16 +169,15 @@ PARTS: Mapping[str, Callable[[str], Any]] = {
 
 
 def differences(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of each cell of one kernel: its time by CUPTI, that by events less an empty kernel's overhead, both
-    medians, seconds, and how far they are apart."""
-    empty = document["overheads"]
-    overhead_s = empty["events_cold_s"] - empty["cupti_cold_s"]
-    found = []
+    """Of each cell of one kernel: its time by CUPTI, and how far that by events (or a graph) less the
+    method's overhead is from it; medians, seconds."""
+    empty, found = document["overheads"], []
     for row in document["cells"]:
         if row.get("kernels") == 1:
-            event_s, kernel_s = (statistics.median(row["samples_s"][name]) for name in ("events", "cupti"))
-            apart_s = event_s - overhead_s - kernel_s
-            found.append({"cell": row["cell"], "kernel_s": kernel_s, "apart_s": apart_s,
+            overhead_s = empty[f"{row['by']}_cold_s"] - empty["cupti_cold_s"]
+            taken_s, kernel_s = (statistics.median(row["samples_s"][name]) for name in (row["by"], "cupti"))
+            apart_s = taken_s - overhead_s - kernel_s
+            found.append({"cell": row["cell"], "by": row["by"], "kernel_s": kernel_s, "apart_s": apart_s,
                           "share": apart_s / kernel_s})  # fmt: skip
     return found
 
@@ -201,7 +208,7 @@ def main() -> None:
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
     for row in differences(document) if {"overheads", "cells"} <= document.keys() else ():
         apart = f"{1e6 * row['apart_s']:+.2f} us, {100 * row['share']:+.2f} %"
-        print(f"{row['cell']}: kernel {1e6 * row['kernel_s']:.1f} us, events {apart}")
+        print(f"{row['cell']}: kernel {1e6 * row['kernel_s']:.1f} us, {row['by']} {apart}")
 
 
 if __name__ == "__main__":
