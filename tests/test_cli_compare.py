@@ -159,6 +159,39 @@ def test_what_a_file_does_not_tell_is_warned_of(capsys: pytest.CaptureFixture[st
     assert "no schema" in err
 
 
+def test_a_time_of_nothing_is_named_and_no_success(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    new = written(tmp_path / "n.jsonl", [cell(1e-3), cell(1e-3, 2048)])
+    broken = written(tmp_path / "b.jsonl", [cell(0.0), cell(1e-3, 2048)])
+    code, out, err = run(capsys, broken, new, "--json")
+    assert (code, "time_s is zero, negative or no number on the base side" in err) == (EXIT_UNDECIDED, True)
+    assert {row["verdict"]: row["change"] for row in json.loads(out)["cells"]} == {
+        "incomparable": None, "same": 0.0
+    }  # fmt: skip
+    below = written(tmp_path / "c.jsonl", [cell(-1e-3)])
+    code, out, err = run(capsys, below, new)
+    assert (code, out, "line 2" in err) == (EXIT_UNREADABLE, "", True)
+
+
+def test_versions_that_differ_are_told_and_pass_and_another_estimator_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    base = written(tmp_path / "a.jsonl", [cell(1e-3)], torch="2.11", driver="580.1")
+    newer = written(tmp_path / "b.jsonl", [cell(1e-3)], torch="2.13", driver="590.2")
+    code, _, err = run(capsys, base, newer)
+    assert code == 0
+    assert "torch: 2.11 on the base side, 2.13 on the new one" in err
+    assert "driver: 580.1 on the base side" in err
+    text = Path(newer).read_text(encoding="utf-8").replace('"options":{}', '"options":{"estimator":"min"}', 1)
+    other = tmp_path / "c.jsonl"
+    other.write_text(text, encoding="utf-8")
+    code, _, err = run(capsys, base, str(other))
+    assert (code, "estimator is median on the base side and min on the new one" in err) == (
+        EXIT_UNDECIDED, True
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("value", [None, "fast", True, {}])
 def test_a_sample_that_is_no_number_is_named(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, value: object

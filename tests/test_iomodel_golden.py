@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flashbench import iomodel
+from flashbench import iomodel, plan
 from flashbench.iomodel import estimate
 from flashbench.problem import Problem
 
@@ -61,6 +61,21 @@ def test_compulsory_bytes_and_flops() -> None:
     least = iomodel.compulsory(problem(), "fwd")
     assert (least.read_bytes, least.write_bytes) == (201_326_592, 68_157_440)
     assert iomodel.flops(problem(), "fwd") == 549_755_813_888
+
+
+def test_what_a_forward_of_flash_holds_is_told_apart() -> None:
+    """Of 16 heads of 4k at head dim 64: inputs, o and the fp32 LSE; and a score matrix of 32 of 2k."""
+    p = problem(batch=1, head_dim=64, head_dim_v=64, dtype="fp16")
+    assert plan.input_bytes(p, "fwd") == 25_165_824
+    found = estimate("flash", p, "fwd").extra_bytes
+    assert found == 8_388_608 + 262_144
+    scores = problem(batch=1, num_heads=32, num_kv_heads=32, seqlen_q=2048, seqlen_k=2048)
+    assert estimate("standard", scores, "fwd").requested.write["s"] == 268_435_456
+
+
+def test_flops_are_the_formulas_where_no_counter_counts() -> None:
+    p = problem(batch=1, num_heads=12, num_kv_heads=12, seqlen_q=64, seqlen_k=64, head_dim=64, head_dim_v=64)
+    assert iomodel.flops(p, "fwd") == 12_582_912  # torch's counter on a CPU says 0
 
 
 def test_standard_backward_moves_fourteen_score_matrices_in_both_passes() -> None:

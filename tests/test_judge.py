@@ -72,6 +72,23 @@ def test_each_metric_has_its_direction(metric: str, base: float, new: float, wan
     assert found.verdict == wanted
 
 
+def test_a_rate_that_falls_by_a_sixth_and_a_fifth_more_bytes_fail() -> None:
+    """500 to 600 TFLOP/s passes, 600 to 500 fails; DRAM bytes are worse by the share that is more."""
+
+    def judged(metric: str, base: Record, new: Record) -> judge.Judged:
+        (found,) = judge.compare(side([base]), side([new]), MEASURES[metric], Rules()).cells
+        return found
+
+    def counted(count: int) -> Record:
+        return replace(cell(1e-3), counters={"total": {"dram_read_bytes": count, "dram_write_bytes": 0}})
+
+    up, down = (judged("flops_per_s", cell(a), cell(b)) for a, b in ((1.2e-3, 1e-3), (1e-3, 1.2e-3)))
+    assert (up.verdict, up.fails) == ("faster", False)
+    assert (down.verdict, down.fails, down.change) == ("slower", True, pytest.approx(1 / 6, abs=1e-3))
+    more = judged("counted_dram_read_bytes", counted(10**9), counted(12 * 10**8))
+    assert (more.verdict, more.fails, more.change) == ("slower", True, pytest.approx(0.2))
+
+
 def test_missing_new_and_failed_cells_are_named() -> None:
     failed = replace(cell(1e-3, 4096), status="oom", reason="no room", samples=None)
     base = side([cell(1e-3, 1024), cell(1e-3, 2048), cell(1e-3, 4096)])

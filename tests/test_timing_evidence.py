@@ -1,0 +1,84 @@
+"""What was measured on a card: events beside CUPTI, a flush that must not leak, a sweep's overhead."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flashbench import runfile, spending
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import timing_evidence  # noqa: E402
+
+EVIDENCE = ROOT / "reports" / "h100-sxm" / "timing" / "evidence.json"
+SWEEP = ROOT / "reports" / "h100-sxm" / "results.jsonl"
+
+measured = pytest.mark.skipif(not EVIDENCE.is_file(), reason="nothing is committed yet")
+
+
+@pytest.fixture(scope="module")
+def evidence() -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(EVIDENCE.read_text(encoding="utf-8"))
+    return document
+
+
+def row(name: str, events: list[float], cupti: list[float], **more: Any) -> dict[str, Any]:
+    samples = {"events": events, "cupti": cupti, "graph": [103e-6]}
+    return {"cell": name, "kernels": 1, "by": "events", "samples_s": samples, **more}
+
+
+def test_an_empty_kernels_overhead_is_taken_off_and_several_kernels_are_left_out() -> None:
+    document = {
+        "overheads": {"events_cold_s": 5e-6, "graph_cold_s": 4e-6, "cupti_cold_s": 2e-6},
+        "cells": [
+            row("a", [103e-6, 104e-6, 200e-6], [100e-6, 100e-6, 10e-6]),
+            row("launch-bound", [900e-6], [100e-6], by="graph"),
+            row("two", [1.0], [1.0], kernels=2),
+            {"cell": "none", "reason": "no room"},
+        ],
+    }
+    found = timing_evidence.differences(document)
+    assert [(one["cell"], one["by"], one["kernel_s"]) for one in found] == [
+        ("a", "events", 100e-6), ("launch-bound", "graph", 100e-6)
+    ]  # fmt: skip
+    assert [one["apart_s"] for one in found] == [pytest.approx(1e-6), pytest.approx(1e-6)]
+    assert found[0]["share"] == pytest.approx(0.01)
+
+
+def test_a_leak_is_the_cold_copy_less_the_hot_one() -> None:
+    document = {"copy": {"events": {"cold": [60e-6, 61e-6, 62e-6], "hot": [4e-6], "method": "events"}}}
+    assert timing_evidence.leaks(document) == {"events": pytest.approx(57e-6)}
+
+
+@measured
+def test_events_agree_with_kernel_times(evidence: dict[str, Any]) -> None:
+    found = timing_evidence.differences(evidence)
+    long = [abs(one["share"]) for one in found if one["kernel_s"] >= timing_evidence.LONG_S]
+    short = [abs(one["apart_s"]) for one in found if one["kernel_s"] < timing_evidence.LONG_S]
+    assert min(len(long), len(short)) >= 3
+    assert statistics.median(long) <= timing_evidence.MEDIAN
+    assert max(long) <= timing_evidence.WORST
+    assert max(short) <= timing_evidence.SHORT_S
+
+
+@measured
+def test_no_flush_leaks_into_a_copy_of_a_kilobyte(evidence: dict[str, Any]) -> None:
+    found = timing_evidence.leaks(evidence)
+    assert set(found) == set(timing_evidence.METHODS)
+    assert [evidence["copy"][name]["method"] for name in found] == list(found)
+    assert max(found.values()) < 5e-6 < evidence["overheads"]["flush_s"] / 2
+
+
+def test_the_default_sweep_takes_at_most_one_and_a_half_times_what_it_needs() -> None:
+    file = runfile.load(SWEEP)
+    if not file.timings:
+        pytest.skip("the committed sweep is older than the record of where its time went")
+    ratio = spending.overhead(file.records, file.timings)
+    assert ratio is not None
+    assert ratio <= 1.5, spending.rows(file.records, file.timings)

@@ -1,0 +1,215 @@
+"""What times by events are worth on this machine's GPU: beside CUPTI's kernel times, on a copy, after a load.
+
+python tools/timing_evidence.py --out reports/h100-sxm/timing/evidence.json [--only overheads,copy]
+
+- overheads: an empty kernel by each method, hot and cold.
+- copy: 1 KB copied, cold and hot, by each method. A flush that leaked would show as its own time.
+- cells: calls of one kernel, by each method in turns, a few samples each, so that no power cap begins and a
+  drift of the clock is theirs alike. Compared with CUPTI's time is that of events, of launch-bound cells that
+  of a graph, as --timing auto has it, less what an empty kernel takes by the same method beyond its own time.
+- cooling: after a load that the power cap holds back, a pause of each length later: what NVML says, how fast
+  the SM clock really is (by a kernel that counts cycles), and how long each of some calls of the load takes
+  then. It says how long a burst has to wait, and what NVML's word on a cap is worth.
+
+The file is written after each part; a part that fails leaves its reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+
+from flashbench import environment, profilers  # noqa: E402
+from flashbench.problem import Cell, Problem  # noqa: E402
+
+METHODS = ("events", "graph", "cupti")
+SHAPES = (
+    (1, 2, 512),
+    (1, 16, 512),
+    (1, 16, 1024),
+    (4, 16, 1024),
+    (2, 16, 4096),
+    (1, 16, 8192),
+    (1, 16, 16384),
+)
+"""Batch, heads and length: from some µs to some ms of a forward."""
+IMPLEMENTATIONS = ("sdpa-flash", "flash")
+ROUNDS, ROUND_S, SAMPLES = 6, 0.01, (4, 30)
+"""Turns of each method, seconds of calls in one, and its fewest and most samples."""
+LONG_S = 200e-6
+"""From here on times have to agree by share, below by SHORT_S."""
+SHORT_S, MEDIAN, WORST = 2e-6, 0.01, 0.03
+LOAD_S, PAUSES_S, REPEATS = 0.3, (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64), 2
+PROBE_CYCLES = 1_000_000
+"""Of the kernel that shows the SM clock, some 500 µs."""
+PRODUCTS = 20
+"""Calls of the load after each pause, together some 35 ms, about what a round takes."""
+
+
+def overheads(device: str) -> dict[str, Any]:
+    """As flashbench has them in the header of a run with --timing cupti."""
+    return dict(profilers.measure_overheads(device, cupti=True))
+
+
+def copy(device: str) -> dict[str, Any]:
+    """Samples of a copy of 1 KB, seconds, by method and cache."""
+    import torch
+
+    source, target = torch.zeros(256, device=device), torch.empty(256, device=device)
+    found: dict[str, Any] = {}
+    for method in METHODS:
+        for cache in ("cold", "hot"):
+            timing = profilers.measure_time(
+                lambda: target.copy_(source), device=device, cache=cache, method=method
+            )
+            found.setdefault(method, {})[cache] = list(timing.samples.samples_s)
+            found[method]["method"] = timing.samples.method
+    return found
+
+
+def cells(device: str) -> list[dict[str, Any]]:
+    """Forwards of SHAPES: kernels of a call, and samples by events and by CUPTI, seconds, from a cold L2."""
+    from flashbench.counting.child import call_of
+
+    target, flush, found = environment.target(device), profilers.Flush(device), []
+    for name in IMPLEMENTATIONS:
+        for batch, heads, seqlen in SHAPES:
+            problem = Problem(
+                batch=batch, num_heads=heads, num_kv_heads=heads, seqlen_q=seqlen, seqlen_k=seqlen,
+                head_dim=128, head_dim_v=128, dtype="bf16", causal=False,
+            )  # fmt: skip
+            cell = Cell(implementation=name, problem=problem, pass_="fwd")
+            try:
+                with call_of(cell, target, 0, None) as call:
+                    row = in_turns(call, device, flush)
+            except Exception as error:  # one that does not run leaves the others
+                row = {"reason": f"{type(error).__name__}: {error}"[:300]}
+            found.append({"cell": cell.key, **row})
+    return found
+
+
+def in_turns(call: Callable[[], object], device: str, flush: profilers.Flush) -> dict[str, Any]:
+    """The call by each method in turns; by: the one that --timing auto would take."""
+    from flashbench._profilers.rounds import launch_bound
+    from flashbench._profilers.timers import timer_of
+
+    call()
+    timers = {name: timer_of(name, call, lambda: call, device, flush) for name in METHODS}
+    about = statistics.median(timers["events"].samples(5))
+    host_s = min(timers["events"].host_s() for _ in range(3))
+    count = max(SAMPLES[0], min(SAMPLES[1], int(ROUND_S / about)))
+    samples: dict[str, list[float]] = {name: [] for name in timers}
+    for number in range(ROUNDS):
+        for name in sorted(timers, reverse=number % 2 == 1):
+            samples[name] += timers[name].samples(count)
+    return {
+        "kernels": len(profilers.timeline(call, device).kernels),
+        "host_s": host_s,
+        "by": "graph" if launch_bound(host_s, about, timers["events"].flush_s) else "events",
+        "samples_s": samples,
+    }
+
+
+def cooling(device: str) -> list[dict[str, Any]]:
+    """Rows of pause_s, NVML before and after, sm_clock_hz as it is then, and seconds of products after it.
+
+    The first two rows are of a chip that was idle.
+    """
+    import torch
+
+    from flashbench._profilers.timers import between_events
+
+    clocks = profilers.open_clocks(device)
+    x = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+    out = torch.empty_like(x)
+
+    def product() -> object:
+        return torch.mm(x, x, out=out)
+
+    def row(pause_s: float | None) -> dict[str, Any]:
+        read = dict(clocks.read()) if clocks else {}
+        (probe_s,) = between_events(lambda: torch.cuda._sleep(PROBE_CYCLES), None, 1)
+        samples = between_events(product, None, PRODUCTS)
+        after = dict(clocks.read()) if clocks else {}
+        (last_s,) = between_events(lambda: torch.cuda._sleep(PROBE_CYCLES), None, 1)
+        return {
+            "pause_s": pause_s, "before": read, "after": after, "sm_clock_hz": PROBE_CYCLES / probe_s,
+            "sm_clock_after_hz": PROBE_CYCLES / last_s, "samples_s": samples,
+        }  # fmt: skip
+
+    product()
+    torch.cuda._sleep(PROBE_CYCLES)
+    torch.cuda.synchronize(device)
+    found = []
+    for _ in range(2):
+        time.sleep(1.0)
+        found.append(row(None))
+    for pause_s in PAUSES_S * REPEATS:
+        end = time.perf_counter() + LOAD_S
+        while time.perf_counter() < end:
+            for _ in range(4):
+                product()
+            torch.cuda.synchronize(device)
+        time.sleep(pause_s)
+        found.append(row(pause_s))
+    return found
+
+
+PARTS: Mapping[str, Callable[[str], Any]] = {
+    "overheads": overheads, "copy": copy, "cells": cells, "cooling": cooling
+}  # fmt: skip
+
+
+def differences(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Of each cell of one kernel: its time by CUPTI, and how far that by events (or a graph) less the
+    method's overhead is from it; medians, seconds."""
+    empty, found = document["overheads"], []
+    for row in document["cells"]:
+        if row.get("kernels") == 1:
+            overhead_s = empty[f"{row['by']}_cold_s"] - empty["cupti_cold_s"]
+            taken_s, kernel_s = (statistics.median(row["samples_s"][name]) for name in (row["by"], "cupti"))
+            apart_s = taken_s - overhead_s - kernel_s
+            found.append({"cell": row["cell"], "by": row["by"], "kernel_s": kernel_s, "apart_s": apart_s,
+                          "share": apart_s / kernel_s})  # fmt: skip
+    return found
+
+
+def leaks(document: Mapping[str, Any]) -> dict[str, float]:
+    """By method the cold copy's time less the hot one's, medians, seconds."""
+    return {
+        name: statistics.median(row["cold"]) - statistics.median(row["hot"])
+        for name, row in document["copy"].items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--only", default=",".join(PARTS), help="parts, a comma list")
+    given = parser.parse_args()
+    target = environment.target("cuda")
+    document: dict[str, Any] = {"type": "timing-evidence", "environment": environment.collect(target)}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    for name in given.only.split(","):
+        start = time.perf_counter()
+        try:
+            document[name] = PARTS[name](target.device)
+        except Exception as error:
+            document[name] = {"reason": f"{type(error).__name__}: {error}"[:300]}
+        given.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+    for row in differences(document) if {"overheads", "cells"} <= document.keys() else ():
+        apart = f"{1e6 * row['apart_s']:+.2f} us, {100 * row['share']:+.2f} %"
+        print(f"{row['cell']}: kernel {1e6 * row['kernel_s']:.1f} us, {row['by']} {apart}")
+
+
+if __name__ == "__main__":
+    main()
