@@ -39,7 +39,7 @@ OUTSIDE: dict[str, tuple[int, ...]] = {
     "eager a100-sxm-80gb fwd+bwd d64 full": (512, 1024),
     "eager a100-sxm-80gb fwd+bwd d128 full": (512, 1024, 2048, 4096),
     "eager h100-sxm fwd+bwd d64 full": (512, 1024),
-    "eager h100-sxm fwd+bwd d128 full": (512, 1024, 2048),
+    "eager h100-sxm fwd+bwd d128 full": (512, 1024),
     "eager a100-sxm-40gb fwd d64 full": (512, 1024),
     "eager a100-sxm-40gb bwd d64 full": (512,),
     "eager a100-sxm-40gb fwd+bwd d64 full": (512,),
