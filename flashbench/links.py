@@ -110,7 +110,8 @@ LINKS = {
     "b300": _BLACKWELL_ULTRA,
     "gb300": _BLACKWELL_ULTRA,
     "mi250x": Links(
-        nvlink=50e9, pcie=_GEN4, source="AMD Instinct MI250X data sheet (Infinity Fabric, 100 GB/s both ways)",
+        nvlink=50e9, pcie=_GEN4,
+        source="AMD Instinct MI250X data sheet (Infinity Fabric, 100 GB/s both ways)",
         uncertain="from memory; one to four links between two dies",
     ),
     "mi300x": _CDNA3,
@@ -125,7 +126,7 @@ LINKS = {
 
 
 def of(device: str) -> Links:
-    """The links of a row of DEVICES. Raises SpecError for a card that has none here, such as one of a file."""
+    """The links of a row of DEVICES. Raises SpecError for a card without any here, such as one of a file."""
     if device not in LINKS:
         raise SpecError(
             f"no link is known of the card {device!r}; accepted: a card of 'flashbench list devices'"

@@ -60,9 +60,9 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """A results file as read. header: line 1; notes: what had to be repaired; numerics, blocks, ring: lines of
-    that type; timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys of rows of
-    which a line is not as it was written."""
+    """A results file as read. header: line 1; notes: what had to be repaired; numerics, blocks, ring: lines
+    of that type; timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys of rows
+    of which a line is not as it was written."""
 
     path: Path
     header: Mapping[str, Any]
@@ -329,7 +329,9 @@ def _resume(
         notes.append(f"{found.path}: {outside} rows of cells that are not asked for now are kept")
     more = {name: True for name in AFTERWARDS if options.get(name) is True}
     head = {**found.header, "schema": SCHEMA, "options": {**found.header["options"], **more}}
-    _replace(found.path, [{**head, "cells": planned}, *map(record_to_json, kept), *found.timings, *found.ring])
+    _replace(
+        found.path, [{**head, "cells": planned}, *map(record_to_json, kept), *found.timings, *found.ring]
+    )
     writer = Writer(found.path, known, lock)
     return Resumed(writer=writer, missing=missing, kept=kept, notes=tuple(notes))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -66,7 +65,9 @@ def ring(
     kv_heads: options.KvHeads = None,
     link: Annotated[
         str | None,
-        typer.Option(help="Of the model: nvlink, pcie, network. Default: the card's fastest.", metavar="NAME"),
+        typer.Option(
+            help="Of the model: nvlink, pcie, network. Default: the card's fastest.", metavar="NAME"
+        ),
     ] = None,
     gpu: Annotated[
         str | None,
@@ -86,7 +87,8 @@ def ring(
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Compare with fp64 and time nothing.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="The model's word on every cell; needs no torch, starts nothing.")
+        bool,
+        typer.Option("--dry-run", help="The model's word on every cell; needs no torch, starts nothing."),
     ] = False,
     out: Annotated[
         str | None, typer.Option(help="Folder for results.jsonl, each row as it is done.", metavar="DIR")
@@ -150,6 +152,8 @@ def cells_of(given: Mapping[str, str], kind: str) -> tuple[Cell, ...]:
     layers = [sweep.parse(layer, options.on_line, IMPLEMENTATIONS) for layer in (typed, DEFAULTS[kind])]
     cells = sweep.sweep_of(sweep.combine(*layers)).cells()
     for cell in cells:
+        if cell.problem.alignment == "top-left":
+            raise SpecError("--causal 'top-left': accepted: yes, no or both")
         if cell.problem.dtype not in ("fp16", "bf16", "fp32"):
             raise SpecError(f"--dtypes {cell.problem.dtype!r}: accepted: fp16, bf16, fp32")
     return cells
@@ -237,9 +241,7 @@ def _measure(
     return found, None
 
 
-def _finish(
-    rows: list[dict[str, Any]], lost: str | None, target: Target, form: Mapping[str, bool]
-) -> None:
+def _finish(rows: list[dict[str, Any]], lost: str | None, target: Target, form: Mapping[str, bool]) -> None:
     """Show the rows. Raises GateError where one is wrong or failed or a rank was lost."""
     from flashbench._cli import ring_table
 

@@ -44,7 +44,9 @@ def _show(
 
     if not (json or csv):
         alike = {name: values.pop() for name in _ALIKE if len(values := {row.get(name) for row in rows}) == 1}
-        title = ", ".join([title, *(_word(name, value) for name, value in alike.items() if value is not None)])
+        title = ", ".join(
+            [title, *(_word(name, value) for name, value in alike.items() if value is not None)]
+        )
         empty = {c.name for c in columns if all(row.get(c.name) is None for row in rows)}
         columns = [c for c in columns if c.name not in {*alike, *_RAW, *empty}]
     console.show_table(columns, rows, json=json, csv=csv, title=title, notes=[] if quiet else notes)
@@ -108,7 +110,8 @@ def _times() -> list[Column]:
     seconds = units.format_seconds
     return [
         _column("model_one_card_s", "one card, model", seconds),
-        _column("model_compute_s", "compute, model", seconds), _column("model_link_s", "link, model", seconds),
+        _column("model_compute_s", "compute, model", seconds),
+        _column("model_link_s", "link, model", seconds),
         _column("model_exposed_s", "not hidden", seconds), _column("model_time_s", "time, model", seconds),
         _column("model_efficiency", "efficiency, model", "{:.0%}".format),
     ]  # fmt: skip
@@ -118,11 +121,10 @@ def _modelled() -> list[Column]:
     from flashbench import units
     from flashbench.console import Column
 
-    columns = [
+    return [
         Column(name="gpu", header="card"), Column(name="link", header="link"), *_problem(),
         _column("link_bytes", "bytes sent", units.format_bytes), _column("link_tensors", "by tensor"),
         *_times(),
         Column(name="hidden", header="hidden", format=lambda value: "yes" if value else "no"),
         _column("hidden_from", "hidden from", "{:,} tokens".format), Column(name="reason", header="reason"),
     ]  # fmt: skip
-    return columns

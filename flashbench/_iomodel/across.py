@@ -205,7 +205,9 @@ def _timed(row: Across, device: Device, link: str) -> Across:
     p, ranks = row.problem, row.ranks
     alone, compute, moved, time, exposed, ratio = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for pass_ in row.pass_.split("+"):
-        one = iomodel.predict(iomodel.estimate(local_model(p, device), p, pass_, device=device), device).time_s
+        one = iomodel.predict(
+            iomodel.estimate(local_model(p, device), p, pass_, device=device), device
+        ).time_s
         local = one * row.share
         sizes = max(sent(row.algorithm, p, pass_, ranks), key=lambda found: sum(found.values()))
         sums = sum(count for name, count in sizes.items() if name in ("dk", "dv")) / rate

@@ -38,13 +38,11 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> t
     return o, lse
 
 
-def backward(
-    tensors: tuple[Tensor, ...], *, causal: bool, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(dq, dk, dv) in q's dtype. tensors: q, k, v of the block; o, lse, do of its rows over all their keys."""
+def backward(tensors: tuple[Tensor, ...], *, causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """(dq, dk, dv) in q's dtype. tensors: q, k, v of the block; o, lse, do of its rows over all keys."""
     q, k, v, o, lse, do = tensors
     if q.device.type != "cpu":
-        return _on_card((q, k, v, o, lse.contiguous(), do), causal, scale)
+        return by_kernels((q, k, v, o, lse.contiguous(), do), causal, scale)
     dq = torch.empty_like(q)
     dk, dv = (torch.zeros_like(wider(x)) for x in (k, v))
     for rows, scores in _scores(q, k, causal, scale):
@@ -69,19 +67,19 @@ def _options(causal: bool, scale: float) -> _op._Options:
     return _op._Options(causal, -1, -1, scale, 0.0, -1, -1)
 
 
-def _on_card(tensors: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    """By the bundled kernels. A gradient of lse, here 0, tells them that rows of P need not sum to 1."""
+def by_kernels(tensors: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by the bundled kernels. A gradient of lse, here 0, tells them that P's rows sum to less."""
+    _triton.load(tensors[0].device.type)  # settles how Triton runs before it is imported
     from flashbench.kernels._call import Call, unit_stride
     from flashbench.kernels._launches import Saved
 
     q, k, v, o, lse, do = (unit_stride(x) for x in tensors)
     saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do, dlse=torch.zeros_like(lse))
     call = Call(causal=causal, scale=scale)
-    if runs(q, k, v, causal=causal, scale=scale, pass_="bwd") == "flash-v2":
-        work = _triton.load(q.device.type).backward_launches(saved, call)
-    else:
+    name = "_flash_v2"
+    if runs(q, k, v, causal=causal, scale=scale, pass_="bwd") == "flash-v3":
         name = "_flash_v3_wide" if hopper_configs.wide(q.shape[3], v.shape[3]) else "_flash_v3_backward"
-        work = _triton.load(q.device.type, name).backward_launches(saved, call)
+    work = _triton.load(q.device.type, name).backward_launches(saved, call)
     work.run(saved)
     return work.dq, work.dk, work.dv
 

@@ -9,5 +9,5 @@
 - ``measuring``: what a rank does with a cell: check, time, take apart.
 - ``rows``: cells of a command line, and the row of each.
 
-Which rows a rank holds, and the bytes that must move, are the model's (``_iomodel/shards.py``, ``across.py``).
+Which rows a rank holds and the bytes that must move are the model's (``_iomodel/shards.py``, ``across.py``).
 """

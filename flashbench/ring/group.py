@@ -89,7 +89,8 @@ class Group:
         if raised:
             rank, why = next(iter(raised.items()))
             raise CellFailed(f"rank {rank} of {count}: {why}")
-        raise RankLost(f"rank {silent[0]} of {count}: gave no answer in {limit_s:g} s")
+        which = ", ".join(map(str, silent))
+        raise RankLost(f"rank {which} of {count}: no answer in {limit_s:g} s (--cell-timeout)")
 
     def close(self) -> None:
         """End every rank and what it started."""

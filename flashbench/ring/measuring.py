@@ -47,13 +47,13 @@ class Session:
         self._alone: dict[tuple[Problem, str], list[float]] = {}
 
     def cell(self, cell: Cell, *, timed: bool) -> dict[str, Any]:
-        """What became of a cell; of rank 0 all of it, of another what it has counted. Raises what it raises."""
+        """What became of a cell: of rank 0 all, of others what they counted. Raises what it raises."""
         from flashbench.kernels._inputs import make_inputs
 
-        inputs = make_inputs(cell.problem, self.device, self.seed)
-        work = Work(self, cell, inputs)
-        if self.rank:
-            inputs = None
+        every = make_inputs(cell.problem, self.device, self.seed)
+        work = Work(self, cell, every)
+        inputs = None if self.rank else every
+        del every
         with work.context():
             row = work.checked(inputs)
             if timed and self.agree(row.get("status", "ok") == "ok"):
@@ -108,7 +108,7 @@ class Session:
         call()
         last.record()
         torch.cuda.synchronize()
-        return first.elapsed_time(last) / 1e3
+        return float(first.elapsed_time(last)) / 1e3
 
     def _start(self) -> None:
         """Once all ranks are here, hosts first, then streams."""
@@ -201,8 +201,8 @@ class Work:
         reference = Reference(self.cell.problem, inputs, seed=self.session.seed)
         accuracy = reference.compare(found[0], found[1:] or None)
         row |= {
-            "local_step": self._step(), "max_abs_error": dict(accuracy.max_abs_error), "budget": dict(accuracy.budget),
-            "query_rows": accuracy.query_rows, "key_rows": accuracy.key_rows,
+            "local_step": self._step(), "query_rows": accuracy.query_rows, "key_rows": accuracy.key_rows,
+            "max_abs_error": dict(accuracy.max_abs_error), "budget": dict(accuracy.budget),
         }  # fmt: skip
         bad = [name for name, error in accuracy.max_abs_error.items() if not error <= accuracy.budget[name]]
         if bad:
@@ -284,4 +284,3 @@ def times(
         row |= {"one_card_s": middle(alone), "speedup": middle(alone) / row["time_s"]}
         row["efficiency"] = row["speedup"] / ranks
     return row
-

@@ -47,9 +47,7 @@ def measured(cells: Sequence[Cell], asked: Asked, target: Target) -> Iterator[di
                 yield row | {"status": "unsupported", "reason": reason}
                 continue
             try:
-                group = group or Group(
-                    asked.ranks, asked.device_type, seed=asked.seed, limit_s=asked.limit_s
-                )
+                group = group or Group(asked.ranks, asked.device_type, seed=asked.seed, limit_s=asked.limit_s)
                 yield row | joined(cell, group.run(cell, timed=asked.timed))
             except CellFailed as failure:
                 group = None

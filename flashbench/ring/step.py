@@ -60,7 +60,7 @@ Forward = tuple["Tensor", Any]
 
 
 class Algorithm(Protocol):
-    """A module with the two passes; q, k, v, o and gradients are those of the own rows, in the shard's order."""
+    """A module with the two passes; q, k, v, o and gradients are of the own rows, in the shard's order."""
 
     def forward(self, rank: Rank, q: Tensor, k: Tensor, v: Tensor) -> Forward:
         """(o in q's dtype, what is kept)."""
