@@ -35,11 +35,12 @@ class Serving:
 
     page_size: tokens per page of one layer; an allocation is whole pages. device: the card, None
     for none. tp: cards that share the KV heads (tensor parallel); with more cards than KV heads, or
-    with MLA, each card holds a copy. cp: groups of such cards that share the tokens of each sequence, page by
-    page in turns (split-KV across cards, context parallel): each decodes over its own, and partial o and lse
-    go to all. link: of links.KINDS, over which they go; empty for the fastest. weights_bytes: of the
-    whole model, None for the published checkpoint. memory_fraction: see MEMORY_FRACTION. scale_bytes: bytes of quantisation scales per
-    token and layer, for each of K and V of each head (MLA: for the latent).
+    with MLA, each card holds a copy. cp: groups of such cards that share the tokens of each
+    sequence, page by page in turns (split-KV across cards, context parallel): each decodes over its
+    own, and partial o and lse go to all. link: of links.KINDS, over which they go; empty for the
+    fastest. weights_bytes: of the whole model, None for the published checkpoint. memory_fraction:
+    see MEMORY_FRACTION. scale_bytes: bytes of quantisation scales per token and layer, for each of
+    K and V of each head (MLA: for the latent).
     """
 
     page_size: int = PAGE_SIZE

@@ -314,7 +314,7 @@ def _resume(
     kept = tuple(r for r in found.records if is_final(r) and r.cell.key not in again)
     known = {record.cell.key for record in kept}
     missing = tuple(cell for cell in cells if cell.key not in known)
-    planned = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
+    names = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
     notes = [*found.notes, *alike.environment_notes(found.header.get("environment", {}), environment)]
     if found.edited:
         notes.append(
@@ -329,9 +329,7 @@ def _resume(
         notes.append(f"{found.path}: {outside} rows of cells that are not asked for now are kept")
     more = {name: True for name in AFTERWARDS if options.get(name) is True}
     head = {**found.header, "schema": SCHEMA, "options": {**found.header["options"], **more}}
-    _replace(
-        found.path, [{**head, "cells": planned}, *map(record_to_json, kept), *found.timings, *found.ring]
-    )
+    _replace(found.path, [{**head, "cells": names}, *map(record_to_json, kept), *found.timings, *found.ring])
     writer = Writer(found.path, known, lock)
     return Resumed(writer=writer, missing=missing, kept=kept, notes=tuple(notes))
 

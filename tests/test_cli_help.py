@@ -45,8 +45,8 @@ EXPECTED = {
     "block": "--model --impls --modes --seqlens --batch --layers --dtype --device --seed --out --json --csv "
     "--quiet",
     "ring": "--world-size --seqlens --impls --head-dims --head-dims-v --dtypes --causal --passes --batch "
-    "--tokens --heads --hidden --kv-heads --link --gpu --device --seed --cell-timeout --check --dry-run --out --json "
-    "--csv --quiet",
+    "--tokens --heads --hidden --kv-heads --link --gpu --device --seed --cell-timeout --check --dry-run "
+    "--out --json --csv --quiet",
     "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --counters --device "
     "--seed --tuned --out --json --csv --quiet",
     "tune": "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --causal --passes --batch "

@@ -365,7 +365,8 @@ def test_overlap_and_efficiency() -> None:
 
 def test_the_command_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ("ring", "--device", "cpu", "--seqlens", "64", "--head-dims", "16", "--heads", "2",
-            "--passes", "fwd", "--impls", "ring,torch-cp", "--out", str(tmp_path / "r"), "--json", "-q")  # fmt: skip
+            "--passes", "fwd", "--impls", "ring,torch-cp", "--out", str(tmp_path / "r"),
+            "--json", "-q")  # fmt: skip
     assert flashbench(*line) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [row["status"] for row in shown] == ["ok", "unsupported"]
