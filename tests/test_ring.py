@@ -92,6 +92,10 @@ def test_a_causal_zigzag_is_balanced_in_every_step() -> None:
     assert steps == {1024 * 1024 // 2}
     plain = shards.shards(4096, 4, zigzag=False)  # in whose last shard nearly half of the pairs are
     assert across.share("ring", replace(PROBLEM, seqlen_q=4096, seqlen_k=4096), 4) == pytest.approx(0.25)
+    ragged = replace(PROBLEM, seqlen_q=37, seqlen_k=37)
+    odd = across.shards_of("ring", ragged, 3)
+    most = max(sum(shards.pairs(shards.block(mine, other, causal=True)) for other in odd) for mine in odd)
+    assert across.share("ring", ragged, 3) == pytest.approx(most / (37 * 38 / 2))
     assert sum(start for ((start, _),) in plain) > 0
 
 
@@ -216,7 +220,7 @@ def cases(ranks: int) -> Iterator[tuple[str, Problem]]:
             yield name, p
 
 
-@pytest.mark.parametrize("ranks", tiers([1, 3, 5], [2, 4, 7]))
+@pytest.mark.parametrize("ranks", tiers([1, 3], [2, 4, 5, 7]))
 def test_any_number_of_ranks_in_threads(ranks: int) -> None:
     for name, p in cases(ranks):
         inputs = make_inputs(p, "cpu", 1)
@@ -295,7 +299,7 @@ def speaking(code: str) -> tuple[str, ...]:
         (
             """print('{"raised": "ValueError: no"}', flush=True)""",
             group.CellFailed,
-            "rank 0 of 2: ValueError: no",
+            r"rank \d of 2: ValueError: no",
         ),
         ("""print('{"ready"', flush=True)""", group.RankLost, "in the middle of a message"),
         ("sys.exit(3)", group.RankLost, "exited with code 3"),

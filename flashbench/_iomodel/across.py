@@ -10,7 +10,7 @@ Every rank holds its shard of q, k, v, o and of their gradients. docs/ring.md de
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from flashbench import links
@@ -128,7 +128,7 @@ class Across:
     """One algorithm on so many cards; seconds are None without a card.
 
     link_bytes: what the rank that sends most sends, by tensor. share: of all pairs, those of the busiest
-    rank. one_card_s: the pass on one card; compute_s: the local work of the busiest rank; link_s: all its
+    rank. one_card_s: the pass on one card; compute_s: the busiest rank's share of it; link_s: all its
     bytes at the link's rate; time_s: with as much of the one behind the other as the algorithm allows.
     hidden: whether all of it is but for what nothing is left to hide behind (``exposed_s``). hidden_from:
     tokens of the whole sequence from which on a step takes as long as its hop.
@@ -182,11 +182,12 @@ def share(algorithm: str, problem: Problem, ranks: int) -> float:
     """Of all visible pairs, those of the busiest rank."""
     if algorithm == "ulysses":
         return 1 / ranks
-    cut = shards_of(algorithm, problem, ranks)
-    most = max(
-        sum(shards.pairs(shards.block(mine, theirs, causal=problem.causal)) for theirs in cut) for mine in cut
-    )
-    return most * problem.batch * problem.num_heads / problem.visible_pairs
+    cut, p = shards_of(algorithm, problem, ranks), problem
+    if not p.causal:
+        return max(map(shards.length, cut)) / p.seqlen_q
+    # row i sees i + 1 keys
+    most = max(sum(stop * (stop + 1) - start * (start + 1) for start, stop in mine) // 2 for mine in cut)
+    return most * p.batch * p.num_heads / p.visible_pairs
 
 
 def local_model(problem: Problem, device: Device) -> str:
@@ -196,13 +197,11 @@ def local_model(problem: Problem, device: Device) -> str:
 
 
 def _timed(row: Across, device: Device, link: str) -> Across:
-    from dataclasses import replace
-
     from flashbench import iomodel
 
     kind = link or links.of(device.name).fastest
     rate = links.of(device.name).rate(kind)
-    p, ranks = row.problem, row.ranks
+    p, ranks, ringed = row.problem, row.ranks, row.algorithm == "ring" and row.ranks > 1
     alone, compute, moved, time, exposed, ratio = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
     for pass_ in row.pass_.split("+"):
         one = iomodel.predict(
@@ -212,13 +211,13 @@ def _timed(row: Across, device: Device, link: str) -> Across:
         sizes = max(sent(row.algorithm, p, pass_, ranks), key=lambda found: sum(found.values()))
         sums = sum(count for name, count in sizes.items() if name in ("dk", "dv")) / rate
         rest = sum(sizes.values()) / rate - sums
-        if row.algorithm == "ring":
-            all_, left, worst = _ring_s(local / ranks, rest, sums, ranks)
+        if ringed:
+            all_, worst = _ring_s(local / ranks, rest / (ranks - 1), sums / (ranks - 1), ranks)
+            ratio = max(ratio, worst)
         else:  # nothing to compute before all is there, and nothing after it left
-            all_, left, worst = local + rest + sums, rest + sums, 0.0
+            all_ = local + rest + sums
         alone, compute, moved = alone + one, compute + local, moved + rest + sums
-        time, exposed, ratio = time + all_, exposed + left, max(ratio, worst)
-    ringed = row.algorithm == "ring" and ranks > 1
+        time, exposed = time + all_, exposed + all_ - local
     return replace(
         row, link=kind, one_card_s=alone, compute_s=compute, link_s=moved, time_s=time, exposed_s=exposed,
         hidden=ratio <= 1 if ringed else ranks == 1,
@@ -226,20 +225,12 @@ def _timed(row: Across, device: Device, link: str) -> Across:
     )  # fmt: skip
 
 
-def _ring_s(step: float, passed: float, sums: float, ranks: int) -> tuple[float, float, float]:
-    """(seconds of a ring, those of them in which only the link works, hop over step at the worst).
+def _ring_s(step: float, hop: float, add: float, ranks: int) -> tuple[float, float]:
+    """(seconds of a ring, what travels during a step over the step at the worst).
 
-    step: one of ``ranks`` equal steps of compute. passed, sums: all of its P - 1 hops of K and V, and of
-    gradients. K and V for the next step travel during this one; a step's gradients during the next step,
-    and those of the last during none.
+    step: one of ``ranks`` equal steps of compute. hop, add: of K and V, and of gradients. K and V for the
+    next step travel during this one; a step's gradients during the next step, and those of the last during
+    none.
     """
-    if ranks == 1:
-        return step, 0.0, 0.0
-    hop, add = passed / (ranks - 1), sums / (ranks - 1)
-    total = max(step, hop)
-    worst = hop
-    for number in range(1, ranks):
-        travels = (hop if number < ranks - 1 else 0.0) + (add if number > 1 else 0.0)
-        total, worst = total + max(step, travels), max(worst, travels)
-    total += add
-    return total, total - ranks * step, worst / step if step else 0.0
+    travels = [(hop if s + 1 < ranks else 0.0) + (add if s > 1 else 0.0) for s in range(ranks)]
+    return sum(max(step, moving) for moving in travels) + add, max(travels) / step

@@ -9,6 +9,7 @@ instead is Brandon et al. 2023, arXiv:2311.09431.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 Chunk = tuple[int, int]
@@ -32,6 +33,7 @@ def cut(rows: int, count: int) -> tuple[Chunk, ...]:
     return tuple((i * rows // count, (i + 1) * rows // count) for i in range(count))
 
 
+@lru_cache(maxsize=64)
 def shards(rows: int, ranks: int, *, zigzag: bool) -> tuple[Shard, ...]:
     """The rows of each rank; together every row once."""
     if not zigzag:

@@ -66,7 +66,7 @@ class Session:
         return row
 
     def _compile(self, cell: Cell) -> None:
-        """Have rank 0 compile the kernels of a cell's blocks in parallel; the others find them in the cache."""
+        """Have rank 0 compile the kernels of a cell's blocks in parallel; others find them in the cache."""
         if self.device == "cpu" or cell.implementation == torch_cp.NAME:
             return
         if not self.rank:
