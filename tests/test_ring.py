@@ -120,6 +120,16 @@ def test_bytes_by_hand() -> None:
     assert across.across("ring", p, "fwd", ranks=1).total_bytes == 0
 
 
+@given(ranks=st.integers(1, 9), more=st.integers(0, 40), backward=st.booleans(), causal=st.booleans())
+def test_ranks_of_a_kind_send_alike(ranks: int, more: int, backward: bool, causal: bool) -> None:
+    count, pass_ = 2 * ranks + more, "fwd+bwd" if backward else "fwd"
+    p = replace(PROBLEM, num_heads=ranks, num_kv_heads=ranks, seqlen_q=count, seqlen_k=count, causal=causal)
+    for name in across.ALGORITHMS:
+        every = across.sent(name, p, pass_, ranks)
+        most = max(sum(found.values()) for found in every)
+        assert sum(across.most_sent(name, p, pass_, ranks).values()) == most
+
+
 def test_gqa_makes_a_ring_cheap_and_ulysses_less_so() -> None:
     p = replace(
         PROBLEM, num_heads=32, num_kv_heads=4, seqlen_q=4096, seqlen_k=4096, head_dim_v=16, dtype="bf16"
@@ -411,6 +421,8 @@ def test_dry_run_and_io_model_agree(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "said"),
     [
         (("ring", "--world-size", "0"), "--world-size"),
+        (("ring", "--world-size", "65", "--device", "cpu"), "accepted on a CPU"),
+        (("ring", "--seqlens", "1-4096+1"), "--seqlens"),
         (("ring", "--impls", "rang"), "ring"),
         (("ring", "--device", "cuda:1"), "a card to each rank"),
         (("ring", "--dtypes", "fp8"), "fp16, bf16, fp32"),

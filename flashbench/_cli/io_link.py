@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flashbench._cli import options
-from flashbench.errors import UsageError
+from flashbench.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
     from flashbench._cli.io_request import Request
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _WITHOUT = ("models", "sram", "block_q", "block_k", "sweep_sram", "sweep_block", "html", "pack_gqa", "splits",
             "page_size", "density")  # fmt: skip
 MAX_RANKS = 1024
+MAX_ROWS = 6000
 
 
 def show(request: Request, line: Mapping[str, str | None], *, json: bool, csv: bool, quiet: bool) -> None:
@@ -36,6 +37,9 @@ def show(request: Request, line: Mapping[str, str | None], *, json: bool, csv: b
         units.parse_choice(link, "--link", links.KINDS)
         if line.get("gpu") is None:
             raise UsageError(f"--link {link!r} needs a card; accepted: with --gpu")
+    count = len(request.problems) * len(request.passes) * len(request.choices) * len(across.ALGORITHMS)
+    if count > MAX_ROWS:
+        raise SpecError(f"--world-size: the axes multiply to {count} rows; accepted: {MAX_ROWS}")
     found = []
     for problem in request.problems:
         for pass_ in request.passes:

@@ -29,6 +29,8 @@ DEFAULTS: Mapping[str, Mapping[str, str]] = {
 
 RESULTS = "results.jsonl"
 MAX_RANKS = 1024
+MAX_CPU_RANKS = 64
+MAX_CELLS = 2000
 CELL_TIMEOUT = "10m"
 
 
@@ -151,6 +153,8 @@ def cells_of(given: Mapping[str, str], kind: str) -> tuple[Cell, ...]:
     typed = {name: text for name, text in given.items() if name in sweep.AXES}
     layers = [sweep.parse(layer, options.on_line, IMPLEMENTATIONS) for layer in (typed, DEFAULTS[kind])]
     cells = sweep.sweep_of(sweep.combine(*layers)).cells()
+    if len(cells) > MAX_CELLS:
+        raise SpecError(f"--seqlens and other axes multiply to {len(cells)} cells; accepted: {MAX_CELLS}")
     for cell in cells:
         if cell.problem.alignment == "top-left":
             raise SpecError("--causal 'top-left': accepted: yes, no or both")
@@ -199,6 +203,8 @@ def _target(
     from flashbench import environment
 
     target = environment.target(device)
+    if target.type == "cpu" and ranks > MAX_CPU_RANKS:
+        raise SpecError(f"--world-size '{ranks}': accepted on a CPU: 1 to {MAX_CPU_RANKS}")
     if target.type == "cuda":
         import torch
 

@@ -64,18 +64,35 @@ def why_unsupported(algorithm: str, problem: Problem, ranks: int) -> str | None:
 
 def sent(algorithm: str, problem: Problem, pass_: str, ranks: int) -> tuple[dict[str, int], ...]:
     """Bytes that each rank sends to others, by tensor. Raises UnknownName, SpecError for what it refuses."""
+    _check(algorithm, problem, ranks)
+    return tuple(_sent_by(algorithm, problem, pass_, ranks, rank) for rank in range(ranks))
+
+
+def most_sent(algorithm: str, problem: Problem, pass_: str, ranks: int) -> dict[str, int]:
+    """Of ``sent`` that of the rank that sends most; ranks of as many rows before ranks of as many send alike.
+
+    Raises as ``sent`` does.
+    """
+    _check(algorithm, problem, ranks)
+    own = [shards.length(shard) for shard in shards_of(algorithm, problem, ranks)]
+    kinds = dict(zip(zip(own, own[1:] + own[:1], strict=True), range(ranks), strict=True))
+    found = (_sent_by(algorithm, problem, pass_, ranks, rank) for rank in kinds.values())
+    return max(found, key=lambda sizes: sum(sizes.values()))
+
+
+def _check(algorithm: str, problem: Problem, ranks: int) -> None:
     if algorithm not in _SENT:
         raise UnknownName("algorithm", algorithm, ALGORITHMS)
     if reason := why_unsupported(algorithm, problem, ranks):
         raise SpecError(f"{algorithm} of {problem.key} on {ranks} ranks: {reason}")
-    found = []
-    for rank in range(ranks):
-        total: dict[str, int] = {}
-        for kind in pass_.split("+"):
-            for name, count in _SENT[algorithm](problem, kind == "bwd", ranks, rank).items():
-                total[name] = total.get(name, 0) + count
-        found.append(total)
-    return tuple(found)
+
+
+def _sent_by(algorithm: str, problem: Problem, pass_: str, ranks: int, rank: int) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for kind in pass_.split("+"):
+        for name, count in _SENT[algorithm](problem, kind == "bwd", ranks, rank).items():
+            total[name] = total.get(name, 0) + count
+    return total
 
 
 def _widths(problem: Problem) -> dict[str, int]:
@@ -92,17 +109,17 @@ def _sums(problem: Problem, rows: int) -> dict[str, int]:
 
 def _ring(p: Problem, backward: bool, ranks: int, rank: int) -> dict[str, int]:
     """K and V of every shard but the one that the next rank begins with; of gradients all but the own."""
-    own = [shards.length(shard) for shard in shards_of("ring", p, ranks)]
-    passed = sum(own) - own[(rank + 1) % ranks]
+    cut = shards_of("ring", p, ranks)
+    passed = p.seqlen_k - shards.length(cut[(rank + 1) % ranks])
     found = {name: passed * width for name, width in _widths(p).items()}
-    return found | _sums(p, sum(own) - own[rank]) if backward else found
+    return found | _sums(p, p.seqlen_k - shards.length(cut[rank])) if backward else found
 
 
 def _allgather(p: Problem, backward: bool, ranks: int, rank: int) -> dict[str, int]:
     """The own K and V, as long as the longest, to all others; of gradients each its own rows."""
-    own = [shards.length(shard) for shard in shards_of("allgather", p, ranks)]
-    found = {name: (ranks - 1) * max(own) * width for name, width in _widths(p).items()}
-    return found | _sums(p, sum(own) - own[rank]) if backward else found
+    cut = shards_of("allgather", p, ranks)
+    found = {name: (ranks - 1) * shards.longest(cut) * width for name, width in _widths(p).items()}
+    return found | _sums(p, p.seqlen_k - shards.length(cut[rank])) if backward else found
 
 
 def _ulysses(p: Problem, backward: bool, ranks: int, rank: int) -> dict[str, int]:
@@ -111,9 +128,9 @@ def _ulysses(p: Problem, backward: bool, ranks: int, rank: int) -> dict[str, int
     rest, heads = p.seqlen_q - rows, p.num_heads // ranks
     q_there = p.batch * rows * (p.num_heads - heads) * p.dtype_bytes
     q_back = p.batch * rest * heads * p.dtype_bytes
-    kv_there = sum(len(kv_heads(p, ranks, other)) for other in range(ranks) if other != rank)
-    kv_there *= p.batch * rows * p.dtype_bytes
-    kv_back = p.batch * rest * len(kv_heads(p, ranks, rank)) * p.dtype_bytes
+    shared = len(kv_heads(p, ranks, rank))  # every rank uses as many
+    kv_there = p.batch * rows * (ranks - 1) * shared * p.dtype_bytes
+    kv_back = p.batch * rest * shared * p.dtype_bytes
     d, dv = p.head_dim, p.head_dim_v
     if backward:
         return {"do": q_there * dv, "dq": q_back * d, "dk": kv_back * d, "dv": kv_back * dv}
@@ -169,11 +186,9 @@ def across(
 
     Raises UnknownName and SpecError as ``sent`` does, SpecError for a link or a dtype that the card lacks.
     """
-    by_rank = sent(algorithm, problem, pass_, ranks)
-    most = max(by_rank, key=lambda found: sum(found.values()))
     row = Across(
-        algorithm=algorithm, problem=problem, pass_=pass_, ranks=ranks, link_bytes=most,
-        share=share(algorithm, problem, ranks),
+        algorithm=algorithm, problem=problem, pass_=pass_, ranks=ranks,
+        link_bytes=most_sent(algorithm, problem, pass_, ranks), share=share(algorithm, problem, ranks),
     )  # fmt: skip
     return row if device is None else _timed(row, device, link)
 
@@ -208,7 +223,7 @@ def _timed(row: Across, device: Device, link: str) -> Across:
             iomodel.estimate(local_model(p, device), p, pass_, device=device), device
         ).time_s
         local = one * row.share
-        sizes = max(sent(row.algorithm, p, pass_, ranks), key=lambda found: sum(found.values()))
+        sizes = most_sent(row.algorithm, p, pass_, ranks)
         sums = sum(count for name, count in sizes.items() if name in ("dk", "dv")) / rate
         rest = sum(sizes.values()) / rate - sums
         if ringed:

@@ -47,6 +47,12 @@ def length(shard: Shard) -> int:
     return sum(stop - start for start, stop in shard)
 
 
+@lru_cache(maxsize=64)
+def longest(cut: tuple[Shard, ...]) -> int:
+    """Rows of the longest shard."""
+    return max(map(length, cut))
+
+
 def block(mine: Shard, theirs: Shard, *, causal: bool) -> Block:
     """What queries of ``mine`` see of the keys of ``theirs``: one rectangle, or the own triangle.
 

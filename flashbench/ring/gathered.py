@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from flashbench._iomodel.shards import length
+from flashbench._iomodel.shards import longest
 from flashbench.ring.step import padded, rows_of, whole
 
 if TYPE_CHECKING:
@@ -54,8 +54,7 @@ def backward(rank: Rank, saved: Any, do: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 def _all(rank: Rank, x: Tensor) -> Tensor:
     """The whole sequence of which x is the own shard; shards travel as long as the longest."""
-    longest = max(map(length, rank.cut))
-    return whole(rank.link.gather(padded(x, longest)), rank.cut)
+    return whole(rank.link.gather(padded(x, longest(rank.cut))), rank.cut)
 
 
 def _seen(rank: Rank) -> Iterator[tuple[slice, slice]]:

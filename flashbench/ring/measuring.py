@@ -253,8 +253,8 @@ class Work:
 
     def _whole(self, x: Tensor) -> Tensor:
         """The whole sequence of a result, on every rank."""
-        longest = max(map(shards.length, self.at.cut))
-        return whole(Link(self.session.rank, self.session.ranks).gather(padded(x, longest)), self.at.cut)
+        link, rows = Link(self.session.rank, self.session.ranks), shards.longest(self.at.cut)
+        return whole(link.gather(padded(x, rows)), self.at.cut)
 
 
 def _without_grad(call: Call) -> Call:
