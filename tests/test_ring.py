@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ring_threads import run as in_threads
 from tiers import tiers
 
-from flashbench import devices, links, runfile
+from flashbench import devices, environment, links, runfile
 from flashbench._iomodel import across, shards
 from flashbench.cli import main
 from flashbench.errors import SpecError, UnknownName
@@ -173,6 +173,14 @@ def test_every_card_has_links_with_a_source() -> None:
         links.of("mine")
 
 
+def test_links_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert flashbench("list", "devices", "--json") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["h100-sxm"]["nvlink_bytes_per_s"] == 450e9
+    assert rows["l4"]["nvlink_bytes_per_s"] is None
+    assert "DGX H100" in rows["h200"]["links_source"]
+
+
 def test_what_does_not_fit_is_refused_in_a_sentence() -> None:
     ragged = replace(PROBLEM, num_heads=6, num_kv_heads=3)
     assert "6 query heads" in (across.why_unsupported("ulysses", ragged, 4) or "")
@@ -272,6 +280,23 @@ def test_two_ranks_over_gloo() -> None:
 @pytest.mark.slow
 def test_four_ranks_over_gloo() -> None:
     over_gloo(4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_two_cards_over_nccl(dtype: str) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    p = replace(PROBLEM, seqlen_q=1500, seqlen_k=1500, head_dim=128, head_dim_v=128, dtype=dtype)
+    cells = [
+        Cell(implementation=name, problem=replace(p, causal=causal), pass_="fwd+bwd")
+        for name in across.ALGORITHMS
+        for causal in (False, True)
+    ]
+    asked = rows.Asked(ranks=2, device_type="cuda", timed=True)
+    for row in rows.measured(cells, asked, environment.target("cuda")):
+        assert row["status"] == "ok", row
+        assert row["time_s"] > 0
 
 
 # --- processes
