@@ -33,6 +33,7 @@ from flashbench._cli.new_impl import new_impl
 from flashbench._cli.noise import noise
 from flashbench._cli.profile import profile
 from flashbench._cli.report import report
+from flashbench._cli.ring import ring
 from flashbench._cli.run import run
 from flashbench._cli.tune import tune
 from flashbench._cli.verify import verify
@@ -51,6 +52,7 @@ app.command("io-model")(io_model)
 app.command("kv-cache")(kv_cache)
 app.command("decode")(decode)
 app.command("block")(block)
+app.command("ring")(ring)
 app.command("calibrate")(calibrate)
 app.command("tune")(tune)
 app.command("check")(check)

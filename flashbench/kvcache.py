@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from flashbench import links
 from flashbench.devices import Device
 from flashbench.errors import SpecError, UnknownName
 from flashbench.presets import Preset
@@ -34,14 +35,19 @@ class Serving:
 
     page_size: tokens per page of one layer; an allocation is whole pages. device: the card, None
     for none. tp: cards that share the KV heads (tensor parallel); with more cards than KV heads, or
-    with MLA, each card holds a copy. weights_bytes: of the whole model, None for the published
-    checkpoint. memory_fraction: see MEMORY_FRACTION. scale_bytes: bytes of quantisation scales per
-    token and layer, for each of K and V of each head (MLA: for the latent).
+    with MLA, each card holds a copy. cp: groups of such cards that share the tokens of each
+    sequence, page by page in turns (split-KV across cards, context parallel): each decodes over its
+    own, and partial o and lse go to all. link: of links.KINDS, over which they go; empty for the
+    fastest. weights_bytes: of the whole model, None for the published checkpoint. memory_fraction:
+    see MEMORY_FRACTION. scale_bytes: bytes of quantisation scales per token and layer, for each of
+    K and V of each head (MLA: for the latent).
     """
 
     page_size: int = PAGE_SIZE
     device: Device | None = None
     tp: int = 1
+    cp: int = 1
+    link: str = ""
     weights_bytes: int | None = None
     memory_fraction: Fraction = MEMORY_FRACTION
     scale_bytes: int = 0
@@ -58,8 +64,10 @@ class CacheEstimate:
     whole pages. room_bytes: memory of one card for the cache, None without a card; below 0 where
     the weights alone do not fit. sequences: how many such sequences fit. decode_read_bytes: what
     one decode step of the batch reads of the cache on one card; decode_flops: its matrix FLOPs
-    there (MLA: absorbed). decode_bytes_s, decode_flops_s: the seconds that these take at least, at
-    the card's bandwidth and dense peak; decode_s: the larger, the bound on one step.
+    there (MLA: absorbed). decode_link_bytes: what one card sends in a step to the others that hold other
+    tokens. decode_bytes_s, decode_flops_s, decode_link_s: the seconds that these take at least, at
+    the card's bandwidth, dense peak and link; decode_s: the larger of the first two, then the last, which
+    waits for them in every layer: the bound on one step.
     """
 
     preset: Preset
@@ -76,22 +84,32 @@ class CacheEstimate:
     card_bytes: int
     decode_read_bytes: int
     decode_flops: int
+    decode_link_bytes: int = 0
     room_bytes: int | None = None
     sequences: int | None = None
     decode_bytes_s: float | None = None
     decode_flops_s: float | None = None
+    decode_link_s: float | None = None
 
     @property
     def decode_s(self) -> float | None:
         """Seconds that one decode step (one token per sequence) takes at least, for its attention."""
+        local = self._local_s
+        return None if local is None else local + (self.decode_link_s or 0.0)
+
+    @property
+    def _local_s(self) -> float | None:
         return max((t for t in (self.decode_bytes_s, self.decode_flops_s) if t is not None), default=None)
 
     @property
     def limit(self) -> str | None:
-        """What bounds the decode step: ``bandwidth`` or ``compute``."""
-        if self.decode_s is None:
+        """What takes most of the decode step: ``bandwidth``, ``compute`` or ``link``."""
+        local = self._local_s
+        if local is None:
             return None
-        return "bandwidth" if self.decode_s == self.decode_bytes_s else "compute"
+        if (self.decode_link_s or 0.0) > local:
+            return "link"
+        return "bandwidth" if local == self.decode_bytes_s else "compute"
 
     @property
     def intensity(self) -> float | None:
@@ -122,12 +140,17 @@ def estimate(
     pages = full * pages_of(seqlen, None, how.page_size) + windowed * pages_of(
         seqlen, preset.window, how.page_size
     )
+    on_card = full * _shared(pages_of(seqlen, None, how.page_size), how.cp) + windowed * _shared(
+        pages_of(seqlen, preset.window, how.page_size), how.cp
+    )
     page_bytes = how.page_size * card
-    sequence_card = pages * page_bytes
+    sequence_card = on_card * page_bytes
     device = how.device
     room = None if device is None else _room(preset, how, device)
-    reads = batch * slots * card
-    work = batch * slots * _flops_per_slot(preset) // how.tp
+    mine = full * _tokens(seqlen, how) + windowed * _tokens(kept, how)
+    reads = batch * mine * card
+    work = batch * mine * _flops_per_slot(preset) // how.tp
+    sent = batch * preset.layers * (how.cp - 1) * _partial_bytes(preset, how.tp)
     peak = None if device is None else _peak(device, dtype)
     return CacheEstimate(
         preset=preset, seqlen=seqlen, batch=batch, dtype=dtype, serving=how,
@@ -140,10 +163,12 @@ def estimate(
         card_bytes=batch * sequence_card,
         decode_read_bytes=reads,
         decode_flops=work,
+        decode_link_bytes=sent,
         room_bytes=room,
         sequences=None if room is None else max(0, room) // sequence_card,
         decode_bytes_s=None if device is None else reads / device.hbm_bytes_per_s,
         decode_flops_s=None if peak is None else work / peak,
+        decode_link_s=sent / _link_rate(how, device) if device is not None and sent else None,
     )  # fmt: skip
 
 
@@ -162,6 +187,27 @@ def pages_of(seqlen: int, window: int | None, page_size: int) -> int:
     return (seqlen - 1) // page_size - first // page_size + 1
 
 
+def _shared(count: int, cards: int) -> int:
+    """Of things dealt out in turns, those of the card that has most."""
+    return -(-count // cards)
+
+
+def _tokens(kept: int, how: Serving) -> int:
+    """Of a layer's kept tokens those on the card that has most: all without cp, else whole pages in turns."""
+    return min(kept, _shared(-(-kept // how.page_size), how.cp) * how.page_size)
+
+
+def _partial_bytes(preset: Preset, tp: int) -> int:
+    """Partial o and lse in fp32 of one token's query heads on one card of a layer."""
+    width = preset.latent_dim or preset.head_dim_v
+    return 4 * (preset.num_heads // tp) * (width + 1)
+
+
+def _link_rate(how: Serving, device: Device) -> float:
+    found = links.of(device.name)
+    return found.rate(how.link or found.fastest)
+
+
 def _flops_per_slot(preset: Preset) -> int:
     """Matrix FLOPs of one query token against one cached token of one layer, all heads."""
     if preset.latent_dim:
@@ -171,7 +217,7 @@ def _flops_per_slot(preset: Preset) -> int:
 
 def _room(preset: Preset, how: Serving, device: Device) -> int:
     weights = preset.weights_bytes if how.weights_bytes is None else how.weights_bytes
-    return int(device.hbm_bytes * how.memory_fraction) - -(-weights // how.tp)
+    return int(device.hbm_bytes * how.memory_fraction) - -(-weights // how.tp)  # a copy to each of cp
 
 
 def _peak(device: Device, dtype: str) -> float | None:
@@ -184,10 +230,12 @@ def _peak(device: Device, dtype: str) -> float | None:
 def _check(preset: Preset, how: Serving, seqlen: int, batch: int, dtype: str) -> None:
     if dtype not in CACHE_BITS:
         raise UnknownName("dtype", dtype, CACHE_BITS)
-    sizes = {"seqlen": seqlen, "batch": batch, "tp": how.tp, "page_size": how.page_size}
+    sizes = {"seqlen": seqlen, "batch": batch, "tp": how.tp, "cp": how.cp, "page_size": how.page_size}
     for name, value in sizes.items():
         if value < 1:
             raise SpecError(f"{name} {value} is out of range; it must be 1 or more")
+    if how.cp > 1 and not preset.num_heads:
+        raise SpecError(f"cp {how.cp} needs the query heads; it must be 1 without them")
     if how.scale_bytes < 0:
         raise SpecError(f"scale_bytes {how.scale_bytes} is out of range; it must be 0 or more")
     if not 0 < how.memory_fraction <= 1:

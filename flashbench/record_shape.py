@@ -72,13 +72,23 @@ NUMERICS: Mapping[str, Any] = {
     **dict.fromkeys(("rmse", "max_abs_error", "input_rmse", "reference_rms"), NUMBER),
     "hadamard": FLAG,
 }  # fmt: skip
+RING: Mapping[str, Any] = {
+    **dict.fromkeys(("implementation", "pass", "dtype", "device", "local_step", "status", "reason", "link"),
+    TEXT),
+    **dict.fromkeys(("world_size", "batch", "num_heads", "num_kv_heads", "seqlen", "head_dim", "head_dim_v"),
+    COUNT),
+    **dict.fromkeys(("time_s", "one_card_s", "compute_s", "link_s", "overlap", "speedup", "efficiency"),
+    NUMBER),
+    "link_tensors": {"*": COUNT}, "link_bytes": COUNT, "sent_bytes": COUNT, "sent_by_rank": [COUNT],
+    "samples_s": [NUMBER], "max_abs_error": _NUMBERS, "budget": _NUMBERS, "causal": FLAG, "hidden": FLAG,
+}  # fmt: skip
 HEADER: Mapping[str, Any] = {
     "schema": COUNT, "created_at": TEXT, "argv": [TEXT], "cells": [TEXT], "options": {"*": SCALAR},
     "environment": _ENVIRONMENT, "overheads": _NUMBERS,
 }  # fmt: skip
 LINES: Mapping[str, Mapping[str, Any]] = {
     "header": HEADER, "record": RECORD, "counters": {"counters": COUNTERS}, "trace": {"trace": TRACE},
-    "timings": _NUMBERS, "numerics": NUMERICS,
+    "timings": _NUMBERS, "numerics": NUMERICS, "ring": RING,
 }  # fmt: skip
 """By the type of a line."""
 

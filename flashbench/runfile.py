@@ -8,7 +8,7 @@ Line 1 is the header::
 then one ``{"type": "record", …}`` per cell, on disk before the next cells start, and, for cells that were
 counted or traced after they ran, ``{"type": "counters", "key", "counters"}`` and ``{"type": "trace", …}``
 lines, which belong to the record of that key, and ``{"type": "timings", …}`` when a run ends. ``check
---numerics`` and ``block`` write lines of type numerics and blocks. JSON is strict, with null for NaN.
+--numerics``, ``block`` and ``ring`` write lines of their own types. JSON is strict, with null for NaN.
 
 A line is written whole or, where the disk is full, not at all, and ends in a checksum
 (``_runfile/lines.py``). A last line that was torn by a kill is dropped with a note; a line that is not as
@@ -60,9 +60,9 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """A results file as read. header: line 1; notes: what had to be repaired; numerics, blocks: rows of the
-    modules of that name; timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys
-    of rows of which a line is not as it was written."""
+    """A results file as read. header: line 1; notes: what had to be repaired; numerics, blocks, ring: lines
+    of that type; timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys of rows
+    of which a line is not as it was written."""
 
     path: Path
     header: Mapping[str, Any]
@@ -71,6 +71,7 @@ class RunFile:
     numerics: tuple[Mapping[str, Any], ...] = ()
     timings: tuple[Mapping[str, Any], ...] = ()
     blocks: tuple[Mapping[str, Any], ...] = ()
+    ring: tuple[Mapping[str, Any], ...] = ()
     edited: frozenset[str] = frozenset()
 
 
@@ -219,7 +220,7 @@ class _Lines:
     def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
         self.path = path
         self.records: dict[str, Record] = {}
-        self.others: dict[str, list[Mapping[str, Any]]] = {"numerics": [], "timings": [], "blocks": []}
+        self.others = {name: list[Mapping[str, Any]]() for name in ("numerics", "timings", "blocks", "ring")}
         self.edited: set[str] = set()
         self._schema = head.get("schema")
         self._damaged: list[int] = []
@@ -313,7 +314,7 @@ def _resume(
     kept = tuple(r for r in found.records if is_final(r) and r.cell.key not in again)
     known = {record.cell.key for record in kept}
     missing = tuple(cell for cell in cells if cell.key not in known)
-    planned = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
+    names = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
     notes = [*found.notes, *alike.environment_notes(found.header.get("environment", {}), environment)]
     if found.edited:
         notes.append(
@@ -328,7 +329,7 @@ def _resume(
         notes.append(f"{found.path}: {outside} rows of cells that are not asked for now are kept")
     more = {name: True for name in AFTERWARDS if options.get(name) is True}
     head = {**found.header, "schema": SCHEMA, "options": {**found.header["options"], **more}}
-    _replace(found.path, [{**head, "cells": planned}, *map(record_to_json, kept), *found.timings])
+    _replace(found.path, [{**head, "cells": names}, *map(record_to_json, kept), *found.timings, *found.ring])
     writer = Writer(found.path, known, lock)
     return Resumed(writer=writer, missing=missing, kept=kept, notes=tuple(notes))
 
@@ -390,10 +391,9 @@ def _replace(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
         raise _unwritable(path, error) from None
     with suppress(OSError):  # the new name as well; not every system opens folders
         folder = os.open(path.parent, os.O_RDONLY)
-        try:
+        with suppress(OSError):
             os.fsync(folder)
-        finally:
-            os.close(folder)
+        os.close(folder)
 
 
 def _unwritable(path: Path, error: OSError) -> UsageError:

@@ -32,6 +32,7 @@ from flashbench.errors import UnavailableError
 from flashbench.isolation import Bench
 from flashbench.problem import Cell
 from flashbench.record import Record
+from flashbench.ring import rows as ring_rows
 
 DOCUMENTED = {0, 2, 3, 4, 5, 6, 130, 141}
 OF_BISECT = {0, 1, 125, 128}
@@ -145,6 +146,7 @@ LEFT_OUT: Sequence[tuple[Any, str, Any]] = (
     (calibrate, "measure_one", _refuse),
     (decoding, "run", _refuse),
     (tuning, "candidates", _refuse),
+    (ring_rows, "Group", _refuse),
     (numerics, "rows", lambda *_: iter(())),
     (bisect, "_measured", lambda *_: "results.jsonl"),
     (baseline, "_head", lambda: "0" * 40),

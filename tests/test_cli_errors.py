@@ -149,7 +149,7 @@ OTHER = [
     ("rum", ["'rum' is not a command", "did you mean run?"]),
     (
         "benchmark",
-        ["'benchmark' is not a command; accepted: run, io-model, kv-cache, decode, block, calibrate, tune,"],
+        ["'benchmark' is not a command; accepted: run, io-model, kv-cache, decode, block, ring, calibrate,"],
     ),
     ("--nope", ["--nope is not an option of 'flashbench'"]),
     ("report", ["files"]),

@@ -37,12 +37,16 @@ EXPECTED = {
     "new-impl": "--triton",
     "list": "--impl --json --csv",
     "doctor": "--json --csv",
-    "io-model": "--seqlens --sram --json --csv",
+    "io-model": "--seqlens --sram --world-size --link --json --csv",
     "kv-cache": "--model --layers --heads --kv-heads --head-dim --head-dim-v --window --windowed-layers "
-    "--latent-dim --rope-dim --seqlens --batch --dtypes --page-size --scale-bytes --gpu --tp --weights "
+    "--latent-dim --rope-dim --seqlens --batch --dtypes --page-size --scale-bytes --gpu --tp --cp --link "
+    "--weights "
     "--memory-fraction --json --csv --quiet",
     "block": "--model --impls --modes --seqlens --batch --layers --dtype --device --seed --out --json --csv "
     "--quiet",
+    "ring": "--world-size --seqlens --impls --head-dims --head-dims-v --dtypes --causal --passes --batch "
+    "--tokens --heads --hidden --kv-heads --link --gpu --device --seed --cell-timeout --check --dry-run "
+    "--out --json --csv --quiet",
     "decode": "--model --kv-lens --batch --queries --page-size --splits --dtype --check --counters --device "
     "--seed --tuned --out --json --csv --quiet",
     "tune": "--seqlens --seqlens-k --head-dims --head-dims-v --dtypes --impls --causal --passes --batch "

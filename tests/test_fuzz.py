@@ -120,6 +120,7 @@ PLAUSIBLE = {
     "--cells": ("*",),
     "--base": ("other.jsonl",), "--runs": ("2",), "--import": ("ncu.csv",), "--arch": ("sm_90",),
     "--trace-limit": ("9",),
+    "--world-size": ("2", "4"), "--link": ("pcie", "network"), "--cp": ("2",),
     "--name": ("b",), "--commit": ("abc",), "--preset": ("x",),
 }  # fmt: skip
 """Values that an option takes, so that a line comes further than its first option."""

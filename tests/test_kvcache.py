@@ -274,3 +274,45 @@ def test_bad_input_is_one_line(arguments: list[str], texts: list[str]) -> None:
     assert len(lines) == 1, done.stderr
     for text in texts:
         assert text in lines[0]
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("name", "cp"), [("llama-3-8b", 4), ("gpt-oss-120b", 3), ("deepseek-v3", 2)])
+def test_tokens_are_dealt_out_page_by_page(name: str, cp: int, page_size: int) -> None:
+    preset, seqlen = presets.find(name), 1000
+    how = Serving(page_size=page_size, cp=cp)
+    row = kvcache.estimate(preset, seqlen=seqlen, batch=3, serving=how)
+    alone = kvcache.estimate(preset, seqlen=seqlen, batch=3, serving=Serving(page_size=page_size))
+    held = 0
+    for layer in range(preset.layers):
+        window = preset.window if layer < preset.windowed_layers else None
+        first = max(0, seqlen - window) if window else 0
+        pages = sorted({token // page_size for token in range(first, seqlen)})
+        held += max(len(pages[card::cp]) for card in range(cp))
+    assert row.card_bytes == 3 * held * row.page_bytes
+    assert (
+        alone.card_bytes <= cp * row.card_bytes < alone.card_bytes + 3 * preset.layers * cp * row.page_bytes
+    )
+    assert alone.decode_read_bytes <= cp * row.decode_read_bytes <= cp * row.card_bytes
+    width = preset.latent_dim or preset.head_dim_v
+    assert row.decode_link_bytes == 3 * preset.layers * (cp - 1) * preset.num_heads * (width + 1) * 4
+    assert alone.decode_link_bytes == 0
+    assert row.total_bytes == alone.total_bytes
+
+
+def test_the_link_is_waited_for() -> None:
+    card = devices.find("h100-sxm")
+
+    def bound(link: str, tp: int = 1, seqlen: int = 4096) -> kvcache.CacheEstimate:
+        how = Serving(device=card, cp=4, tp=tp, link=link)
+        return kvcache.estimate(presets.find("llama-3-8b"), seqlen=seqlen, batch=64, serving=how)
+
+    fast, slow = bound(""), bound("network")
+    assert slow.decode_link_s == pytest.approx(9 * fast.decode_link_s)
+    assert slow.decode_s == pytest.approx(slow.decode_bytes_s + slow.decode_link_s)
+    assert slow.limit == "bandwidth"
+    assert bound("network", seqlen=64).limit == "link"
+    assert bound("", tp=8).decode_link_bytes * 8 == fast.decode_link_bytes
+    by_hand = replace(presets.find("llama-3-8b"), num_heads=0)
+    with pytest.raises(SpecError, match="query heads"):
+        kvcache.estimate(by_hand, seqlen=64, serving=Serving(cp=2))

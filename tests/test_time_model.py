@@ -207,6 +207,20 @@ def test_both_passes_take_as_long_as_one_after_the_other() -> None:
         assert both == pytest.approx(forward + backward, rel=0.02)
 
 
+@pytest.mark.parametrize("pass_", ["fwd", "bwd"])
+def test_a_schedule_deals_out_a_causal_mask_evenly(pass_: str) -> None:
+    full = Problem(
+        batch=1, num_heads=8, num_kv_heads=8, seqlen_q=65536, seqlen_k=65536, head_dim=128, head_dim_v=128,
+        dtype="bf16", causal=False,
+    )  # fmt: skip
+    card = devices.find("h100-sxm")
+    times = [
+        predict(estimate("flash-v3-gluon", replace(full, causal=causal), pass_, device=card), card).time_s
+        for causal in (False, True)
+    ]
+    assert times[1] == pytest.approx(times[0] / 2, rel=0.03)
+
+
 def test_families() -> None:
     row = estimate("flash-v2", problem(), "fwd", device=H100)
     assert predict(row, H100).family == "triton"

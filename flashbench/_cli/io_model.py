@@ -149,6 +149,19 @@ def io_model(
     density: Annotated[
         str | None, _option("Block-sparse: share of the visible tiles that are computed.", "S", _MODEL)
     ] = None,
+    world_size: Annotated[
+        str | None,
+        _option(
+            "Instead: one sequence over N cards by ring, Ulysses or gathered K/V: bytes over the link, and"
+            " with --gpu when compute hides them.",
+            "N",
+            _MODEL,
+        ),
+    ] = None,
+    link: Annotated[
+        str | None,
+        _option("With --world-size: nvlink, pcie or network. Default: the card's fastest.", "NAME", _MODEL),
+    ] = None,
     paper: Annotated[
         bool,
         typer.Option(
@@ -179,11 +192,17 @@ def io_model(
     --hidden 2048 --models standard,flash-v1,flash-v2 --sram 192KB.
     """  # fmt: skip
     line = {name: value for name, value in locals().items() if not isinstance(value, bool | dict)}
-    _one_view({"--paper": paper, "--tensors": tensors, "--explain": explain}, json, csv)
-    from flashbench._cli import io_effects, io_paper, io_request, io_sweep, io_table
+    across = world_size is not None
+    views = {"--paper": paper, "--tensors": tensors, "--explain": explain, "--world-size": across}
+    _one_view(views, json, csv)
+    from flashbench._cli import io_effects, io_link, io_paper, io_request, io_sweep, io_table
 
     page = io_sweep.page_path(html) if html is not None else None
     request = io_request.read(line, features or {})
+    if across:
+        io_link.show(request, line, json=json, csv=csv, quiet=quiet)
+        return
+    io_link.refuse_link(line)
     io_effects.refuse(line, request, paper=paper and page is None)
     if page is not None:
         io_sweep.write_page(request, line, page, sys.argv[1:])

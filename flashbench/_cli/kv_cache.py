@@ -93,6 +93,15 @@ def kv_cache(
         ),
     ] = None,
     tp: Annotated[str | None, _card("Cards that share the K/V heads. Default: 1.", "N")] = None,
+    cp: Annotated[
+        str | None,
+        _card(
+            "Groups of --tp cards that share each sequence's tokens (split-KV across cards). Default: 1.", "N"
+        ),
+    ] = None,
+    link: Annotated[
+        str | None, _card("With --cp: nvlink, pcie or network. Default: the card's fastest.", "NAME")
+    ] = None,
     weights: Annotated[
         str | None,
         _card("Size of the weights, such as 141GB or 0. Default: the published checkpoint.", "SIZE"),
@@ -208,7 +217,7 @@ def _by_hand(shape: Mapping[str, int]) -> Preset:
 
 def _serving(given: Mapping[str, Any]) -> list[Serving]:
     """How it is served, once per card."""
-    from flashbench import units
+    from flashbench import links, units
     from flashbench._cli import gpu as gpu_
     from flashbench.kvcache import MEMORY_FRACTION, PAGE_SIZE, Serving
 
@@ -221,6 +230,15 @@ def _serving(given: Mapping[str, Any]) -> list[Serving]:
                 raise UsageError(
                     f"{options.on_line(name)} {units.quoted(given[name])} needs --gpu; accepted: a card"
                 )
+    cp, link = units.parse_int(given.get("cp", "1"), "--cp", maximum=65536), given.get("link", "")
+    if link:
+        units.parse_choice(link, "--link", links.KINDS)
+        if cp == 1 or "gpu" not in given:
+            raise UsageError(f"--link {units.quoted(link)} needs --cp and --gpu; accepted: all three")
+    for card in cards if cp > 1 else ():
+        if card is not None:
+            found = links.of(card.name)
+            found.rate(link or found.fastest)
     share = MEMORY_FRACTION
     if "memory_fraction" in given:
         share = options.fraction(given["memory_fraction"], "--memory-fraction")
@@ -230,7 +248,7 @@ def _serving(given: Mapping[str, Any]) -> list[Serving]:
         Serving(
             page_size=units.parse_int(given.get("page_size", str(PAGE_SIZE)), "--page-size"),
             device=card, tp=units.parse_int(given.get("tp", "1"), "--tp", maximum=65536),
-            weights_bytes=size, memory_fraction=share,
+            cp=cp, link=link, weights_bytes=size, memory_fraction=share,
             scale_bytes=units.parse_int(given.get("scale_bytes", "0"), "--scale-bytes", minimum=0),
         )
         for card in cards
@@ -249,9 +267,11 @@ def _row(row: CacheEstimate) -> dict[str, Any]:
         "total_gb": row.total_bytes / 1e9, "total_gib": row.total_bytes / 2**30,
         "window_saved_bytes": row.window_saved_bytes,
         "page_size": how.page_size, "pages": row.pages, "page_bytes": row.page_bytes,
-        "gpu": how.device.name if how.device else None, "tp": how.tp, "card_bytes": row.card_bytes,
+        "gpu": how.device.name if how.device else None, "tp": how.tp, "cp": how.cp,
+        "card_bytes": row.card_bytes,
         "weights_bytes": weights if how.device else None, "room_bytes": row.room_bytes,
         "sequences": row.sequences, "decode_read_bytes": row.decode_read_bytes,
+        "decode_link_bytes": row.decode_link_bytes, "decode_link_s": row.decode_link_s,
         "decode_flops": row.decode_flops or None, "intensity": row.intensity, "decode_s": row.decode_s,
         "tokens_per_s": row.tokens_per_s, "limit": row.limit,
     }  # fmt: skip
@@ -280,11 +300,14 @@ def _columns() -> list[Column]:
         number("window_saved_bytes", "saved by window", gib),
         number("page_size", "page"), number("pages", "pages/seq", "{:,}".format),
         number("page_bytes", "page bytes", exact),
-        Column(name="gpu", header="card"), number("tp", "cards"), number("card_bytes", "on each card", gib),
+        Column(name="gpu", header="card"), number("tp", "cards"), number("cp", "groups"),
+        number("card_bytes", "on each card", gib),
         number("weights_bytes", "weights", size), number("room_bytes", "room per card", gib),
         number("sequences", "sequences that fit", "{:,}".format),
         number("decode_read_bytes", "read per step", size),
         number("decode_flops", "FLOPs per step", partial(units.format_count, unit="FLOP")),
+        number("decode_link_bytes", "sent per step", size),
+        number("decode_link_s", "link at least", units.format_seconds),
         number("intensity", "FLOP/B", "{:.1f}".format),
         number("decode_s", "step at least", units.format_seconds),
         number("tokens_per_s", "tokens/s at most", units.format_count),
@@ -308,6 +331,8 @@ def _needed(columns: Sequence[Column], rows: Sequence[CacheEstimate]) -> list[Co
         hidden.add("intensity")
     if not any(row.window_saved_bytes for row in rows):
         hidden.add("window_saved_bytes")
+    if rows[0].serving.cp == 1:
+        hidden |= {"cp", "decode_link_bytes", "decode_link_s"}
     if rows[0].batch == 1:
         hidden.add("sequence_bytes")
     return [column for column in columns if column.name not in hidden]
@@ -358,6 +383,12 @@ def _notes(rows: Sequence[CacheEstimate]) -> list[str]:
     notes += [
         f"{p.name}: an encoder keeps no cache; shown is what K and V take" for p in shapes if not p.causal
     ]
+    if rows[0].serving.cp > 1:
+        notes.append(
+            "split-KV: pages are dealt out in turns to the groups, each of which holds all weights; in each"
+            " layer each card sends partial o and lse, fp32, to those with the same heads, and the step waits"
+            " for them; link at least: at the link's rate, without the latency of every layer"
+        )
     if any(p.latent_dim for p in shapes) and rows[0].serving.tp > 1:
         notes.append("MLA: every card holds the whole latent; only the query heads are shared")
     notes += [f"{p.name}: {p.source}" + (f"; {p.uncertain}" if p.uncertain else "") for p in shapes]

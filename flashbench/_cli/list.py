@@ -164,8 +164,17 @@ def _device(row: Device, here: Device | None, why_none: str) -> dict[str, Any]:
         "hbm_bytes_per_s": row.hbm_bytes_per_s,
         **{f"{dtype}_flops_per_s": row.peak_flops_per_s.get(dtype) for dtype in _PEAKS},
         "mufu_per_clk_per_sm": row.mufu_per_clk_per_sm, "clock_hz": row.clock_hz, "tdp_w": row.tdp_w,
-        "uncertain": row.uncertain or None, "source": row.source,
+        "uncertain": row.uncertain or None, "source": row.source, **_links(row.name),
     }  # fmt: skip
+
+
+def _links(name: str) -> dict[str, Any]:
+    """What the card sends to another, one way, and whose word that is."""
+    from flashbench import links
+
+    row = links.of(name)
+    rates = {f"{kind}_bytes_per_s": getattr(row, kind) for kind in links.KINDS}
+    return rates | {"links_uncertain": row.uncertain or None, "links_source": row.source}
 
 
 _PEAKS = ("fp16", "bf16", "tf32", "fp32", "fp8")

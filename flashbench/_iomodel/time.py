@@ -201,9 +201,10 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
     taken = (heads if kernel in ("fwd", "dq") else kv_heads) * outer if scheduled else 0
     persistent = scheduled or estimate.model in PERSISTENT
     ctas = step.ctas or heads * outer
+    uneven = 1.0 if scheduled else max(1.0, min(most / step.exps, ctas))  # a schedule deals out equal work
     units = heads if kernel == "bwd" and not taken else kv_heads
     return Grid(
-        ctas, min(units, taken or ctas), slots, uneven=max(1.0, min(most / step.exps, ctas)),
+        ctas, min(units, taken or ctas), slots, uneven=uneven,
         section=_section(estimate, kernel, kv_heads), lost=_lost(kernel, hides, outer > slots, persistent),
         skew=_SKEW if hides else 0.0,
         crowd=1.0 if hides else _CROWD_OF_PROGRAMS if persistent else _CROWD,

@@ -11,7 +11,7 @@ from flashbench._runfile import lines
 from flashbench.errors import RunFileError
 from flashbench.record_json import record_from_json
 
-AFTER = ("counters", "trace", "timings", "numerics")
+AFTER = ("counters", "trace", "timings", "numerics", "blocks", "ring")
 """Types of lines that are no row."""
 SEALED = 5
 """The first schema whose lines have checksums."""
