@@ -24,8 +24,10 @@ pytestmark = [
 ]
 
 FIGURES = [
-    section.key for section in SECTIONS if section.figure is not None and section.key != "energy"
-]  # of the synthetic results, which hold no energy
+    section.key
+    for section in SECTIONS
+    if section.figure is not None and section.key not in ("energy", "timeline", "clocks")
+]  # of the synthetic results, which hold none of these
 
 
 DATA = Path(__file__).parent / "data"

@@ -115,7 +115,7 @@ def _open(
     request: Request, results: Path, about: dict[str, Any], bench: Bench
 ) -> tuple[Writer, Sequence[Cell]]:
     """The file to append to and the cells that it lacks."""
-    from flashbench import console, runfile
+    from flashbench import ceilings, console, runfile
 
     if request.flag("resume") and results.exists():
         resumed = runfile.resume(results, request.cells, about, request.texts, _sources(request))
@@ -125,7 +125,9 @@ def _open(
         return resumed.writer, resumed.missing
     if request.flag("resume") and not request.flag("quiet"):
         console.note(f"{results} does not exist yet: nothing to resume, a new sweep starts")
+    known = ceilings.stored(str(about.get("device_name")), about.get("uuid"))
     head = runfile.header(
+        calibration=known.document() if known else None,
         overheads=bench.overheads(cupti=request.values["timing"] == "cupti"),
         argv=["flashbench", *sys.argv[1:]],
         options=dict(request.texts),
