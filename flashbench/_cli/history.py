@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +46,7 @@ def history(
         str, typer.Option(help="Assumed spread between runs, until there are enough.", metavar="SHARE")
     ] = "1%",
     all_: Annotated[bool, typer.Option("--all", help="Exact metrics that never changed as well.")] = False,
+    html: options.Html = None,
     json: options.Json = False,
     csv: options.Csv = False,
     quiet: options.Quiet = False,
@@ -56,10 +59,11 @@ def history(
     from fnmatch import fnmatchcase
 
     from flashbench import console
-    from flashbench._cli import compare
+    from flashbench._cli import compare, io_sweep
     from flashbench.judge import MEASURES
     from flashbench.judge import history as history_
 
+    page = io_sweep.page_path(html) if html is not None else None
     shares = compare.share(warn, "--warn"), compare.share(noise, "--noise")
     asked = compare.measures(metric)
     rows: list[dict[str, Any]] = []
@@ -76,6 +80,10 @@ def history(
             names = ", ".join(point.name for point in found)
             console.note(f"{device}: {len(found)} points, oldest first: {names}")
     rows.sort(key=lambda row: -max((abs(one["worse"] or math.inf) for one in row["changes"]), default=0))
+    if page is not None:
+        from flashbench.report import history_page
+
+        io_sweep.put(page, history_page.build(rows, command=shlex.join(["flashbench", *sys.argv[1:]])))
     if json:
         console.show_json(rows)
     else:

@@ -75,7 +75,8 @@ def draw(chart: Chart, lines: Sequence[Line]) -> Figure:
         y["range"] = list(chart.y_range)
     x = {
         "type": "log", "title": {"text": escape(chart.x_title), "standoff": 8}, "zeroline": False,
-        "tickmode": "array", "tickvals": list(chart.x_ticks), "ticktext": list(chart.x_ticks.values()),
+        "automargin": True, "tickmode": "array", "tickvals": list(chart.x_ticks),
+        "ticktext": list(chart.x_ticks.values()),
     }  # fmt: skip
     layout = {
         "height": HEIGHT, "margin": {"l": 56, "r": 16, "t": 24, "b": 48}, "hovermode": chart.hover,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flashbench import devices, iomodel, whatif
@@ -74,7 +74,7 @@ def block_figure(frame: DataFrame) -> Figure:
     return _figure(frame, "rows of a square tile", {rows: str(rows) for rows in BLOCKS})
 
 
-def _figure(frame: DataFrame, title: str, ticks: dict[float, str]) -> Figure:
+def _figure(frame: DataFrame, title: str, ticks: Mapping[int, str]) -> Figure:
     colour = slots(frame["model"])
     lines = []
     for (name, *where), rows in frame.groupby(["model", *KEYS], sort=False):
@@ -89,7 +89,7 @@ def _figure(frame: DataFrame, title: str, ticks: dict[float, str]) -> Figure:
         for one, (_, rows) in zip(captions(frame), frame.groupby(KEYS, sort=False), strict=True)
     ]
     chart = Chart(
-        x_title=title, y_title="requested bytes (GB = 1e9)", x_ticks=ticks,
+        x_title=title, y_title="requested bytes (GB = 1e9)", x_ticks={float(x): text for x, text in ticks.items()},
         y_tick=words.bytes_tick, captions=said,
     )  # fmt: skip
     return draw(chart, [*lines, *(_cards(frame) if "KiB" in title else ())])

@@ -101,6 +101,14 @@
     };
   }
 
+  // Ticks of a phone stand upright: every second or third of them.
+  function thinned(axis, width) {
+    const step = Math.ceil((axis.tickvals?.length ?? 0) / 6);
+    if (width >= 600 || step < 2) return axis;
+    const some = (list) => list.filter((_, i) => (list.length - 1 - i) % step === 0);
+    return { ...axis, tickvals: some(axis.tickvals), ticktext: some(axis.ticktext) };
+  }
+
   function themed(colour) {
     const axis = {
       gridcolor: colour("line"), linecolor: colour("line"), tickcolor: colour("line"), zerolinecolor: colour("line"),
@@ -131,7 +139,7 @@
     const place = placed(figure.layout, traces, width);
     const layout = {
       ...figure.layout, ...look, ...place, axis: undefined, width, autosize: false,
-      xaxis: { ...place.xaxis, ...look.axis },
+      xaxis: { ...thinned(place.xaxis, width), ...look.axis },
       yaxis: { ...axis, domain: place.yaxis.domain, ...look.axis },
       hoversubplots: "axis", // so that the lane speaks beside the lines
       dragmode: touch.matches ? false : "zoom",
@@ -158,9 +166,9 @@
     const lines = node.data.filter(({ meta, customdata, x }) => customdata && !meta.ring && x.length);
     const scatter = figure.layout.hovermode === "closest";
     const { unit } = figure.layout.meta; // of points whose text leaves their place out
-    const lengths = scatter ? [] : [...new Set(lines.flatMap(({ x }) => x))].sort((a, b) => a - b);
+    const lengths = scatter ? [] : [...new Set(lines.flatMap(({ x }) => x))].sort((a, b) => (typeof a === "string" ? 0 : a - b));
     const { tickvals = [], ticktext = [] } = figure.layout.xaxis;
-    const label = (x) => (tickvals.includes(x) ? ticktext[tickvals.indexOf(x)] : x % 1024 ? String(x) : `${x / 1024}k`);
+    const label = (x) => (typeof x === "string" ? plain(x) : tickvals.includes(x) ? ticktext[tickvals.indexOf(x)] : x % 1024 ? String(x) : `${x / 1024}k`);
     const rows = new Map();
     for (const { name, x, y, customdata, meta } of lines) {
       const cells = rows.get(name) ?? new Map();

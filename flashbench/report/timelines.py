@@ -134,7 +134,9 @@ def short(name: str) -> str:
     while (shorter := re.sub(r"<[^<>]*>", "", text)) != text:
         text = shorter
     text = text.split("(")[0].strip() or name
-    return text.split()[-1].split("::")[-1] if not name.startswith("Mem") else name.split()[0]
+    if not text or name.startswith("Mem"):  # copies and sets have a name of their own
+        return text
+    return text.split()[-1].split("::")[-1]
 
 
 def page(row: Section, frame: DataFrame) -> str:
