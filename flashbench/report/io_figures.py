@@ -92,7 +92,7 @@ def draw(chart: Chart, lines: Sequence[Line]) -> Figure:
 
 def _trace(line: Line) -> dict[str, Any]:
     colour = LIGHT[line.slot] if isinstance(line.slot, int) else LIGHT[0]
-    hollow = list(line.open) or [False] * len(line.x)
+    hollow = list(line.open) if line.symbol and line.open else [False] * len(line.x)
     markers = [line.symbol + ("-open" if open_ else "") for open_ in hollow]
     hover = {"hovertemplate": "%{customdata}"} if line.notes else {"hoverinfo": "skip"}
     return {

@@ -89,8 +89,8 @@ def _figure(frame: DataFrame, title: str, ticks: Mapping[int, str]) -> Figure:
         for one, (_, rows) in zip(captions(frame), frame.groupby(KEYS, sort=False), strict=True)
     ]
     chart = Chart(
-        x_title=title, y_title="requested bytes (GB = 1e9)", x_ticks={float(x): text for x, text in ticks.items()},
-        y_tick=words.bytes_tick, captions=said,
+        x_title=title, y_title="requested bytes (GB = 1e9)", y_tick=words.bytes_tick, captions=said,
+        x_ticks={float(x): text for x, text in ticks.items()},
     )  # fmt: skip
     return draw(chart, [*lines, *(_cards(frame) if "KiB" in title else ())])
 
