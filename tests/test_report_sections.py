@@ -64,7 +64,7 @@ def test_measured_roofs_are_dashed_beside_those_of_the_data_sheet(measured: ceil
 
     def roofs(shown: Results) -> dict[str, Any]:
         figure = roofline.figure(roofline.data(shown)).plotly()
-        return {f"{t.line.dash} {t.meta['where']['level']}": t for t in figure.data if "roof of" in t.name}
+        return {f"{t.line.dash} {t.meta['where']['level']}": t for t in figure.data if "roof, " in t.name}
 
     levels = ("compulsory", "dram", "requested")
     plain = roofs(results(*records))

@@ -65,8 +65,8 @@ def _data(results: Results, names: Any, points: Any, options: Callable[[int], di
 
 def memory_figure(frame: DataFrame) -> Figure:
     """A line per algorithm; hollow where the tile does not fit; the card's shared memory as a line up."""
-    ticks = {size: memory_tick(size) for size in SIZES if size & (size - 1) == 0}
-    return _figure(frame, "on-chip memory M per SM (KiB = 1024 bytes)", ticks)
+    ticks = {size: str(size // 1024) for size in SIZES if size & (size - 1) == 0}
+    return _figure(frame, "on-chip memory M per SM (KiB)", ticks)
 
 
 def block_figure(frame: DataFrame) -> Figure:

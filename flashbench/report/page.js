@@ -13,11 +13,14 @@
     return { data, layout };
   }
 
-  const plots = [...document.querySelectorAll("script.plot-data")].map((script) => ({
-    node: document.getElementById(script.dataset.for),
-    selection: script.parentElement.querySelector(".selection"),
-    figure: unpacked(JSON.parse(script.textContent)),
-  }));
+  const plots = [...document.querySelectorAll("script.plot-data")].map((script) => {
+    let figure; // read when it is drawn first: the page answers before
+    return {
+      node: document.getElementById(script.dataset.for),
+      selection: script.parentElement.querySelector(".selection"),
+      get figure() { return figure ??= unpacked(JSON.parse(script.textContent)); },
+    };
+  });
   const hidden = new Set(); // legend groups switched off, in all figures alike
   const notes = JSON.parse(document.getElementById("cell-notes")?.textContent ?? "null");
   const PAPER = 680; // CSS pixels that A4 and Letter have between their margins
@@ -148,8 +151,9 @@
         showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
       }],
     };
-    const lanes = traces.map((trace) => painted(width < 600 && trace.meta.lane !== undefined
-      ? { ...trace, textfont: { size: 10 } } : trace, colour));
+    const small = { textfont: { size: 10 }, showscale: false };
+    const lanes = traces.map((trace) => painted(width < 600 && (trace.meta.lane !== undefined || trace.type === "heatmap")
+      ? { ...trace, ...small } : trace, colour));
     if (meta.bar) node.style.minHeight = 0;
     caption.textContent = figure.layout.meta.captions.find(({ where }) => shown(where, chosen))?.text ?? "";
     return Plotly.react(node, lanes, layout, {

@@ -140,6 +140,7 @@ def figure(frame: DataFrame) -> Figure:
 
 def _roofs(rows: DataFrame, level: str, scale: float) -> Iterator[dict[str, Any]]:
     """The roofs of each card and dtype of one level: solid of the data sheet, dashed as measured."""
+    several = rows["device"].nunique() > 1
     low, high = rows["intensity"].min() / 2, rows["intensity"].max() * 2
     for kind, title, dash in (("roof", "roof", "solid"), ("measured", "measured roof", "dash")):
         known = rows[rows[f"{kind}_bytes_per_s"].notna() & rows[f"{kind}_flops_per_s"].notna()]
@@ -148,7 +149,8 @@ def _roofs(rows: DataFrame, level: str, scale: float) -> Iterator[dict[str, Any]
             at = sorted({low, min(max(flops / speed, low), high * 2), max(high, flops / speed * 2)})
             yield {
                 "type": "scatter", "x": numbers(at), "y": numbers(min(flops, x * speed) / scale for x in at),
-                "mode": "lines", "name": escape(f"{title} of {device}, {dtype}"), "hoverinfo": "skip",
+                "mode": "lines", "hoverinfo": "skip",
+                "name": escape(f"{title} of {device}, {dtype}" if several else f"{title}, {dtype}"),
                 "line": {"width": 2, "color": LIGHT[0], "dash": dash},
                 "meta": {"where": {"dtype": dtype, CHOICE: level}, "slot": "ink"},
             }  # fmt: skip
