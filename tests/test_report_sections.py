@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import synthetic
 
-from flashbench import ceilings, devices, iomodel, report, table
+from flashbench import ceilings, devices, iomodel, report, runfile, table
+from flashbench._cli.report import results_of
 from flashbench.errors import RunFileError
 from flashbench.report import onchip, roofline, timelines
 from flashbench.report.data import Results
@@ -29,6 +32,71 @@ def results(*records: Any, **header: Any) -> Results:
 @pytest.fixture(scope="module")
 def measured() -> ceilings.Ceilings:
     return ceilings.load(REPORTS / "ceilings.json")
+
+
+# ---- every metric over the length, from the raw samples
+
+
+@pytest.fixture(scope="module")
+def grid() -> list[Any]:
+    records = [
+        replace(one, energy={"joules_per_call": 7.0 + at}, timing={"rounds": [{"sm_clock_mhz": 1000.0 + at}]})
+        for at, one in enumerate(synthetic.sweep(lengths=(1024, 32768), head_dims=(64,)))
+    ]
+    assert {one.status for one in records} == {"ok", "skipped"}
+    return records
+
+
+def expected(section: str, one: Any, others: dict[tuple[Any, ...], Any]) -> float | None:
+    """What the section shows of a record, computed from its samples and counters."""
+    cell, problem = one.cell, one.cell.problem
+    pairs = problem.batch * problem.num_heads * problem.seqlen_q * problem.seqlen_k
+    pairs = pairs // 2 + pairs // (2 * problem.seqlen_q) if problem.causal else pairs
+    flops = pairs * problem.head_dim * (4 if cell.pass_ == "fwd" else 10)
+    time_s = statistics.median(one.samples.samples_s)
+
+    def over(implementation: str, causal: bool, pass_: str) -> float | None:
+        other = others.get((implementation, problem.seqlen_q, causal, pass_))
+        return statistics.median(other.samples.samples_s) if other else None
+
+    name, causal, pass_ = cell.implementation, problem.causal, cell.pass_
+    naive, full, forward = over("naive", causal, pass_), over(name, False, pass_), over(name, causal, "fwd")
+    low, _, high = statistics.quantiles(one.samples.samples_s, method="inclusive")
+    total = one.counters["total"]
+    model = iomodel.estimate(one.io_model, problem, pass_)
+    alone = sum(kernel.read.value for kernel in iomodel.kernels_alone(model, devices.find("h100-sxm")))
+    joules = one.energy["joules_per_call"]
+    return {
+        "latency": time_s, "throughput": flops / time_s, "speedup": naive / time_s if naive else None,
+        "memory": float(one.memory.peak_extra_bytes), "energy": joules / (flops / 1e12),
+        "stability": (high - low) / time_s, "clocks": one.timing["rounds"][0]["sm_clock_mhz"] * 1e6,
+        "split": time_s / forward if pass_ == "bwd" else None, "causal": time_s / full if causal else None,
+        "l2": total["l2_read_bytes"] / model.requested.read_bytes, "dram": total["dram_read_bytes"] / alone,
+    }[section]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "section",
+    ["latency", "throughput", "speedup", "memory", "energy", "stability", "clocks", "split", "causal", "l2",
+     "dram"],
+)  # fmt: skip
+def test_a_section_shows_what_follows_from_the_raw_samples(grid: list[Any], section: str) -> None:
+    timed = {
+        (one.cell.implementation, one.cell.problem.seqlen_q, one.cell.problem.causal, one.cell.pass_): one
+        for one in grid if one.status == "ok"
+    }  # fmt: skip
+    frame = NAMES[section].data(results(*grid))
+    shown = {row.cell: row.value for row in frame.itertuples() if row.value == row.value}
+    fused = {at for at, one in enumerate(grid) if one.io_model != "standard"}  # torch's copies are its own
+    wanted = {
+        at: value for at, one in enumerate(grid)
+        if one.status == "ok" and (value := expected(section, one, timed)) is not None
+        and (at in fused or section not in ("l2", "dram"))
+    }  # fmt: skip
+    if section in ("l2", "dram"):
+        shown = {at: value for at, value in shown.items() if at in fused}
+    assert len(wanted) >= len(timed) // 2 - 4
+    assert shown == pytest.approx(wanted, rel=1e-6)
 
 
 # ---- roofline
@@ -85,6 +153,28 @@ def test_ceilings_are_of_the_card_that_the_run_names(measured: ceilings.Ceilings
     assert kept.copy_bytes_per_s == measured.copy_bytes_per_s
 
 
+# ---- files that are not whole
+
+
+def test_a_run_that_was_stopped_makes_a_page_that_counts_what_is_left(tmp_path: Path) -> None:
+    """Of the schema before, its last line torn off."""
+    records = [synthetic.record(name, 1024) for name in ("naive", "flash")]
+    planned = [one.cell for one in records] + [synthetic.record("flash", 65536).cell]
+    path = tmp_path / "results.jsonl"
+    head = runfile.header(argv=["flashbench", "run"], options={}, environment={}, cells=planned)
+    with runfile.create(path, {**head, "schema": runfile.SCHEMA - 1}) as writer:
+        for one in records:
+            writer.append(one)
+    with path.open("ab") as file:
+        file.write(b'{"type":"record","key":"fla')
+    shown = results_of([runfile.load(path)])
+    claim = NAMES["summary"].data(shown).set_index("claim").loc["timed"]
+    assert (claim["value"], claim["of"], claim["rest"]) == (2, 3, {"not reached": 1})
+    page = report.of(shown)
+    assert "<strong>2 of 3</strong>" in page
+    assert "1 not reached" in page
+
+
 # ---- kernels of a call
 
 
@@ -118,8 +208,6 @@ def test_shares_of_kernels_add_up_and_keep_their_order(tmp_path: Path) -> None:
 
 
 def test_the_committed_timeline_belongs_to_the_committed_results() -> None:
-    from flashbench import runfile
-
     file = runfile.load(REPORTS / "results.jsonl")
     shown = Results(
         table=table.build([file]), headers=table.headers([file]),
