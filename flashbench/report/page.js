@@ -152,8 +152,8 @@
       }],
     };
     const small = { textfont: { size: 10 }, showscale: false };
-    const lanes = traces.map((trace) => painted(width < 600 && (trace.meta.lane !== undefined || trace.type === "heatmap")
-      ? { ...trace, ...small } : trace, colour));
+    const lanes = traces.map((trace) => painted((width < 600 && trace.meta.lane !== undefined)
+      || (width < 700 && trace.type === "heatmap") ? { ...trace, ...small } : trace, colour));
     if (meta.bar) node.style.minHeight = 0;
     caption.textContent = figure.layout.meta.captions.find(({ where }) => shown(where, chosen))?.text ?? "";
     return Plotly.react(node, lanes, layout, {
