@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,17 @@ def test_the_printed_page_is_light_and_without_controls(browser: Browser, page: 
     assert traces(browser, "latency")[0]["color"] == "#5f6b7a"
     widths = "[...document.querySelectorAll('.plot .main-svg')].map(svg => svg.getBoundingClientRect().width)"
     assert max(browser.run(widths)) <= 700  # no figure is cut on paper
+    cut = browser.run(
+        "[...document.querySelectorAll('.plot')].filter(plot => { const box = plot.getBoundingClientRect();"
+        " return [...plot.querySelectorAll('text')].some(text => { const at = text.getBoundingClientRect();"
+        " return at.width && (at.left < box.left - 1 || at.top < box.top - 1 || at.bottom > box.bottom + 1"
+        " || at.right > box.left + 681); }); }).map(plot => plot.id)"
+    )
+    assert cut == []
+    heights = "[...document.querySelectorAll('.plot')].map(plot => plot.getBoundingClientRect().height)"
+    assert max(browser.run(heights)) < 480  # two stand on a sheet
+    gone = "[...document.querySelectorAll('.screen, .modebar, .search')].every(node => !node.offsetWidth)"
+    assert browser.run(gone)
     browser.run("window.dispatchEvent(new Event('afterprint'))")
     browser.send("Emulation.setEmulatedMedia", media="")
     browser.settle()
@@ -374,7 +386,9 @@ def test_the_roofline_is_by_the_bytes_that_are_chosen_and_kernels_are_bars(
     browser: Browser, tmp_path: Path
 ) -> None:
     reports = Path(__file__).parent.parent / "reports" / "h100-sxm"
-    files = [runfile.load(reports / "results.jsonl")]
+    file = runfile.load(reports / "results.jsonl")
+    few = [one for one in file.records if one.cell.pass_ == "fwd" and one.cell.problem.seqlen_k <= 4096]
+    files = [replace(file, records=tuple(few))]
     path = tmp_path / "report.html"
     sources = [str(reports / "timeline.json")], [str(reports / "ceilings.json")]
     path.write_text(report.of(results_of(files, *sources)), encoding="utf-8")
@@ -393,34 +407,8 @@ def test_the_roofline_is_by_the_bytes_that_are_chosen_and_kernels_are_bars(
     assert bars == rows > 10
 
 
-def test_a_printed_page_holds_every_figure_whole(browser: Browser, page: Path) -> None:
-    browser.open(page)
-    browser.run("window.dispatchEvent(new Event('beforeprint'))")
-    browser.send("Emulation.setEmulatedMedia", media="print")
-    browser.settle()
-    cut = browser.run(
-        "[...document.querySelectorAll('.plot')].filter(plot => { const box = plot.getBoundingClientRect();"
-        " return [...plot.querySelectorAll('text')].some(text => { const at = text.getBoundingClientRect();"
-        " return at.width && (at.left < box.left - 1 || at.top < box.top - 1 || at.bottom > box.bottom + 1"
-        " || at.right > box.left + 681); }); }).map(plot => plot.id)"
-    )
-    tall = browser.run(
-        "Math.max(...[...document.querySelectorAll('.plot')].map(one => one.getBoundingClientRect().height))"
-    )
-    hidden = browser.run(
-        "[...document.querySelectorAll('.screen, .modebar, .search')].every(node => !node.offsetWidth)"
-    )
-    browser.run("window.dispatchEvent(new Event('afterprint'))")
-    browser.send("Emulation.setEmulatedMedia", media="")
-    assert cut == []
-    assert tall < 480  # two stand on a sheet
-    assert hidden
-
-
 @pytest.mark.slow
 def test_5000_cells_are_under_8_mb_and_answer_within_3_seconds(browser: Browser, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     records = []
     for dtype in ("bf16", "fp16", "fp32"):
         for shared in (False, True):
