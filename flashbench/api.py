@@ -58,14 +58,13 @@ class Results:
 
     def to_html(self, path: str | Path | None = None) -> str:
         """The report as text; also written to the path, if given. Raises UsageError where that fails."""
-        from flashbench import report, table
+        from flashbench import report
+        from flashbench._cli.report import results_of, write
 
+        results = results_of([self.file])
         if path is not None:
-            from flashbench._cli.report import write_page
-
-            write_page([self.file], Path(path))
-        files = [self.file]
-        return report.build(table.build(files), table.headers(files), table.numerics(files))
+            write(results, Path(path))
+        return report.of(results)
 
 
 @dataclass(frozen=True, kw_only=True)

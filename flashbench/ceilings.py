@@ -51,6 +51,15 @@ class Ceilings:
     flops_per_s: Mapping[str, float | None]
     path: str = ""
 
+    def document(self) -> dict[str, Any]:
+        """The same as ``parse`` takes it, without the measurements behind it: for the header of a run."""
+        rates = {name: getattr(self, name) for name in _RATES}
+        return {
+            "type": "calibration", "schema": SCHEMA, "created_at": self.created_at,
+            "device": {"name": self.device_name, "uuid": self.device_uuid},
+            "ceilings": {**rates, "flops_per_s": dict(self.flops_per_s)},
+        }  # fmt: skip
+
 
 def folder() -> Path:
     """Where the files are kept: $FLASHBENCH_CALIBRATION, else flashbench/calibration in the user's data."""

@@ -238,13 +238,18 @@ def _sparse_notes(total: int) -> Tick:
     return tick
 
 
+def lively() -> bool:
+    """Whether stderr is a terminal that lines can be redrawn on; in CI it is none, whatever it says."""
+    return sys.stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+
+
 @contextmanager
 def progress(total: int, *, quiet: bool = False) -> Iterator[Tick]:
-    """A progress line on stderr, or off a terminal a note every NOTE_EVERY_S; silent with ``quiet``."""
+    """A progress line on stderr, or where it is not lively a note every NOTE_EVERY_S; none with ``quiet``."""
     if quiet or not total:
         yield lambda done, text: None
         return
-    if not sys.stderr.isatty():
+    if not lively():
         yield _sparse_notes(total)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flashbench import compared, iomodel
+from flashbench._iomodel.time import Prediction
 from flashbench.compared import Level
 from flashbench.devices import Device
 from flashbench.iomodel import Estimate
@@ -28,7 +29,8 @@ class Row:
 
     estimate: the implementation's own model (None if it names none). compulsory_bytes: each tensor
     once, the same for all implementations of a cell. naive_time_s: median of ``naive`` on the same
-    problem, pass and cache policy in the same run (None if naive was not timed).
+    problem, pass and cache policy in the same run (None if naive was not timed). prediction: what the
+    time model makes of the estimate on the device (None where it has no say).
     """
 
     record: Record
@@ -36,6 +38,7 @@ class Row:
     compulsory_bytes: int
     device: Device | None
     naive_time_s: float | None
+    prediction: Prediction | None = None
 
     @property
     def time_s(self) -> float | None:
@@ -203,6 +206,21 @@ def _compared() -> Iterator[Metric]:
         )  # fmt: skip
 
 
+def _dram(row: Row) -> int | None:
+    counted = row.record.counters.get("total", {})
+    parts = [counted.get(f"dram_{way}_bytes") for way in ("read", "write")]
+    if None not in parts:
+        return int(sum(parts))
+    return round(row.prediction.dram.value) if row.prediction else None
+
+
+def _clock(row: Row) -> float | None:
+    """Median of the rounds' clocks; None where no round has one."""
+    rounds = row.record.timing.get("rounds") or ()
+    clocks = [clock for one in rounds if (clock := one.get("sm_clock_mhz"))]
+    return float(statistics.median(clocks)) * 1e6 if clocks else None
+
+
 def _cycles(row: Row) -> float | None:
     """Median over the samples of time times clock; None unless every round has a clock."""
     rounds, samples = row.record.timing.get("rounds") or (), row.record.samples
@@ -231,6 +249,10 @@ METRICS = (
         name="cycles", unit="cycles", better="lower",
         help="median of each sample times the SM clock of its round, as NVML reads it",
         compute=_cycles,
+    ),
+    Metric(
+        name="sm_clock_hz", unit="Hz", better="", help="median SM clock over the rounds, as NVML reads it",
+        compute=_clock,
     ),
     Metric(
         name="flops", unit="FLOP", better="", whole=True,
@@ -278,6 +300,14 @@ METRICS = (
     Metric(
         name="intensity_compulsory", unit="FLOP/B", better="", help="nominal FLOPs per compulsory byte",
         compute=lambda r: _over(r.flops, r.compulsory_bytes),
+    ),
+    Metric(
+        name="dram_bytes", unit="B", better="lower", whole=True, compute=_dram,
+        help="read from and written to DRAM: as counted, where it was, else as the model expects",
+    ),
+    Metric(
+        name="intensity_dram", unit="FLOP/B", better="higher", help="nominal FLOPs per byte of dram_bytes",
+        compute=lambda r: _over(r.flops, _dram(r)),
     ),
     Metric(
         name="roof_fraction", unit="fraction", better="higher",

@@ -143,12 +143,10 @@ class Writer:
 
 def header(
     *, argv: Sequence[str], options: Mapping[str, Any], environment: Mapping[str, Any], cells: Iterable[Cell],
-    overheads: Mapping[str, Any] | None = None,
+    overheads: Mapping[str, Any] | None = None, calibration: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The header of a new file, stamped with the present time (UTC).
-
-    overheads: what timing itself costs here, as of profilers.measure_overheads.
-    """
+    """The header of a new file, stamped with the present time (UTC); overheads: profilers.measure_overheads'
+    of timing itself; calibration: Ceilings.document's of the card."""
     return {
         "type": "header",
         "schema": SCHEMA,
@@ -157,6 +155,7 @@ def header(
         "options": json_able(options),
         "environment": json_able(environment),
         "overheads": json_able(overheads or {}),
+        **({"calibration": json_able(calibration)} if calibration else {}),
         "cells": [cell.key for cell in cells],
     }
 

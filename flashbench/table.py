@@ -7,12 +7,16 @@ Values are SI base units and whole bytes, the unit is in the column's name, miss
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashbench import ceilings as measured
 from flashbench import compared, devices, iomodel
-from flashbench.errors import FlashbenchError
+from flashbench._iomodel.time import Prediction
+from flashbench.ceilings import Ceilings
+from flashbench.errors import FlashbenchError, RunFileError
 from flashbench.iomodel import Estimate
 from flashbench.metrics import METRICS, Row
 from flashbench.problem import Cell, Problem
@@ -30,7 +34,7 @@ PROBLEM_COLUMNS = (
 IDENTITY_COLUMNS = (
     "run", "implementation", "exact", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags",
     "backend", "config", "tuned", "cache", "method", "load", "flush", "device", "not_counted", "not_traced",
-    "band_missed", "limiting",
+    "band_missed", "limiting", "key",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""
@@ -70,6 +74,22 @@ def blocks(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
     """The rows of ``block`` of each file that has some, by run name."""
     named = zip(run_names([file.path for file in files]), files, strict=True)
     return {name: file.blocks for name, file in named if file.blocks}
+
+
+def ceilings(files: Sequence[RunFile], given: Sequence[Ceilings] = ()) -> dict[str, Ceilings]:
+    """What each run's card was measured to reach, by run name; a run without is left out.
+
+    given: of a card of that name, they win over what the header holds of the run's own machine.
+    """
+    found = {}
+    for name, header in headers(files).items():
+        card = (header.get("environment") or {}).get("device_name")
+        one = next((row for row in given if row.device_name == card), None)
+        with suppress(RunFileError):  # a header is anybody's
+            one = one or measured.parse(header.get("calibration"), "the header")
+        if one is not None and one.device_name == card:
+            found[name] = one
+    return found
 
 
 def build(files: Sequence[RunFile]) -> DataFrame:
@@ -144,7 +164,7 @@ class _Join:
 
     def __init__(self) -> None:
         self._estimates: dict[tuple[Any, ...], Estimate | None] = {}
-        self._limits: dict[tuple[int, str], str | None] = {}
+        self._predictions: dict[tuple[int, str], tuple[Estimate, Prediction | None]] = {}
 
     def rows(self, run: str, file: RunFile) -> list[dict[str, Any]]:
         naive = {
@@ -175,6 +195,7 @@ class _Join:
             ).total_bytes,
             device=device,
             naive_time_s=naive_time_s,
+            prediction=self._predict(estimate, device),
         )
         return {
             "run": run, "implementation": cell.implementation, "exact": record.exact, "pass": cell.pass_,
@@ -189,21 +210,23 @@ class _Join:
             "not_counted": record.counters.get("reason"),
             "not_traced": compared.why_not_traced(record.trace),
             "band_missed": ", ".join(name for name, one in row.levels.items() if one.within is False) or None,
-            "limiting": self._limiting(row.estimate, device) if samples else None,
+            "limiting": row.prediction.limiting if samples and row.prediction else None,
+            "key": cell.key,
             **{metric.name: metric.compute(row) for metric in METRICS},
         }  # fmt: skip
 
-    def _limiting(self, estimate: Estimate | None, device: devices.Device | None) -> str | None:
-        """The resource that sets most of the time by the model, None where it has no say."""
+    def _predict(self, estimate: Estimate | None, device: devices.Device | None) -> Prediction | None:
+        """What the time model makes of it on the device, None where it has no say."""
         if estimate is None or device is None or not estimate.steps:
             return None
-        key = (id(estimate), device.name)  # estimates are kept, so that no other takes their place
-        if key not in self._limits:
+        key = (id(estimate), device.name)
+        if key not in self._predictions:
             try:
-                self._limits[key] = iomodel.predict(estimate, device).limiting
+                found = iomodel.predict(estimate, device)
             except FlashbenchError:
-                self._limits[key] = None
-        return self._limits[key]
+                found = None
+            self._predictions[key] = estimate, found  # kept, so that no other takes its place
+        return self._predictions[key][1]
 
     def _estimate(
         self, model: str, cell: Cell, tiles: Mapping[str, Any], device: devices.Device | None

@@ -186,6 +186,7 @@ def test_progress_draws_on_stderr_of_a_terminal(monkeypatch: pytest.MonkeyPatch)
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
     with console.progress(3) as tick:
         tick(1, "[cell]")
     assert "1/3" in terminal.getvalue()

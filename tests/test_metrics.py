@@ -95,6 +95,25 @@ def test_error_ratio_is_the_worst_tensor_and_none_where_it_is_not_finite() -> No
     assert value("max_error_ratio", row(replace(synthetic.record(), accuracy=None))) is None
 
 
+def test_the_clock_is_the_median_of_the_rounds() -> None:
+    rounds = [{"samples": 1, "sm_clock_mhz": clock} for clock in (1980.0, None, 1410.0, 1500.0)]
+    record = replace(synthetic.record(), timing={"rounds": rounds})
+    assert value("sm_clock_hz", row(record)) == 1.5e9
+
+
+def test_dram_bytes_are_counted_or_else_the_models() -> None:
+    counted = row(synthetic.record())
+    total = counted.record.counters["total"]
+    assert value("dram_bytes", counted) == total["dram_read_bytes"] + total["dram_write_bytes"]
+    plain = replace(synthetic.record(), counters={})
+    estimate = iomodel.estimate("flash-v2", plain.cell.problem, "fwd")
+    said = iomodel.predict(estimate, devices.find("h100-sxm"))
+    modelled = row(plain, prediction=said)
+    assert value("dram_bytes", modelled) == round(said.dram.value)
+    assert value("intensity_dram", modelled) == pytest.approx(modelled.flops / said.dram.value, rel=1e-6)
+    assert value("dram_bytes", row(plain)) is None
+
+
 @pytest.mark.parametrize(
     ("rounds", "cycles"),
     [
@@ -135,7 +154,7 @@ def test_without_device_model_or_naive_their_metrics_are_none() -> None:
     assert missing == {
         "done_flops", "peak_flops_per_s", "hbm_bytes_per_s", "peak_fraction", "requested_bytes",
         "intensity_requested", "roof_fraction", "bandwidth_fraction", "predicted_extra_bytes",
-        "speedup_over_naive", "energy_j", "cycles", "exact_error",
+        "speedup_over_naive", "energy_j", "cycles", "sm_clock_hz", "exact_error",
         "exact_error_relative", "j_per_tflop", "counted_spill_write_bytes",
         "counted_spill_missed_bytes", *(f"{part}_difference_bytes" for part in REQUESTED.values()),
         "least_dram_read_bytes", "most_dram_read_bytes", "least_dram_write_bytes", "most_dram_write_bytes",

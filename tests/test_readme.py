@@ -52,3 +52,22 @@ def test_figures_are_those_of_the_results_file() -> None:
     import readme_figures
 
     assert readme_figures.render(ROOT) in README, "run: python tools/readme_figures.py --write"
+
+
+def test_pictures_are_of_the_results_file(tmp_path: Path) -> None:
+    """Their JSON and data, which stand beside them, are what the tool writes now."""
+    from flashbench import runfile
+    from flashbench._cli.report import results_of
+    from flashbench.report import export
+
+    folder = ROOT / "reports" / "h100-sxm"
+    pictures = [ROOT / path for path in re.findall(r"!\[[^]]+\]\((\S+\.svg)\)", README)]
+    assert len(pictures) == 2
+    results = results_of([runfile.load(folder / "results.jsonl")])
+    names = [path.name.split("-")[0] for path in pictures]
+    export.write(results, tmp_path, formats=(), names=names, style="paper")
+    for path in pictures:
+        assert path.is_file()
+        for end in (".json", ".csv"):
+            again = (tmp_path / path.with_suffix(end).name).read_bytes()
+            assert again == path.with_suffix(end).read_bytes(), f"flashbench report --figures: {path}"

@@ -26,8 +26,8 @@ from flashbench.report.sections import SECTIONS
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<b>"
 NAMES = {section.key: section for section in SECTIONS}
 FIGURES = [section for section in SECTIONS if section.figure is not None]
-DRAWN = [section for section in FIGURES if section.key != "energy"]
-"""Those of the synthetic results, which hold no energy."""
+DRAWN = [section for section in FIGURES if section.key not in ("energy", "timeline", "clocks")]
+"""Those of the synthetic results, which hold no energy, kernels or clocks."""
 
 
 def results(*files: Any) -> Results:
@@ -194,9 +194,9 @@ def test_a_missed_band_is_marked_and_what_was_not_traced_says_why() -> None:
 
 def test_the_roofline_needs_a_known_device() -> None:
     unknown = synthetic.record(environment={"device_name": "NVIDIA Foo 9999"})
-    assert data.roofline(results(synthetic.run_file([unknown], environment={}))).empty
-    known = data.roofline(results(synthetic.run_file([synthetic.record()])))
-    assert len(known) == 1
+    assert NAMES["roofline"].data(results(synthetic.run_file([unknown], environment={}))).empty
+    known = NAMES["roofline"].data(results(synthetic.run_file([synthetic.record()])))
+    assert list(known["level"]) == ["compulsory", "dram", "requested"]
 
 
 def test_untimed_groups_by_reason() -> None:
@@ -283,8 +283,9 @@ def test_a_length_with_one_timed_implementation_is_no_contest() -> None:
 def test_figures_plot_the_values_of_their_data(full: Results, section: Any) -> None:
     frame = section.data(full)
     figure = drawn(section, frame)
-    found = [y for trace in figure.data if trace.yaxis != "y2" for y in (trace.y or ()) if y is not None]
-    factor = 1e12 if section.key == "throughput" else 1.0
+    drawn_y = [y for trace in figure.data if trace.yaxis != "y2" for y in (trace.y or ()) if y is not None]
+    found = {float(f"{y:.7g}") for y in drawn_y}
+    factor = 1e12 if section.key in ("throughput", "roofline") else 1.0
     for value in frame["value"].dropna():
         assert float(f"{value / factor:.7g}") in found
     assert 0 not in found
@@ -472,9 +473,10 @@ def test_figures_in_the_page_are_strict_json(page: str) -> None:
     for text in found:
         figure = json.loads(text, parse_constant=refuse)
         assert all("slot" in trace["meta"] for trace in figure["shared"])
-        for shared, where, y, *_ in figure["traces"]:
+        for shared, where, x, y, *_ in figure["traces"]:
             assert shared < len(figure["shared"])
             assert where < len(figure["wheres"])
+            assert len(figure["xs"][x]) == len(y)
             assert isinstance(y, list)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +17,7 @@ from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
-    from flashbench.judge import Run
+    from flashbench.judge import Measure, Run
     from flashbench.judge.history import Change, Point, Series
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -44,6 +46,7 @@ def history(
         str, typer.Option(help="Assumed spread between runs, until there are enough.", metavar="SHARE")
     ] = "1%",
     all_: Annotated[bool, typer.Option("--all", help="Exact metrics that never changed as well.")] = False,
+    html: options.Html = None,
     json: options.Json = False,
     csv: options.Csv = False,
     quiet: options.Quiet = False,
@@ -56,31 +59,48 @@ def history(
     from fnmatch import fnmatchcase
 
     from flashbench import console
-    from flashbench._cli import compare
-    from flashbench.judge import MEASURES
-    from flashbench.judge import history as history_
+    from flashbench._cli import compare, io_sweep
+    from flashbench.judge.history import points
 
+    page = io_sweep.page_path(html) if html is not None else None
     shares = compare.share(warn, "--warn"), compare.share(noise, "--noise")
     asked = compare.measures(metric)
     rows: list[dict[str, Any]] = []
     for device, group in _by_device(_load(runs)).items():
-        found = history_.points(group)
-        usual = dict.fromkeys(name for run in group for name in run.measures)
-        for measure in asked or [MEASURES[name] for name in usual]:
-            rows += [
-                _row(device, found, one)
-                for one in history_.series(found, measure, warn=shares[0], noise=shares[1] or 1e-6)
-                if fnmatchcase(one.cell, cells) and (all_ or one.changes or measure.repeats != "exact")
-            ]
+        found = points(group)
+        rows += _rows(device, found, asked, shares, lambda one: fnmatchcase(one.cell, cells) and (
+            all_ or bool(one.changes) or one.measure.repeats != "exact"
+        ))  # fmt: skip
         if not quiet:
             names = ", ".join(point.name for point in found)
             console.note(f"{device}: {len(found)} points, oldest first: {names}")
     rows.sort(key=lambda row: -max((abs(one["worse"] or math.inf) for one in row["changes"]), default=0))
+    if page is not None:
+        from flashbench.report import history_page
+
+        io_sweep.put(page, history_page.build(rows, command=shlex.join(["flashbench", *sys.argv[1:]])))
     if json:
         console.show_json(rows)
     else:
         title = "Each cell over commits, largest change first"
         console.show_table(_columns(), [_shown(row) for row in rows], csv=csv, title=title)
+
+
+def _rows(
+    device: str, found: Sequence[Point], asked: Sequence[Measure], shares: tuple[float, float],
+    wanted: Callable[[Series], bool],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Every series that is wanted, of what is asked for or else of what the files have."""
+    from flashbench.judge import MEASURES
+    from flashbench.judge import history as history_
+
+    usual = dict.fromkeys(name for point in found for run in point.runs for name in run.measures)
+    return [
+        _row(device, found, one)
+        for measure in asked or [MEASURES[name] for name in usual]
+        for one in history_.series(found, measure, warn=shares[0], noise=shares[1] or 1e-6)
+        if wanted(one)
+    ]
 
 
 def _load(texts: Sequence[str]) -> list[Run]:

@@ -74,7 +74,7 @@ def write_page(request: Request, line: Mapping[str, str | None], path: Path, arg
     """
     import shlex
 
-    from flashbench import units, whatif
+    from flashbench import whatif
     from flashbench.report import io_page
 
     sizes, blocks = ranges(line)
@@ -88,9 +88,15 @@ def write_page(request: Request, line: Mapping[str, str | None], path: Path, arg
         blocks=blocks,
         variant=request.choices[0].variant,
     )
-    text = io_page.build(study, command=shlex.join(["flashbench", *argv]))
+    put(path, io_page.build(study, command=shlex.join(["flashbench", *argv])))
+
+
+def put(path: Path, text: str) -> None:
+    """Write the file of --html. Raises UsageError where it cannot be written."""
+    from flashbench import units
+
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         raise UsageError(
             f"--html {units.quoted(path, 400)}: {error.strerror or error}; accepted: a file to write"

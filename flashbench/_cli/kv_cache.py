@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -109,6 +112,7 @@ def kv_cache(
     memory_fraction: Annotated[
         str | None, _card("Share of the memory for weights and cache. Default: 0.9.", "X")
     ] = None,
+    html: options.Html = None,
     json: options.Json = False,
     csv: options.Csv = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No notes.", rich_help_panel=_OUTPUT)] = False,
@@ -120,16 +124,28 @@ def kv_cache(
     """  # fmt: skip
     given = options.given({name: value for name, value in locals().items() if isinstance(value, str)})
     from flashbench import console
+    from flashbench._cli import io_sweep
 
     options.one_format(json, csv)
+    page = io_sweep.page_path(str(given.pop("html"))) if "html" in given else None
     rows = _estimates(given)
-    columns = _columns()
+    columns, cells = _columns(), [_row(row) for row in rows]
+    if page is not None:
+        _write(page, rows, columns, cells)
     if not (json or csv):
         columns = _needed(columns, rows)
     notes = [] if quiet else _notes(rows)
-    console.show_table(
-        columns, [_row(row) for row in rows], json=json, csv=csv, title=_title(rows), notes=notes
-    )
+    console.show_table(columns, cells, json=json, csv=csv, title=_title(rows), notes=notes)
+
+
+def _write(
+    page: Path, rows: Sequence[CacheEstimate], columns: Sequence[Column], cells: Sequence[dict[str, Any]]
+) -> None:
+    from flashbench._cli import io_sweep
+    from flashbench.report import kv_page
+
+    command = shlex.join(["flashbench", *sys.argv[1:]])
+    io_sweep.put(page, kv_page.build(rows, columns, cells, command=command, notes=_notes(rows)))
 
 
 def _estimates(given: Mapping[str, Any]) -> list[CacheEstimate]:

@@ -115,7 +115,7 @@ def _open(
     request: Request, results: Path, about: dict[str, Any], bench: Bench
 ) -> tuple[Writer, Sequence[Cell]]:
     """The file to append to and the cells that it lacks."""
-    from flashbench import console, runfile
+    from flashbench import ceilings, console, runfile
 
     if request.flag("resume") and results.exists():
         resumed = runfile.resume(results, request.cells, about, request.texts, _sources(request))
@@ -125,7 +125,9 @@ def _open(
         return resumed.writer, resumed.missing
     if request.flag("resume") and not request.flag("quiet"):
         console.note(f"{results} does not exist yet: nothing to resume, a new sweep starts")
+    known = ceilings.stored(str(about.get("device_name")), about.get("uuid"))
     head = runfile.header(
+        calibration=known.document() if known else None,
         overheads=bench.overheads(cupti=request.values["timing"] == "cupti"),
         argv=["flashbench", *sys.argv[1:]],
         options=dict(request.texts),
@@ -163,24 +165,26 @@ def _how(request: Request, about: dict[str, Any]) -> RunOptions:
 def _run(request: Request, bench: Bench, cells: Sequence[Cell], writer: Writer) -> None:
     """Measure the cells. Raises KeyboardInterrupt where it was stopped, once what was at work is kept."""
     from flashbench import console, units
+    from flashbench._cli import live
     from flashbench._cli.interrupt import FIRST, stoppable
 
-    done = 0
-    progress = console.progress(len(cells), quiet=request.flag("quiet") or request.flag("verbose"))
-    with progress as tick, stoppable(FIRST, quiet=request.flag("quiet")) as stop:
+    done, quiet = 0, request.flag("quiet")
+    rough = live.expected(
+        cells, request.target, energy=request.flag("energy"), load=request.values["load"]
+    )  # fmt: skip
+    shown = live.board(rough, quiet=quiet or request.flag("verbose"))
+    with shown as board, stoppable(FIRST, quiet=quiet) as stop:
 
         def keep(record: Record) -> None:
             nonlocal done
             writer.append(record)
             done += 1
+            board.keep(record)
             if request.flag("verbose"):
                 time = units.format_seconds(record.samples.median_s) if record.samples else record.reason
                 console.note(f"[{done}/{len(cells)}] {record.cell.key}: {record.status}, {time}")
 
-        def begin(index: int, _: int, cell: Cell) -> None:
-            tick(index, cell.key)
-
-        spent = bench.run(cells, keep, begin, stop)
+        spent = bench.run(cells, keep, lambda _, __, cell: board.begin(cell), stop)
     writer.put({"type": "timings", **spent})
     if stop() and done < len(cells):
         raise KeyboardInterrupt

@@ -129,6 +129,10 @@ Device = Annotated[
 Seed = Annotated[str | None, typer.Option(help="Seed of the random inputs. Default: 0.", metavar="N")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.", rich_help_panel=_OUTPUT)]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV to stdout.", rich_help_panel=_OUTPUT)]
+Html = Annotated[
+    str | None,
+    typer.Option(help="Also write an interactive page.", metavar="FILE", rich_help_panel=_OUTPUT),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No notes, no progress.", rich_help_panel=_OUTPUT)]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="One line per cell on stderr.", rich_help_panel=_OUTPUT)

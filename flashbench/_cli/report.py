@@ -50,24 +50,32 @@ def report(
         typer.Option("--figure", metavar="NAME", help="Of --figures, this section alone; may be repeated."),
     ] = None,
     style: Annotated[str, typer.Option(help="Of --figures: paper or slide.", metavar="NAME")] = "paper",
+    timeline: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Kernels of these cells: 'profile --timeline --json' in a file."),
+    ] = None,
+    ceilings: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Roofs as 'calibrate' measured them, for cards of that name."),
+    ] = None,
     quiet: Annotated[bool, _QUIET] = False,
 ) -> None:
     """Build the HTML report of one or more results files. Needs neither GPU nor torch."""
     from flashbench import console, runfile
 
     _refuse(output, markdown, terminal, figures, extra=bool(format_ or figure or style != "paper"))
-
     page = _page(output, files)
     loaded = [runfile.load(name) for name in files]
+    results = results_of(loaded, timeline or (), ceilings or ())
     if not quiet:
         for file in loaded:
             for text in file.notes:
                 console.note(text)
     if markdown or terminal or figures:
-        _show(loaded, markdown=markdown, figures=figures, formats=format_, names=figure or [], style=style)
+        _show(results, markdown=markdown, figures=figures, formats=format_, names=figure or [], style=style)
         return
     page = page or Path(files[0]).with_name("report.html")
-    write_page(loaded, page)
+    write(results, page)
     console.show_text(str(page))
 
 
@@ -109,7 +117,7 @@ def _page(output: str | None, files: Sequence[str]) -> Path | None:
 
 
 def _show(
-    files: Sequence[RunFile],
+    results: Results,
     *,
     markdown: bool,
     figures: str | None,
@@ -121,7 +129,6 @@ def _show(
     from flashbench import console
     from flashbench.report import export, text
 
-    results = results_of(files)
     if figures is not None:
         wanted = [name.strip() for name in formats.split(",") if name.strip()]
         for path in export.write(results, Path(figures), formats=wanted, names=names, style=style):
@@ -134,24 +141,36 @@ def _show(
         console.show_lines(text.terminal(results, width=shutil.get_terminal_size().columns))
 
 
-def results_of(files: Sequence[RunFile]) -> Results:
-    """What the sections of a report are made from."""
+def results_of(
+    files: Sequence[RunFile], timelines: Sequence[str] = (), ceilings: Sequence[str] = ()
+) -> Results:
+    """What the sections of a report are made from. timelines, ceilings: paths of files beside the results.
+
+    Raises RunFileError for a path that is not such a file.
+    """
+    from flashbench import ceilings as ceilings_
     from flashbench import table
+    from flashbench.report import timelines as timelines_
     from flashbench.report.data import Results
 
-    more = {"numerics": table.numerics(files), "blocks": table.blocks(files)}
-    return Results(table=table.build(files), headers=table.headers(files), **more)
+    return Results(
+        table=table.build(files), headers=table.headers(files), numerics=table.numerics(files),
+        blocks=table.blocks(files), ceilings=table.ceilings(files, list(map(ceilings_.load, ceilings))),
+        timelines={key: one for path in timelines for key, one in timelines_.load(path).items()},
+    )  # fmt: skip
 
 
 def write_page(files: Sequence[RunFile], page: Path) -> None:
     """Write the report of the files. Raises UsageError where the page cannot be written."""
-    from flashbench import report as report_
-    from flashbench import table
+    write(results_of(files), page)
 
-    more = table.numerics(files), table.blocks(files)
-    text = report_.build(table.build(files), table.headers(files), *more)
+
+def write(results: Results, page: Path) -> None:
+    """Write the report of the results. Raises UsageError where the page cannot be written."""
+    from flashbench import report as report_
+
     try:
-        page.write_text(text, encoding="utf-8", newline="\n")
+        page.write_text(report_.of(results), encoding="utf-8", newline="\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"--output {str(page)!r}: {reason}; accepted: a path that can be written") from None

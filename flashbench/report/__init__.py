@@ -8,21 +8,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from flashbench.ceilings import Ceilings
+    from flashbench.report.data import Results
+
 
 def build(
     table: DataFrame,
     headers: Mapping[str, Mapping[str, Any]],
     numerics: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     blocks: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
+    ceilings: Mapping[str, Ceilings] | None = None,
+    timelines: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """The page as text: opens offline from disk, asks nothing of any network.
 
-    table: table.build's frame; headers: table.headers' run headers by run name; numerics, blocks:
-    table's of the same name.
+    table: table.build's frame; headers: table.headers' run headers by run name; numerics, blocks, ceilings:
+    table's of the same name; timelines: report.timelines.load's.
     """
-    from flashbench.report import page
     from flashbench.report.data import Results
+
+    return of(Results(
+        table=table, headers=headers, numerics=numerics or {}, blocks=blocks or {}, ceilings=ceilings or {},
+        timelines=timelines or {},
+    ))  # fmt: skip
+
+
+def of(results: Results) -> str:
+    """The page as text."""
+    from flashbench.report import page
     from flashbench.report.sections import SECTIONS
 
-    results = Results(table=table, headers=headers, numerics=numerics or {}, blocks=blocks or {})
     return page.document(results, SECTIONS, [page.section(row, results) for row in SECTIONS])

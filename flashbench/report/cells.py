@@ -58,6 +58,12 @@ COLUMNS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 """(column of the table, heading, how a value reads). A column without any value is left out."""
 
 WIDE = {"reason", "not_counted", "not_traced"}
+SCREEN = {
+    "head_dim_v", "batch", "num_heads", "num_kv_heads", "roof_fraction", "predicted_extra_bytes",
+    "max_error_ratio", "exact_error", "exact_error_relative", "limiting", "backend", "cache", "config",
+    "tuned", "band_missed", "not_counted", "not_traced", "reason",
+}  # fmt: skip
+"""Columns that paper has no room for; why cells were not timed has a section of its own."""
 ALWAYS = {"implementation", "pass", "status", "time_s", "flops_per_s"}
 
 
@@ -79,7 +85,7 @@ def _column(column: tuple[str, str, Callable[[Any], str]], values: list[Any]) ->
     numbers = not any(isinstance(value, str | bool) for value in texts)
     return Column(
         name=name, title=title, texts=["" if value is None else texts[value] for value in known],
-        values=known if numbers else None, wide=name in WIDE,
+        values=known if numbers else None, wide=name in WIDE, printed=name not in SCREEN,
     )  # fmt: skip
 
 

@@ -19,15 +19,23 @@ from flashbench.units import format_length
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
+    from flashbench.ceilings import Ceilings
+
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """The joined table (table.build), and by run its header, numerics and blocks, as table gives them."""
+    """The joined table (table.build), and by run its header, numerics and blocks, as table gives them.
+
+    ceilings: what the run's card was measured to reach, by run; timelines: what ``profile --timeline``
+    recorded of a cell, by the cell's key.
+    """
 
     table: DataFrame
     headers: Mapping[str, Mapping[str, Any]]
     numerics: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     blocks: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
+    timelines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @cached_property
     def labelled(self) -> DataFrame:
@@ -202,18 +210,6 @@ def traffic(results: Results) -> DataFrame:
     frame["value"] = frame["requested_bytes"].astype("float64")
     frame["compulsory"] = frame["compulsory_bytes"].astype("float64")
     return frame[[*KEYS, "model", "seqlen", "value", "compulsory", "tiles"]]
-
-
-def roofline(results: Results) -> DataFrame:
-    """FLOP/s (``value``) over compulsory intensity, with the device's peak and bandwidth.
-
-    Empty where no timed cell ran on a device whose roofs are known.
-    """
-    frame = results.labelled
-    frame["value"] = _timed(frame, "flops_per_s")
-    roofs = ["intensity_compulsory", "device", "peak_flops_per_s", "hbm_bytes_per_s", "roof_fraction"]
-    frame = frame[frame[["value", *roofs]].notna().all(axis=1)]
-    return frame[[*POINT, "value", *roofs, "status", "reason", "flags", *HOVER]]
 
 
 def causal_ratio(results: Results) -> DataFrame:

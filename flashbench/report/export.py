@@ -147,6 +147,7 @@ def _of(frame: DataFrame, where: Mapping[str, str]) -> DataFrame:
 
 
 def _stem(key: str, where: Mapping[str, str]) -> str:
-    usual = {"options": "none", "queries": "same", "kv": "MHA"}
-    parts = [value for name in KEYS if (value := where.get(name)) and usual.get(name) != value]
+    usual = {"options": "none", "queries": "same", "kv": "MHA", "level": "compulsory"}
+    names = [*KEYS, *(name for name in where if name not in KEYS)]
+    parts = [value for name in names if (value := where.get(name)) and usual.get(name) != value]
     return re.sub(r"[^A-Za-z0-9.+_-]+", "-", "-".join([key, *parts]))

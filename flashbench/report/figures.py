@@ -40,7 +40,7 @@ LANE_ROW = 34
 Where = Mapping[str, str]
 
 
-_OWN = {"y", "customdata", "where", "cells", "times"}
+_OWN = {"x", "y", "customdata", "where", "cells", "times"}
 """What differs between traces of one series."""
 
 
@@ -59,11 +59,12 @@ class Figure:
     def to_json(self) -> str:
         """Strict JSON, in which what traces have in common stands once: the script puts them together.
 
-        shared: traces without y, customdata, where, cells and times; traces: index of shared, index of
-        where, and those four.
+        shared: traces without x, y, customdata, where, cells and times; traces: index of shared, of where
+        and of x (in xs), and the other four.
         """
         shared: dict[str, int] = {}
         wheres: dict[str, int] = {}
+        xs: dict[str, int] = {}
         traces = []
         for trace in self.data:
             meta = {key: value for key, value in trace["meta"].items() if key not in _OWN}
@@ -75,10 +76,11 @@ class Figure:
                 trace["meta"].get("times"),
             ]
             where = wheres.setdefault(_compact(trace["meta"]["where"]), len(wheres))
-            traces.append([shared.setdefault(_compact(rest), len(shared)), where, *own])
+            at = xs.setdefault(_compact(trace["x"]), len(xs))
+            traces.append([shared.setdefault(_compact(rest), len(shared)), where, at, *own])
         return (
             f'{{"shared":[{",".join(shared)}],"wheres":[{",".join(wheres)}],'
-            f'"traces":{_compact(traces)},"layout":{_compact(self.layout)}}}'
+            f'"xs":[{",".join(xs)}],"traces":{_compact(traces)},"layout":{_compact(self.layout)}}}'
         )
 
     def plotly(self) -> PlotlyFigure:
@@ -93,6 +95,7 @@ class Axis:
     """The value axis: its title, ``log`` or ``linear``, and how a tick of a log axis reads.
 
     rate: values are FLOP/s, plotted in TFLOP/s or GFLOP/s, whichever the largest needs. percent: shares.
+    ghz: values are Hz, plotted in GHz.
     """
 
     title: str
@@ -100,17 +103,20 @@ class Axis:
     tick: Callable[[float], str] = "{:g}".format
     rate: bool = False
     percent: bool = False
+    ghz: bool = False
 
 
 def line_figure(axis: Axis, note: Callable[[Any], str]) -> Callable[[DataFrame], Figure]:
     """The figure function of a metric over the length: a line per series, a lane for what has no time."""
 
     def figure(data: DataFrame) -> Figure:
-        scale, title = _rate_unit(data["value"].max()) if axis.rate else (1.0, axis.title)
-        fig = _figure(data, replace(axis, title=title), data["value"])
+        scale, title = 1e9 if axis.ghz else 1.0, axis.title
+        if axis.rate:
+            scale, title = rate_unit(data["value"].max())
+        fig = plane(data, replace(axis, title=title), data["value"])
         look = styles(data)
-        for where, name, rows in _series(data):
-            _draw(fig, rows, look[name], where, note, scale=scale)
+        for where, name, rows in series(data):
+            draw(fig, rows, look[name], where, note, scale=scale)
         _lane(fig, data)
         return fig
 
@@ -128,16 +134,16 @@ def speedup_figure(data: DataFrame) -> Figure:
 def memory_figure(data: DataFrame) -> Figure:
     """Measured memory as lines with markers, the model's prediction dashed in the same colour, the wall."""
     axis = Axis(title="extra memory (GB = 1e9)", tick=words.bytes_tick)
-    fig = _figure(data, axis, [*data["value"], *data["predicted"], *data["device_bytes"]])
+    fig = plane(data, axis, [*data["value"], *data["predicted"], *data["device_bytes"]])
     look = styles(data)
-    for where, name, rows in _series(data):
+    for where, name, rows in series(data):
         style, known = look[name], any(row.value == row.value for row in rows)
         if known:
-            _draw(fig, rows, style, where, words.memory_note)
+            draw(fig, rows, style, where, words.memory_note)
         if any(row.predicted == row.predicted for row in rows):
             fig.data.append({
                 "type": "scatter", "x": [row.seqlen for row in rows],
-                "y": _numbers(row.predicted for row in rows), "mode": "lines",
+                "y": numbers(row.predicted for row in rows), "mode": "lines",
                 "name": escape(f"{name} (model)"), "legendgroup": escape(name), "showlegend": not known,
                 "line": {"dash": "2px,4px", "width": 2.5, "color": LIGHT[style.slot]},
                 "customdata": [words.predicted_note(row) for row in rows], "hovertemplate": "%{customdata}",
@@ -161,51 +167,22 @@ def _wall(fig: Figure, data: DataFrame) -> None:
 
 def traffic_figure(data: DataFrame) -> Figure:
     """Requested bytes of each algorithm over the length, and the compulsory bytes as the floor."""
-    axis = Axis(title="bytes moved, by the model (GB = 1e9)", tick=words.bytes_tick)
+    axis = Axis(title="bytes, by the model (GB = 1e9)", tick=words.bytes_tick)
     named = data.assign(series=data["model"], implementation=data["model"].replace(KIN), run="")
-    fig = _figure(data, axis, [*data["value"], *data["compulsory"]])
+    fig = plane(data, axis, [*data["value"], *data["compulsory"]])
     look = styles(named)
     panels: dict[str, list[Any]] = {}
-    for where, name, rows in _series(named):
-        _draw(fig, rows, look[name], where, words.traffic_note)
+    for where, name, rows in series(named):
+        draw(fig, rows, look[name], where, words.traffic_note)
         panels.setdefault(json.dumps(where), []).extend(rows)
     for where_text, found in panels.items():
         floor = sorted({row.seqlen: row.compulsory for row in found}.items())
         fig.data.append({
-            "type": "scatter", "x": [x for x, _ in floor], "y": _numbers(y for _, y in floor),
+            "type": "scatter", "x": [x for x, _ in floor], "y": numbers(y for _, y in floor),
             "mode": "lines", "name": "compulsory", "line": {"dash": "dot", "width": 2, "color": LIGHT[0]},
             "meta": {"where": json.loads(where_text), "slot": "ink"},
             "customdata": [words.bytes_text(y) for _, y in floor], "hovertemplate": "%{customdata}",
         })  # fmt: skip
-    return fig
-
-
-def roofline_figure(data: DataFrame) -> Figure:
-    """FLOP/s over compulsory intensity, under the device's bandwidth and peak."""
-    fig = _figure(
-        data, Axis(title="FLOP/s", tick=words.rate_tick), [*data["value"], *data["peak_flops_per_s"]]
-    )
-    look = styles(data)
-    for where, name, rows in _series(data):
-        _draw(fig, rows, look[name], where, words.roof_note, x="intensity_compulsory")
-    low, high = data["intensity_compulsory"].min() / 2, data["intensity_compulsory"].max() * 2
-    for item in data.drop_duplicates(["device", "dtype"]).itertuples(index=False):
-        ridge = item.peak_flops_per_s / item.hbm_bytes_per_s
-        at = sorted({low, min(max(ridge, low), high * 2), max(high, ridge * 2)})
-        fig.data.append({
-            "type": "scatter", "x": _numbers(at), "mode": "lines",
-            "y": _numbers(min(item.peak_flops_per_s, x * item.hbm_bytes_per_s) for x in at),
-            "name": escape(f"roof of {item.device}, {item.dtype}"), "hoverinfo": "skip",
-            "line": {"width": 2, "color": LIGHT[0]}, "meta": {"where": {"dtype": item.dtype}, "slot": "ink"},
-        })  # fmt: skip
-    ticks = value_ticks(data["intensity_compulsory"])
-    fig.layout["xaxis"] |= {
-        "title": {"text": "FLOP per compulsory byte", "standoff": 8}, "tickvals": ticks,
-        "ticktext": [f"{tick:g}" for tick in ticks],
-    }  # fmt: skip
-    bottom, top = math.log10(data["value"].min() / 1.5), math.log10(data["peak_flops_per_s"].max() * 1.3)
-    fig.layout["yaxis"]["range"] = [bottom, top]
-    fig.layout["hovermode"] = "closest"
     return fig
 
 
@@ -259,15 +236,14 @@ def value_ticks(values: Iterable[float], most: int = 16) -> list[float]:
     return [float(f"{step}e{decade}") for decade in decades for step in steps]
 
 
-def _rate_unit(top: float) -> tuple[float, str]:
+def rate_unit(top: float) -> tuple[float, str]:
+    """What rates up to ``top`` FLOP/s are divided by, and the unit then."""
     return (1e12, "TFLOP/s") if top >= 1e12 else (1e9, "GFLOP/s")
 
 
-def _figure(data: DataFrame, axis: Axis, values: Iterable[float]) -> Figure:
+def plane(data: DataFrame, axis: Axis, values: Iterable[float]) -> Figure:
+    """A figure without traces: the length across, the axis up, the captions of each selection."""
     lengths = length_ticks(data["seqlen"])
-    keys = [key for key in KEYS if key in data]
-    found = dict.fromkeys(zip(*map(data.get, keys), strict=True))
-    panels = [dict(zip(keys, panel, strict=True)) for panel in found]
     y: dict[str, Any] = {
         "type": axis.kind, "title": {"text": axis.title, "standoff": 10}, "zeroline": False,
         "automargin": True, "rangemode": "tozero" if axis.kind == "linear" else "normal",
@@ -288,12 +264,20 @@ def _figure(data: DataFrame, axis: Axis, values: Iterable[float]) -> Figure:
         "xaxis": x, "yaxis": y, "yaxis2": {"visible": False, "autorange": False, "fixedrange": True},
         "meta": {
             "height": HEIGHT, "lane_row": LANE_ROW,
-            "captions": [{"where": where, "text": words.panel(where)} for where in panels],
+            "captions": captions(data),
         },
     })  # fmt: skip
 
 
-def _series(data: DataFrame) -> Iterator[tuple[dict[str, str], str, list[Any]]]:
+def captions(data: DataFrame) -> list[dict[str, Any]]:
+    """Every selection of the data (``where``) and how it reads (``text``), in their order."""
+    keys = [key for key in KEYS if key in data]
+    found = dict.fromkeys(zip(*map(data.get, keys), strict=True))
+    panels = [dict(zip(keys, panel, strict=True)) for panel in found]
+    return [{"where": where, "text": words.panel(where)} for where in panels]
+
+
+def series(data: DataFrame) -> Iterator[tuple[dict[str, str], str, list[Any]]]:
     """The rows of each selection and series, in the order of the data, by length."""
     keys = [key for key in KEYS if key in data]
     groups: dict[tuple[str, ...], list[Any]] = {}
@@ -310,7 +294,7 @@ def _in_panels(groups: Iterable[tuple[str, ...]]) -> Callable[[Any], int]:
     return lambda item: order[item[0][:-1]]
 
 
-def _draw(
+def draw(
     fig: Figure,
     rows: Sequence[Any],
     style: Style,
@@ -318,30 +302,31 @@ def _draw(
     note: Callable[[Any], str],
     x: str = "seqlen",
     scale: float = 1.0,
+    hover: str = "%{customdata}",
 ) -> None:
     """Add a series: a line with gaps where there is no value, and a ring around each flagged point."""
-    numbers = _numbers(row.value / scale for row in rows)
+    values = numbers(row.value / scale for row in rows)
     at, name = [_plain(getattr(row, x)) for row in rows], escape(style.name)
     meta: dict[str, Any] = {"where": where, "slot": style.slot}
     if hasattr(rows[0], "cell"):
         meta |= {"cells": [int(row.cell) for row in rows]}
     if hasattr(rows[0], "baseline"):
-        times = _numbers(row.time_s if value is not None else math.nan for row, value in _timed(rows))
+        times = numbers(row.time_s if value is not None else math.nan for row, value in _timed(rows))
         meta |= {"times": times, "of": rows[0].implementation, "run": rows[0].run}
     fig.data.append({
-        "type": "scatter", "x": at, "y": numbers, "mode": "lines+markers", "name": name, "legendgroup": name,
-        "showlegend": any(value is not None for value in (meta.get("times") or numbers)),
+        "type": "scatter", "x": at, "y": values, "mode": "lines+markers", "name": name, "legendgroup": name,
+        "showlegend": any(value is not None for value in (meta.get("times") or values)),
         "line": {"dash": style.dash, "width": 2, "color": LIGHT[style.slot]},
         "marker": {"symbol": style.symbol, "size": 9},
-        "customdata": [note(row) for row in rows], "hovertemplate": "%{customdata}", "meta": meta,
+        "customdata": [note(row) for row in rows], "hovertemplate": hover, "meta": meta,
     })  # fmt: skip
     ringed = [
         i for i, row in enumerate(rows)
-        if isinstance(getattr(row, "flags", None), str) and numbers[i] is not None
+        if isinstance(getattr(row, "flags", None), str) and values[i] is not None
     ]  # fmt: skip
     if ringed:
         fig.data.append({
-            "type": "scatter", "x": [at[i] for i in ringed], "y": [numbers[i] for i in ringed],
+            "type": "scatter", "x": [at[i] for i in ringed], "y": [values[i] for i in ringed],
             "mode": "markers", "name": name, "legendgroup": name, "showlegend": False, "hoverinfo": "skip",
             "marker": {
                 "symbol": "circle-open", "size": 17, "line": {"width": 1.5}, "color": LIGHT[style.slot]
@@ -358,7 +343,7 @@ def _plain(value: Any) -> float:
     return int(value) if int(value) == value else float(f"{value:.7g}")
 
 
-def _numbers(values: Iterable[Any]) -> list[float | None]:
+def numbers(values: Iterable[Any]) -> list[float | None]:
     """Seven digits, which is more than any sample has; None where there is no number."""
     return [None if value != value else float(f"{value:.7g}") for value in values]
 
@@ -369,7 +354,7 @@ def _lane(fig: Figure, data: DataFrame) -> None:
     # the label stands above its crosses, towards the wider side
     middle = data["seqlen"].min() * data["seqlen"].max()
     lanes: dict[str, int] = {}
-    for where, name, rows in _series(data[data["status"] != "ok"]):
+    for where, name, rows in series(data[data["status"] != "ok"]):
         row = lanes.setdefault(json.dumps(where), -1) + 1
         lanes[json.dumps(where)] = row
         style, labels = look[name], [""] * len(rows)

@@ -112,7 +112,9 @@ def _faster(item: Mapping[str, Any]) -> str:
 
 
 def _give(ratio: float, spread: float) -> str:
-    return words.times(ratio) + (f" ± {100 * spread:.2g} %" if words.known(spread) and spread else "")
+    if not words.known(spread) or not spread:
+        return words.times(ratio)
+    return f"{words.times(ratio)} ± {100 * spread:{'.2g' if spread < 0.995 else '.0f'}} %"
 
 
 def _memory(item: Mapping[str, Any]) -> str:

@@ -17,13 +17,17 @@ Text = str | tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column. name: in saved files; title: above it; texts: a row each; values: numbers to sort by."""
+    """A column. name: in saved files; title: above it; texts: a row each; values: numbers to sort by.
+
+    printed: whether it is on paper as well, which is narrower.
+    """
 
     name: str
     title: str
     texts: Sequence[Text]
     values: Sequence[float | None] | None = None
     wide: bool = False
+    printed: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +50,11 @@ def html(grid: Grid) -> str:
     content = {
         "label": grid.label, "tools": grid.tools,
         "head": [
-            {"name": one.name, "title": one.title, "wide": one.wide, "number": one.values is not None}
+            {"name": one.name, "title": one.title, "kind": _kind(one), "number": one.values is not None}
             for one in grid.columns
         ],
         "texts": list(texts), "columns": columns,
-        "values": [None if one.values is None else list(map(_short, one.values)) for one in grid.columns],
+        "values": [None if one.values is None else _packed(one.values) for one in grid.columns],
         "wheres": list(map(json.loads, wheres)), "where": where,
     }  # fmt: skip
     data = safe(json.dumps(content, allow_nan=False, ensure_ascii=False, separators=(",", ":")))
@@ -58,6 +62,22 @@ def html(grid: Grid) -> str:
         f'<div class="grid" id="{escape(grid.key, quote=True)}"><script type="application/json"'
         f' class="grid-data">{data}</script></div>'
     )
+
+
+def _kind(column: Column) -> str:
+    return " ".join(["reason"] * column.wide + ["screen"] * (not column.printed))
+
+
+LONG = 2000
+"""Rows from which on numbers that repeat stand once."""
+
+
+def _packed(values: Sequence[float | None]) -> Any:
+    """The numbers; of a long column each once (``of``), and the place of each row's (``at``)."""
+    found = list(map(_short, values))
+    once: dict[Any, int] = {}
+    at = [once.setdefault(value, len(once)) for value in found]
+    return {"of": list(once), "at": at} if len(found) > LONG and 2 * len(once) < len(found) else found
 
 
 def safe(text: str) -> str:

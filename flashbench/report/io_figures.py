@@ -75,7 +75,8 @@ def draw(chart: Chart, lines: Sequence[Line]) -> Figure:
         y["range"] = list(chart.y_range)
     x = {
         "type": "log", "title": {"text": escape(chart.x_title), "standoff": 8}, "zeroline": False,
-        "tickmode": "array", "tickvals": list(chart.x_ticks), "ticktext": list(chart.x_ticks.values()),
+        "automargin": True, "tickmode": "array", "tickvals": list(chart.x_ticks),
+        "ticktext": list(chart.x_ticks.values()),
     }  # fmt: skip
     layout = {
         "height": HEIGHT, "margin": {"l": 56, "r": 16, "t": 24, "b": 48}, "hovermode": chart.hover,
@@ -91,7 +92,7 @@ def draw(chart: Chart, lines: Sequence[Line]) -> Figure:
 
 def _trace(line: Line) -> dict[str, Any]:
     colour = LIGHT[line.slot] if isinstance(line.slot, int) else LIGHT[0]
-    hollow = list(line.open) or [False] * len(line.x)
+    hollow = list(line.open) if line.symbol and line.open else [False] * len(line.x)
     markers = [line.symbol + ("-open" if open_ else "") for open_ in hollow]
     hover = {"hovertemplate": "%{customdata}"} if line.notes else {"hoverinfo": "skip"}
     return {

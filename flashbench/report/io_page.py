@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -19,39 +18,19 @@ from flashbench.report import words
 from flashbench.report.figures import length_ticks, value_ticks
 from flashbench.report.html import row_of, table
 from flashbench.report.io_figures import Chart, Line, draw
-from flashbench.report.page import heading, radios, script_json, shell
+from flashbench.report.page import radios
+from flashbench.report.parts import Part, document, figure
 from flashbench.units import format_length
 
 if TYPE_CHECKING:
     from flashbench.whatif import IoRow, Study
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A section of the page: its anchor, title, what it shows (plain text) and its body (HTML)."""
-
-    key: str
-    title: str
-    about: str
-    body: str
-
-
 def build(study: Study, *, command: str = "") -> str:
     """The page as text: opens offline from disk. command: what made it, shown at the top."""
-    parts = [part for part in _parts(study) if part.body]
     cards = " and ".join(card.name for card in study.devices)
-    bodies = [
-        f'<section id="{part.key}">{heading(part.key, part.title)}'
-        f'<p class="about">{escape(part.about)}</p>{part.body}</section>'
-        for part in parts
-    ]
-    return shell(
-        title="Attention in the model" + (f" of {cards}" if cards else ""),
-        commands=f"<p><code>{escape(command)}</code></p>" if command else "",
-        contents={part.key: part.title for part in parts},
-        controls=_controls(study),
-        bodies=bodies,
-    )
+    title = "Attention in the model" + (f" of {cards}" if cards else "")
+    return document(_parts(study), title=title, command=command, controls=_controls(study))
 
 
 def _parts(study: Study) -> Iterable[Part]:
@@ -127,14 +106,7 @@ def _figure(key: str, chart: Chart | None, lines: Sequence[Line]) -> str:
     """A figure, its text alternative and its numbers as a table; nothing where there are no lines."""
     if chart is None or not lines:
         return ""
-    label = escape(f"{chart.y_title} over {chart.x_title}. The same numbers stand in the table.", quote=True)
-    return (
-        f'<figure><figcaption class="selection"></figcaption>'
-        f'<div class="plot" id="plot-{key}" role="group" aria-label="{label}"></div>'
-        f'<script type="application/json" class="plot-data" data-for="plot-{key}">'
-        f"{script_json(draw(chart, lines))}</script>"
-        f'<details class="numbers"><summary>Numbers</summary></details></figure>'
-    )
+    return figure(key, f"{chart.y_title} over {chart.x_title}", draw(chart, lines))
 
 
 def _captions(lines: Iterable[Line]) -> list[tuple[Mapping[str, str], str]]:

@@ -73,5 +73,10 @@ def _band(item: Mapping[str, Any]) -> Text:
     if not words.known(item["predicted"]) or not words.known(item["counted"]):
         return ""
     low, high = (item[name] if words.known(item[name]) else item["predicted"] for name in ("least", "most"))
-    band = f"{words.bytes_text(low)} to {words.bytes_text(high)}"
+    exact = low == high == item["predicted"]
+    band = (
+        "to the byte"
+        if exact and not item["missed"]
+        else f"{words.bytes_text(low)} to {words.bytes_text(high)}"
+    )
     return ("missed", "status missed", band) if item["missed"] else ("met", "", band)

@@ -4,23 +4,27 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const touch = window.matchMedia("(pointer: coarse)");
   // What traces have in common stands once in the page.
-  function unpacked({ shared, wheres, traces, layout }) {
-    const data = traces.map(([index, where, y, customdata, cells, times]) => {
+  function unpacked({ shared, wheres, xs, traces, layout }) {
+    const data = traces.map(([index, where, x, y, customdata, cells, times]) => {
       const rest = shared[index];
       const meta = { ...rest.meta, where: wheres[where], ...(cells && { cells }), ...(times && { times }) };
-      return { ...rest, y, ...(customdata && { customdata }), meta };
+      return { ...rest, x: xs[x], y, ...(customdata && { customdata }), meta };
     });
     return { data, layout };
   }
 
-  const plots = [...document.querySelectorAll("script.plot-data")].map((script) => ({
-    node: document.getElementById(script.dataset.for),
-    selection: script.parentElement.querySelector(".selection"),
-    figure: unpacked(JSON.parse(script.textContent)),
-  }));
+  const plots = [...document.querySelectorAll("script.plot-data")].map((script) => {
+    let figure; // read when it is drawn first: the page answers before
+    return {
+      node: document.getElementById(script.dataset.for),
+      selection: script.parentElement.querySelector(".selection"),
+      get figure() { return figure ??= unpacked(JSON.parse(script.textContent)); },
+    };
+  });
   const hidden = new Set(); // legend groups switched off, in all figures alike
   const notes = JSON.parse(document.getElementById("cell-notes")?.textContent ?? "null");
   const PAPER = 680; // CSS pixels that A4 and Letter have between their margins
+  const PAPER_HEIGHT = 320; // so that two figures stand on a sheet
   let printing = false;
 
   const selection = () => Object.fromEntries(new FormData(form));
@@ -82,7 +86,8 @@
 
   // The lane for cells that were not timed takes as many rows as the selection needs.
   function placed(layout, traces, width) {
-    const { height, lane_row: laneRow } = layout.meta;
+    const { height: usual, lane_row: laneRow, bar } = layout.meta;
+    const height = bar ? 90 + bar * new Set(traces.flatMap(({ y }) => y)).size : printing ? PAPER_HEIGHT : usual;
     const rows = Math.max(0, ...traces.map((trace) => (trace.meta.lane ?? -1) + 1));
     const lane = rows ? rows * laneRow + 8 : 0;
     const names = new Set(traces.filter((trace) => trace.showlegend !== false).map((trace) => trace.name));
@@ -91,12 +96,20 @@
     const share = lane / (total - layout.margin.b - legend);
     return {
       height: total,
-      margin: { ...layout.margin, t: legend, l: width < 600 ? 52 : layout.margin.l },
+      margin: { ...layout.margin, t: Math.max(legend, bar ? 32 : 0), l: width < 600 ? 52 : layout.margin.l },
       yaxis: { ...layout.yaxis, domain: [rows ? share + 0.02 : 0, 1] },
       xaxis: { ...layout.xaxis, anchor: rows ? "y2" : "y" },
       // an axis without height would be drawn at NaN
       yaxis2: { ...layout.yaxis2, domain: [0, rows ? share : 0.01], range: [rows - 0.7, -0.7] },
     };
+  }
+
+  // Ticks of a phone stand upright: every second or third of them.
+  function thinned(axis, width) {
+    const step = Math.ceil((axis.tickvals?.length ?? 0) / 6);
+    if (width >= 600 || step < 2) return axis;
+    const some = (list) => list.filter((_, i) => (list.length - 1 - i) % step === 0);
+    return { ...axis, tickvals: some(axis.tickvals), ticktext: some(axis.ticktext) };
   }
 
   function themed(colour) {
@@ -129,7 +142,7 @@
     const place = placed(figure.layout, traces, width);
     const layout = {
       ...figure.layout, ...look, ...place, axis: undefined, width, autosize: false,
-      xaxis: { ...place.xaxis, ...look.axis },
+      xaxis: { ...thinned(place.xaxis, width), ...look.axis },
       yaxis: { ...axis, domain: place.yaxis.domain, ...look.axis },
       hoversubplots: "axis", // so that the lane speaks beside the lines
       dragmode: touch.matches ? false : "zoom",
@@ -138,8 +151,10 @@
         showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
       }],
     };
-    const lanes = traces.map((trace) => painted(width < 600 && trace.meta.lane !== undefined
-      ? { ...trace, textfont: { size: 10 } } : trace, colour));
+    const small = { textfont: { size: 10 }, showscale: false };
+    const lanes = traces.map((trace) => painted((width < 600 && trace.meta.lane !== undefined)
+      || (width < 700 && trace.type === "heatmap") ? { ...trace, ...small } : trace, colour));
+    if (meta.bar) node.style.minHeight = 0;
     caption.textContent = figure.layout.meta.captions.find(({ where }) => shown(where, chosen))?.text ?? "";
     return Plotly.react(node, lanes, layout, {
       displaylogo: false, doubleClickDelay: 400, displayModeBar: width < 600 ? false : "hover",
@@ -154,14 +169,16 @@
     if (!details?.open) return;
     const lines = node.data.filter(({ meta, customdata, x }) => customdata && !meta.ring && x.length);
     const scatter = figure.layout.hovermode === "closest";
-    const lengths = scatter ? [] : [...new Set(lines.flatMap(({ x }) => x))].sort((a, b) => a - b);
+    const { unit } = figure.layout.meta; // of points whose text leaves their place out
+    const lengths = scatter ? [] : [...new Set(lines.flatMap(({ x }) => x))].sort((a, b) => (typeof a === "string" ? 0 : a - b));
     const { tickvals = [], ticktext = [] } = figure.layout.xaxis;
-    const label = (x) => (tickvals.includes(x) ? ticktext[tickvals.indexOf(x)] : x % 1024 ? String(x) : `${x / 1024}k`);
+    const label = (x) => (typeof x === "string" ? plain(x) : tickvals.includes(x) ? ticktext[tickvals.indexOf(x)] : x % 1024 ? String(x) : `${x / 1024}k`);
     const rows = new Map();
     for (const { name, x, y, customdata, meta } of lines) {
       const cells = rows.get(name) ?? new Map();
       x.forEach((at, i) => {
-        const text = plain((customdata[i] || "").split("<br>")[0].replace("<extra></extra>", ""));
+        let text = plain((customdata[i] || "").split("<br>")[0].replace("<extra></extra>", ""));
+        if (unit && text && y[i] !== null) text = `${Number(y[i].toPrecision(4))} ${unit}, ${Number(x[i].toPrecision(4))} FLOP/B, ${text}`;
         if (text && (y[i] !== null || meta.lane !== undefined)) cells.set(scatter ? cells.size : at, text);
       });
       rows.set(name, cells);
@@ -225,7 +242,8 @@
 
   // A table drawn from data: of the rows that are wanted, the first MOST_ROWS until all are asked for.
   function gridOf(place) {
-    const { label, tools, head, texts, columns, values, wheres, where } = JSON.parse(place.querySelector(".grid-data").textContent);
+    const { label, tools, head, texts, columns, values: packed, wheres, where } = JSON.parse(place.querySelector(".grid-data").textContent);
+    const values = packed.map((one) => (one?.of ? one.at.map((index) => one.of[index]) : one));
     const count = columns[0]?.length ?? 0;
     const textOf = (index) => (Array.isArray(texts[index]) ? texts[index][0] : texts[index]);
     let index = null; // of words, made for the first search
@@ -242,14 +260,14 @@
     const copy = element("button", { type: "button", textContent: "Copy" });
     const more = element("button", { type: "button", className: "more" });
     const body = element("tbody");
-    const heads = head.map(({ title }, column) => {
+    const heads = head.map(({ title, kind }, column) => {
       const button = element("button", { type: "button", textContent: title });
       button.addEventListener("click", () => {
         Object.assign(state, { sort: column, down: state.sort === column && !state.down });
         draw(selection());
         remember();
       });
-      return element("th", { scope: "col" }, button);
+      return element("th", { scope: "col", className: kind.replace("reason", "") }, button);
     });
     const table = element("table", { className: "sortable" }, element("caption", { className: "unseen", textContent: label }),
       element("thead", {}, element("tr", {}, ...heads)), body);
@@ -284,7 +302,7 @@
 
     function cell(column, row) {
       const text = texts[columns[column][row]];
-      const node = element("td", { className: head[column].wide ? "reason" : "" });
+      const node = element("td", { className: head[column].kind });
       if (Array.isArray(text)) node.append(element("span", { textContent: text[0], className: text[1], title: text[2] }));
       else node.textContent = text;
       if (head[column].number) node.dataset.value = values[column][row] ?? "";

@@ -38,7 +38,7 @@ def document(results: Results, sections: Sequence[Section], bodies: Sequence[str
         title="Attention on " + (", ".join(devices) or "an unnamed device"),
         commands=_commands(results),
         contents={s.key: s.title for s in sections},
-        controls=_controls(results.labelled),
+        controls=_controls(results),
         bodies=[*bodies, _notes(results)],
     )
 
@@ -82,14 +82,19 @@ def heading(key: str, title: str) -> str:
 
 def plot(row: Section, frame: DataFrame) -> str:
     """A figure, its text alternative and its numbers as a table."""
+    numbers = f'<details class="numbers"><summary>Numbers of {escape(row.title)}</summary></details>'
+    return figure(row, frame, numbers)
+
+
+def figure(row: Section, frame: DataFrame, below: str = "") -> str:
+    """A figure and its text alternative; ``below``: HTML under it."""
     assert row.figure is not None, row.key
     label = escape(f"{row.title}. {row.about} The same numbers stand in the table below.", quote=True)
     return (
         f'<figure><figcaption class="selection"></figcaption>'
         f'<div class="plot" id="plot-{row.key}" role="group" aria-label="{label}"></div>'
         f'<script type="application/json" class="plot-data" data-for="plot-{row.key}">'
-        f"{script_json(row.figure(frame))}</script>"
-        f'<details class="numbers"><summary>Numbers of {escape(row.title)}</summary></details></figure>'
+        f"{script_json(row.figure(frame))}</script>{below}</figure>"
     )
 
 
@@ -150,8 +155,9 @@ def _commands(results: Results) -> str:
     return "".join(lines)
 
 
-def _controls(frame: DataFrame) -> str:
+def _controls(results: Results) -> str:
     """A group of radio buttons per filter that has a choice; the rest as hidden fields."""
+    frame = results.labelled
     if frame.empty:
         return ""
     best = frame.assign(timed=frame["status"] == "ok").groupby(KEYS, sort=False)["timed"].sum().idxmax()
@@ -159,7 +165,16 @@ def _controls(frame: DataFrame) -> str:
     for row, chosen in zip(FILTERS, best, strict=True):
         values = list(dict.fromkeys(frame[row.key]))
         parts.append(radios(row.key, row.title, values, chosen, row.names))
-    return "".join([*parts, _series(frame), _baselines(frame)])
+    return "".join([*parts, _series(frame), _baselines(frame), _levels(results)])
+
+
+def _levels(results: Results) -> str:
+    """Which bytes the roofline is over."""
+    from flashbench.report import roofline
+
+    levels = list(dict.fromkeys(roofline.data(results)[roofline.CHOICE]))
+    names = {"compulsory": "compulsory", "dram": "DRAM", "requested": "requested"}
+    return radios(roofline.CHOICE, "Roofline by bytes", levels, levels[0], names) if levels else ""
 
 
 def radios(key: str, title: str, values: Sequence[str], chosen: str, names: Mapping[str, str]) -> str:

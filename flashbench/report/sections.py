@@ -17,9 +17,12 @@ from flashbench.report import (
     glance,
     joined,
     numerics,
+    onchip,
     page,
+    roofline,
     summary,
     tensors,
+    timelines,
     words,
 )
 from flashbench.report.data import Results
@@ -98,13 +101,29 @@ SECTIONS = (
     Section(
         key="tensors", title="Bytes by tensor",
         about="What of them is of which tensor, at the longest length, in all kernels of the pass."
-        " 'flashbench io-model --html' draws bytes against on-chip memory and block size.",
+        " Choose other problems with 'flashbench io-model --html'.",
         data=tensors.data, page=tensors.page, empty="There is no problem without options to model.",
     ),
     Section(
+        key="onchip", title="Bytes against on-chip memory",
+        about="Requested bytes at the longest length with the tiles that M gives (flash-v1: block_k = M/4d,"
+        " flash-v2: block_q = M/2d). Hollow: the tile does not fit. The line up is what the card's SM has.",
+        data=onchip.by_memory, page=page.plot, figure=onchip.memory_figure,
+        empty="There is no problem without options to model.",
+    ),
+    Section(
+        key="block", title="Bytes against block size",
+        about="Requested bytes at the longest length with square tiles of so many rows of Q and of K/V in"
+        " every kernel.",
+        data=onchip.by_block, page=page.plot, figure=onchip.block_figure,
+        empty="There is no problem without options to model.",
+    ),
+    Section(
         key="roofline", title="Roofline",
-        about="Achieved FLOP/s under the roof that the card's bandwidth and dense peak set.",
-        data=data.roofline, page=page.plot, figure=figures.roofline_figure,
+        about="Achieved FLOP/s over FLOPs per byte, under what bandwidth and dense peak allow: solid by the"
+        " data sheet, dashed as 'flashbench calibrate' measured this card. Choose at the top which bytes:"
+        " each tensor once, DRAM (as counted, else by the model) or what kernels ask of the L2.",
+        data=roofline.data, page=page.plot, figure=roofline.figure,
         empty="No timed cell ran on a device whose peak and bandwidth are known.",
     ),
     Section(
@@ -140,6 +159,12 @@ SECTIONS = (
         empty="No implementation was timed in both passes ('run --passes fwd,bwd').",
     ),
     Section(
+        key="timeline", title="Kernels of a call",
+        about="Each kernel's share of the kernels' time of one call, in the order of their start.",
+        data=timelines.data, page=timelines.page, figure=timelines.figure,
+        empty="No kernels were recorded ('profile --timeline --json > FILE', 'report --timeline FILE').",
+    ),
+    Section(
         key="energy", title="Energy",
         about="Joules of the whole board per nominal TFLOP, back to back.",
         data=data.points("j_per_tflop"), page=page.plot,
@@ -153,6 +178,14 @@ SECTIONS = (
         data=data.points("spread"), page=page.plot,
         figure=figures.line_figure(Axis(title="spread", kind="linear", percent=True), words.spread_note),
         empty="No cell was timed.",
+    ),
+    Section(
+        key="clocks", title="Clocks",
+        about="Median SM clock over the rounds of samples, as the driver read it: a lower one stretches every"
+        " time alike.",
+        data=data.points("sm_clock_hz"), page=page.plot,
+        figure=figures.line_figure(Axis(title="SM clock (GHz)", kind="linear", ghz=True), words.clock_note),
+        empty="No clocks were read: by older versions, on a CPU, or without the driver's library.",
     ),
     Section(
         key="causal", title="Causal over full",

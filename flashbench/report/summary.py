@@ -23,9 +23,9 @@ def _believed(results: Results) -> DataFrame:
 def headline(results: Results) -> DataFrame:
     """The page's big numbers: one row per claim (claim, value, of, and the cell that holds it).
 
-    claim: ``timed`` (value of ``of`` cells; ``rest``: cells by other status and by flag), ``flops_per_s``
-    (the highest), ``roof_fraction`` (nearest to its roof), ``speedup_over_naive`` (the largest),
-    ``memory_saving`` (naive's peak_extra_bytes over the least of the same cell).
+    claim: ``timed`` (value of ``of`` cells; ``rest``: cells by other status, by flag, and not reached),
+    ``flops_per_s`` (the highest), ``roof_fraction`` (nearest to its roof), ``speedup_over_naive`` (the
+    largest), ``memory_saving`` (naive's peak_extra_bytes over the least of the same cell).
     A claim that nothing supports has no row.
     """
     import pandas as pd
@@ -37,8 +37,10 @@ def headline(results: Results) -> DataFrame:
         rest = {name: int(count) for name, count in counts.items() if name != "ok"}
         flags = results.table["flags"].dropna().str.split().explode().value_counts()
         rest |= {f"flagged {name}": int(count) for name, count in flags.items()}
-        timed_cells = int(counts.get("ok", 0))
-        rows.append({"claim": "timed", "value": timed_cells, "of": len(results.table), "rest": rest})
+        left = _not_reached(results)
+        rest |= {"not reached": left} if left else {}
+        timed_cells, of = int(counts.get("ok", 0)), len(results.table) + left
+        rows.append({"claim": "timed", "value": timed_cells, "of": of, "rest": rest})
     for claim in ("flops_per_s", "roof_fraction", "speedup_over_naive"):
         known = timed[timed[claim].notna()]
         if claim == "speedup_over_naive":
@@ -51,6 +53,17 @@ def headline(results: Results) -> DataFrame:
         rows.append(saving)
     columns = ["claim", "value", "of", "rest", "implementation", *CELL, "peak_fraction"]
     return pd.DataFrame(rows, columns=columns)
+
+
+def _not_reached(results: Results) -> int:
+    """Cells that a run planned and has no row for: it was stopped, or is at work."""
+    keys = results.table.groupby("run")["key"].agg(set)
+    planned = {run: header.get("cells") for run, header in results.headers.items()}
+    return sum(
+        len({key for key in cells if isinstance(key, str)} - keys.get(run, set()))
+        for run, cells in planned.items()
+        if isinstance(cells, list)
+    )
 
 
 def _cell(row: Any) -> dict[str, Any]:

@@ -193,10 +193,13 @@ def traffic_note(row: Any) -> str:
 
 
 def roof_note(row: Any) -> str:
-    """Hover text of a roofline point."""
-    length = format_length(int(row.seqlen))
-    part = f", {percent(row.roof_fraction)} of its roof" if known(row.roof_fraction) else ""
-    return f"{escape(row.series)} at {length}: {rate(row.value)}{part}<extra></extra>"
+    """Hover text of a roofline point beside its rate and intensity."""
+    parts = [format_length(int(row.seqlen)) + (" (bytes counted)" if row.counted else "")]
+    if known(row.roof_fraction):
+        parts.append(f"{percent(row.roof_fraction)} of roof")
+    if known(row.measured_fraction):
+        parts.append(f"{percent(row.measured_fraction)} of measured")
+    return ", ".join(parts)
 
 
 def counted_note(row: Any) -> str:
@@ -217,3 +220,8 @@ def spread_note(row: Any) -> str:
 def energy_note(row: Any) -> str:
     """Hover text of joules per nominal TFLOP."""
     return f"{row.value:.3g} J/TFLOP" if known(row.value) else ""
+
+
+def clock_note(row: Any) -> str:
+    """Hover text of a clock."""
+    return f"{row.value / 1e9:.3f} GHz" if known(row.value) else ""
