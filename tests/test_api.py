@@ -165,7 +165,9 @@ def test_it_is_the_first_thing_that_a_process_does() -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        ({"window": (1, 2, 3)}, "window"), ({"window": (1.5, 0)}, "window"),
+        ({"window": (1, 2, 3)}, "window"), ({"window": (1.5, 0)}, "window"), ({"window": 5}, "window 5"),
+        ({"causal": "top-left"}, "causal 'top-left' must"),
+        ({"alibi_slopes": [1.0, 2.0]}, "alibi_slopes must be"),
         ({"max_seqlen_q": 5}, "max_seqlen_q"), ({"cu_seqlens_k": torch.tensor([0, 4])}, "cu_seqlens"),
         ({"alibi_slopes": torch.ones(2, requires_grad=True)}, "alibi_slopes"),
     ],

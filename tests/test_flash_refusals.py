@@ -60,7 +60,12 @@ def test_options_that_have_no_meaning_are_named(said: str) -> None:
         (starts(0, 9), starts(0, 7), "cu_seqlens_q must ascend from 0 to the 5 rows .* from 0 to 9"),
         (starts(0, 3), starts(0, 7), "cu_seqlens_q must ascend from 0 to the 5 rows .* from 0 to 3"),
         (starts(0, 5), starts(1, 7), "cu_seqlens_k must ascend from 0 to the 7 rows .* from 1 to 7"),
-        (starts(0, 4, 2, 5), starts(0, 1, 2, 7), "cu_seqlens_q must ascend"),
+        (
+            starts(0, 4, 2, 5),
+            starts(0, 1, 2, 7),
+            "cu_seqlens_q must ascend .* from 0 to 5 and falls from 4 to 2",
+        ),
+        (starts(0, 5), starts(0, 2, 7), "of 1 and 2 sequences; they must be of the same"),
         (starts(0), starts(0), "cu_seqlens_q must ascend"),
         (starts(0, 5).to("meta"), starts(0, 7), "cu_seqlens_q is on meta"),
     ],

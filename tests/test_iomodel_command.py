@@ -187,6 +187,17 @@ def test_an_implementation_keeps_its_tiles_whatever_the_other_rows_have(io_model
         assert (code, why in err) == (2, True), err
 
 
+@pytest.mark.parametrize(
+    "option", ["--softcap 30", "--alibi", "--bias bhqk", "--sinks", "--block-mask causal"]
+)
+def test_an_option_is_counted_by_the_models_that_can_and_the_others_are_named(
+    option: str, io_model: Any
+) -> None:
+    code, out, err = io_model("--seqlens", "1k", "--json", *option.split())
+    assert (code, {row["model"] for row in json.loads(out)}) == (0, {"flash"})
+    assert f"left out, as they do not count {option.split()[0][2:]}" in err
+
+
 def test_a_block_mask_is_counted_without_torch_and_in_proportion_to_its_density() -> None:
     line = ["io-model", "--seqlens", "64k", "--models", "flash", "--json", "-q", "--batch", "1"]
     code = (

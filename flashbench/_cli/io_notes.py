@@ -41,7 +41,7 @@ def notes(request: Request, rows: Sequence[Mapping[str, Any]]) -> list[str]:
             " and later M is shared memory only; accumulators are in registers, which are not in M"
         )
         notes += _card_notes(request, rows)
-    notes += [text for text in (request.printed, request.remark) if text]
+    notes += [text for text in (request.left_out, request.printed, request.remark) if text]
     return [*notes, *_crossings(request), *io_alternatives.notes(request)]
 
 

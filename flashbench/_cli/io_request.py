@@ -31,6 +31,9 @@ DECODE = {"seqlens": "1", "seqlens_k": DEFAULTS["seqlens"], "batch": "1"}
 WORKLOAD_MODELS = "standard-minimal,standard,flash-v1,flash-v1-cuda,flash-v2"
 """The models of a published workload, where the line does not say: every counting that it may mean."""
 
+COUNTS_ALL = "flash"
+"""The model that counts every option: the bundled kernel's."""
+
 AXES = (*DEFAULTS, "seqlens_k", "head_dims_v", "batch", "heads", "kv_heads")
 MODES = ("prefill", "decode")
 PACK = {"auto": None, "yes": True, "no": False}
@@ -42,8 +45,8 @@ class Request:
     of a sweep per size and tile.
 
     kernels: of the names, those of bundled implementations, each with the model that describes it.
-    mode: prefill or decode. printed: what a published workload's source says of it; remark:
-    what a preset's heads do not say of it; or empty.
+    mode: prefill or decode. printed: what a published workload's source says of it; left_out: which models
+    of those shown by default, and why; remark: what a preset's heads do not say of it; or empty.
     """
 
     problems: list[Problem]
@@ -53,6 +56,7 @@ class Request:
     choices: list[Choice]
     mode: str
     printed: str = ""
+    left_out: str = ""
     remark: str = ""
 
 
@@ -83,6 +87,10 @@ def read(line: Mapping[str, str | None], given: Mapping[str, Any]) -> Request:
     features.check_not_empty(problems, options.on_line, {**line, **given})
     asked = line.get("models")
     names, kernels = _models(WORKLOAD_MODELS if workload and asked is None else asked)
+    left_out = ""
+    if asked is None and (missing := _uncounted(names, problems)):
+        left_out = f"{', '.join(missing)}: left out, as they do not count {', '.join(_named(missing))}"
+        names = tuple(name for name in names if name not in missing) or (COUNTS_ALL,)
     cards = line.get("gpu")
     devices = gpu.choose(cards) if cards is not None else []
     variant = _variant(line, mode, problems)
@@ -98,6 +106,7 @@ def read(line: Mapping[str, str | None], given: Mapping[str, Any]) -> Request:
         choices=choices,
         mode=mode,
         printed=workload.printed if workload else "",
+        left_out=left_out,
         remark=presets.remark(presets.find(line["model"] or "")) if line.get("model") is not None else "",
     )
 
@@ -245,3 +254,16 @@ def _models(text: str | None) -> tuple[tuple[str, ...], dict[str, str]]:
     }
     names = alternatives.parse_names(text, "--models", [*models, *bundled])
     return names, {name: bundled[name] for name in names if name in bundled}
+
+
+def _uncounted(names: Sequence[str], problems: Sequence[Problem]) -> dict[str, frozenset[str]]:
+    """The models that do not count all options of the problems, with those that they do not."""
+    from flashbench._iomodel import engine
+
+    asked = frozenset().union(*(problem.features for problem in problems))
+    found = {name: asked - engine.MODELLED - engine.find(name).covers for name in names}
+    return {name: missing for name, missing in found.items() if missing}
+
+
+def _named(missing: Mapping[str, frozenset[str]]) -> list[str]:
+    return sorted(frozenset().union(*missing.values()))

@@ -293,7 +293,7 @@ def _flash_decode(task: Task) -> Launch:
     cache = flash.Cache(k=k, v=v, seqused_k=used, block_table=table, k_descale=scale, v_descale=scale)
     call = flash.Call(
         causal=p.causal, scale=p.softmax_scale, tf32=p.dtype == "tf32", num_splits=2,
-        card=(task.capability, task.limit, 1),
+        card=(task.capability, task.limit, 1), amd=bool(task.gpu),
         config=task.config if isinstance(task.config, DecodeConfig) else None,
     )  # fmt: skip
     launches = flash.launches(q, cache, call)[2]

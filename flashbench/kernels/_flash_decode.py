@@ -96,7 +96,8 @@ class Cache:
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """How a decode is launched. card: (compute capability, shared memory per block, slots) to compile for.
+    """How a decode is launched. card: (compute capability, shared memory per block, slots) to compile for;
+    amd: for one of AMD's, whose capability is not to be read as NVIDIA's.
 
     None for any of these takes what q's device and the table say: config, split_keys (keys per split, a
     multiple of block_k); num_splits: so many equal splits, 0 by heuristic.
@@ -109,6 +110,7 @@ class Call:
     split_keys: int | None = None
     config: DecodeConfig | None = None
     card: tuple[tuple[int, int] | None, int | None, int] | None = None
+    amd: bool = torch.version.hip is not None
 
 
 def flash_decode(
@@ -167,7 +169,7 @@ def launches(q: Tensor, cache: Cache, call: Call) -> tuple[Tensor, Tensor, tuple
     if num_splits > 1:
         o_part = q.new_empty(num_splits, batch, heads, seqlen_q, dim_v, dtype=torch.float32)
         lse_part = q.new_empty(num_splits, batch, heads, seqlen_q, dtype=torch.float32)
-    pdl = num_splits > 1 and _has_pdl((call.card or card(q.device))[0])
+    pdl = num_splits > 1 and not call.amd and _has_pdl((call.card or card(q.device))[0])
     is_fp8, math = cache.k.dtype == FP8, _math(q, cache, call.tf32)
     exact = math != "half"
     all_rows = batch * heads * seqlen_q
@@ -271,7 +273,7 @@ def _descales(cache: Cache) -> tuple[tuple[Tensor | None, Tensor | None], int]:
 
 
 def _has_pdl(capability: tuple[int, int] | None) -> bool:
-    """Whether a kernel can be launched before the one that it waits for has ended; None: interpreter."""
+    """Whether NVIDIA's can launch a kernel before the one that it waits for has ended; None: interpreter."""
     return capability is not None and capability >= (9, 0)
 
 

@@ -145,6 +145,12 @@ def _measured(q: Tensor, k: Tensor, extra: Extra, longest_q: int | None, longest
     )
 
 
+def _falls(starts: list[int]) -> str:
+    """Where starts go down, in words, or nothing."""
+    falls = [f" and falls from {a} to {b}" for a, b in pairwise(starts) if b < a]
+    return falls[0] if falls else ""
+
+
 def _longest(side: str, cu: Tensor, given: int | None, rows: int) -> int:
     """The longest sequence; on a CPU, and where the device is asked, also whether they are all the rows."""
     if given is not None and given < 0:
@@ -155,7 +161,7 @@ def _longest(side: str, cu: Tensor, given: int | None, rows: int) -> int:
     if starts[0] != 0 or starts[-1] != rows or starts != sorted(starts):
         raise ValueError(
             f"cu_seqlens_{side} must ascend from 0 to the {rows} rows that there are;"
-            f" it goes from {starts[0]} to {starts[-1]}"
+            f" it goes from {starts[0]} to {starts[-1]}{_falls(starts)}"
         )
     longest = max((b - a for a, b in pairwise(starts)), default=0)
     if given is not None and given < longest:
@@ -288,14 +294,11 @@ def _check_extra(q: Tensor, k: Tensor, v: Tensor, extra: Extra) -> None:
     if extra.cu_q is None or extra.cu_k is None:
         return
     for name, cu in (("cu_seqlens_q", extra.cu_q), ("cu_seqlens_k", extra.cu_k)):
-        if (
-            cu.ndim != 1
-            or cu.dtype != torch.int32
-            or not cu.is_contiguous()
-            or cu.shape != extra.cu_q.shape
-            or not len(cu)
-        ):
+        if cu.ndim != 1 or cu.dtype != torch.int32 or not cu.is_contiguous() or not len(cu):
             raise ValueError(f"{name} must be int32, of shape (sequences + 1,): {cu.dtype} {tuple(cu.shape)}")
+    if len(extra.cu_k) != len(extra.cu_q):
+        counts = f"{len(extra.cu_q) - 1} and {len(extra.cu_k) - 1} sequences"
+        raise ValueError(f"cu_seqlens_q and cu_seqlens_k are of {counts}; they must be of the same")
     if q.shape[0] != 1:
         raise ValueError(f"packed sequences lie one after the other in batch 1; got batch {q.shape[0]}")
     if extra.bias is not None:
