@@ -32,7 +32,9 @@ class Tiles:
 
     warpgroups: consumers, of ROWS rows of queries each. block_k: keys of a K/V tile. stages: K/V tiles in
     flight. q_stages: tiles of queries in flight. pingpong: warpgroups take turns to issue products. o_shared:
-    both pieces of O leave through one buffer. hold: row sums are to be known before the wait for P V.
+    both pieces of O leave through one buffer. hold: row sums are to be known before the wait for P V. max3:
+    maxima of three scores at once, compared as integers. emulated: of eight exponentials, how many are
+    computed on the multiply-add units, the others packed and summed as they are; -1: as ever.
     """
 
     warpgroups: int = 2
@@ -42,12 +44,15 @@ class Tiles:
     pingpong: bool = False
     o_shared: bool = False
     hold: bool = False
+    max3: bool = False
+    emulated: int = -1
 
     @property
     def name(self) -> str:
         """Short text that tells it from others of its head dim."""
         numbers = f"{self.warpgroups}w.n{self.block_k}.s{self.stages}.q{self.q_stages}"
-        return numbers + ".pingpong" * self.pingpong + ".hold" * self.hold
+        told = ".pingpong" * self.pingpong + ".hold" * self.hold + ".max3" * self.max3
+        return numbers + told + f".e{self.emulated}" * (self.emulated >= 0)
 
     @property
     def block_q(self) -> int:
