@@ -21,8 +21,9 @@ CASES = {
     "96": ("", (2, 2, 513, 300, 96, 96)),
     "two in turns": ("pingpong=True", (2, 2, 413, 401, 128, 128)),
     "three in turns": ("warpgroups=3, q_stages=1, pingpong=True, hold=True", (2, 1, 500, 565, 64, 64)),
+    "emulated": ("warpgroups=3, max3=True, emulated=3", (2, 1, 333, 400, 64, 64)),
 }
-FAST = {("three in turns", True), ("wide", True)}
+FAST = {("three in turns", True), ("wide", True), ("emulated", True)}
 
 
 def every() -> list[object]:
@@ -84,7 +85,7 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int]) -> None:
         model.Pointer([entry for row in packed for entry in row]), heads, group,
         seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d0, d1, e0, e1,
         tiles.stages, tiles.q_stages,
-        tiles.o_shared, causal, tiles.pingpong, tiles.hold, *tiles.registers,
+        tiles.o_shared, causal, tiles.pingpong, tiles.hold, tiles.max3, tiles.emulated, *tiles.registers,
     )  # fmt: skip
     want, want_lse = exact(q, k, v, scale, causal)
     assert torch.equal(lse.isinf(), want_lse.isinf())

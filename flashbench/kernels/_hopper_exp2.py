@@ -1,14 +1,14 @@
-"""Softmax with fewer and other instructions, as PTX: powers of two on the multiply-add units, maxima by three.
+"""Softmax by other instructions, as PTX: powers of two on the multiply-add units, maxima of three.
 
 Hopper's MUFU gives 16 powers of two a cycle and SM. Here some pairs of them come from the multiply-add units,
 in 16 bits (FlashAttention-4's idea, arXiv:2603.05451, there in fp32): a saturating multiply-add gives
-(x + 15) / 32, 0 for all that is too small; adding 256 leaves (x + 15) · 2**10 in the low 16 bits, which are an
-fp16 number's bits but for its significand, linear in place of exponential. Two such halves in a word are set
-right by a polynomial in two numbers at once. Of x from 16 to 17 the word would be infinite; of NaN it is 0, so
-a row's maximum must carry a NaN (``row_max`` does).
+(x + 15) / 32, 0 for all that is too small; adding 256 leaves (x + 15) * 2**10 in the low 16 bits, which are
+an fp16 number's bits but for its significand, linear in place of exponential. Two such halves in a word are
+set right by a polynomial in two numbers at once. x is below 16. Of NaN the word is 0, so a row's maximum must
+carry a NaN (``row_max`` does).
 
-Scores are fp32. Their bits compared as integers have the order of positive numbers, and Hopper has a maximum of
-three integers, none of three floats: where a thread finds only negative scores, it looks again.
+Scores are fp32. Their bits compared as integers have the order of positive numbers, and Hopper has a maximum
+of three integers, none of three floats: where a thread finds only negative scores, it looks again.
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
@@ -23,13 +23,9 @@ from triton.runtime.jit import constexpr_function
 
 ROWS = gl.constexpr(64)
 SHIFT = gl.constexpr(8.0)
-"""P in fp16 is up to 2**(SHIFT + LAZY), so that what the multiply-add units flush, below 2**-14, is little."""
+"""P in fp16 is up to 2**(SHIFT + LAZY): what the multiply-add units flush, below 2**-14, is little."""
 LAZY = gl.constexpr(4.0)
 """By how much, in powers of two, a row's scores may outgrow its base: 8 of P in fp16 are summed in fp16."""
-BELOW = 15.0
-"""Powers of two below 2**-BELOW are 0 on the multiply-add units."""
-SPAN = 32.0
-
 CUBIC = (0.45141602, 0.47851562, -0.00792694, 0.07788086)
 """2**(m - 1) of m in [1, 2), lowest power first, each an fp16 number: chosen for the least error in fp16."""
 QUADRATIC = (1.45410156, -0.69287109, 0.23413086)
@@ -78,7 +74,7 @@ PAIR_REGISTERS = ".reg .f32 u0, u1;\n.reg .b32 y0, y1, y, m, e, q, c0, c1, c2, c
 @constexpr_function
 def _exponentials(p, s, factor, base):
     """Lines that fill fp32 registers p with powers of two of s · factor + base."""
-    lines = [f"fma.rn.f32 {q}, {x}, {factor}, {base};" for q, x in zip(p, s)]
+    lines = [f"fma.rn.f32 {q}, {x}, {factor}, {base};" for q, x in zip(p, s, strict=True)]
     return lines + [f"ex2.approx.ftz.f32 {q}, {q};" for q in p]
 
 
@@ -180,7 +176,9 @@ def max_asm(cols):
     trees, slow, made = [], [], 0
     for row in (0, 1):
         own = [i for i in range(n) if i % 4 // 2 == row]
-        slow.append([f"mov.f32 f{row}, ${n + own[0]};"] + [f"max.f32 f{row}, f{row}, ${n + i};" for i in own[1:]])
+        slow.append(
+            [f"mov.f32 f{row}, ${n + own[0]};"] + [f"max.f32 f{row}, f{row}, ${n + i};" for i in own[1:]]
+        )
         left, lines = [f"i{i}" for i in own], []
         while len(left) > 1:
             a, b, *c = left[:3]

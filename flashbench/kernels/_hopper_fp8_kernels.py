@@ -14,7 +14,7 @@ of _hopper_kernels.py, whose producer this is too. What fp8 changes:
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, E741
+# ruff: noqa: ANN001, ANN202, E741, SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations

@@ -163,10 +163,9 @@ def consume(
         acc0 = asm.rescale(acc0, gl.convert_layout(alpha, gl.SliceLayout(1, LO0)), E0)
         if E1 > 0:
             acc1 = asm.rescale(acc1, gl.convert_layout(alpha, gl.SliceLayout(1, LO1)), E1)
+        p = next_p
         if EMULATED >= 0:
             p = one.operand(next_p, rest, BLOCK_N, EMULATED, HALF, S)
-        else:
-            p = next_p
         use_acc = not new
         before = stage
         j += 1
