@@ -49,14 +49,16 @@ def ask(row: Row, dim: int, dtype: str = "bf16", **changes) -> _compile.Task:
 
 def tiles_of(task: _compile.Task) -> hopper_configs.Tiles:
     p = task.problem
-    return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+    return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k, fp16=p.dtype == "fp16")
 
 
 ROWS = {(row.max_dim, row.causal): row for row in TABLE}
 """By head dim and mask, of the most keys."""
-CORE = [ask(ROWS[64, False], 64), ask(ROWS[128, True], 128, "fp16")]
+EMULATED = [row for row in TABLE if row.fp16]
+CORE = [ask(EMULATED[0], 64, "fp16"), ask(ROWS[128, True], 128, "fp16")]
 OTHERS = [
     *(ask(row, row.max_dim) for row in TABLE),
+    *(ask(row, row.max_dim, "fp16") for row in EMULATED[1:]),
     *(ask(row, 96) for row in TABLE if row.max_dim == 128),
     *(
         ask(ROWS[256, causal], dim, head_dim_v=dim_v)

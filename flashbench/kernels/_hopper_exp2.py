@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
 from triton.runtime.jit import constexpr_function
 
 ROWS = gl.constexpr(64)
@@ -81,7 +82,7 @@ def _exponentials(p, s, factor, base):
 @constexpr_function
 def _spread(share):
     """Which of eight are emulated."""
-    return [(), (3,), (2, 5), (1, 4, 7), (1, 2, 5, 6), (0, 2, 3, 5, 6)][share]
+    return [(3,), (2, 5), (1, 4, 7), (1, 2, 5, 6)][share - 1]
 
 
 @constexpr_function
@@ -108,9 +109,8 @@ def half_asm(cols, share):
             body += [f"add.f32 total{i % 2 + 2}, total{i % 2 + 2}, ${n + i};"]
     for row in (0, 1):
         body += [f"add.f32 total{row}, total{row}, total{row + 2};"]
-        if share:
-            body += [f"mov.b32 {{l, h}}, pairs{row};", "cvt.f32.f16 low, l;", "cvt.f32.f16 high, h;"]
-            body += ["add.f32 low, low, high;", f"add.f32 total{row}, total{row}, low;"]
+        body += [f"mov.b32 {{l, h}}, pairs{row};", "cvt.f32.f16 low, l;", "cvt.f32.f16 high, h;"]
+        body += ["add.f32 low, low, high;", f"add.f32 total{row}, total{row}, low;"]
         body += [f"mov.f32 ${2 * n + row}, total{row};"]
     return "\n".join([*body, "}"])
 
@@ -155,7 +155,7 @@ def eight_asm(share, e5m2):
         body += [PAIR_REGISTERS]
         body += _exponentials(("p0", "p1"), (s0, s1), factor, base)
         body += [f"cvt.rn.satfinite.{fp8}.f32 low, p1, p0;", f"add.f32 ${4 + i}, p0, p1;"]
-        if i in ((), (2,), (1, 2), (0, 1, 3), (0, 1, 2, 3))[share]:
+        if i in ((2,), (1, 2), (0, 1, 3), (0, 1, 2, 3))[share - 1]:
             body += [*_pair(s2, s3, small, bias, False), "mul.rn.f16x2 pair, q, y;"]
         else:
             body += [*_exponentials(("p2", "p3"), (s2, s3), factor, base), "cvt.rn.f16x2.f32 pair, p3, p2;"]
@@ -201,6 +201,13 @@ def max_asm(cols):
 @constexpr_function
 def max_tied(cols):
     return ",".join(["=f"] * (cols // 2) + ["f"] * (cols // 2))
+
+
+@builtin
+def several(asm, tied, operands, dtypes, pack, _semantic=None):
+    """Outputs of more dtypes than one, which Triton has to be given bare from 3.7 on."""
+    bare = [_unwrap_if_constexpr(dtype) for dtype in dtypes]
+    return gl.inline_asm_elementwise(asm, tied, operands, bare, is_pure=True, pack=pack, _semantic=_semantic)
 
 
 @gluon.jit
@@ -287,9 +294,8 @@ def parts(s0, s1, factor, base, small, bias, BLOCK_N: gl.constexpr, SHARE: gl.co
     ASM: gl.constexpr = half_asm(BLOCK_N, SHARE)
     TIED: gl.constexpr = half_tied(BLOCK_N)
     N: gl.constexpr = BLOCK_N // 4
-    dtypes: gl.constexpr = (gl.float32, gl.float32, gl.float32)
     operands = [s0, s1, factor, base, small, bias]
-    return gl.inline_asm_elementwise(ASM, TIED, operands, dtypes, is_pure=True, pack=N)
+    return several(ASM, TIED, operands, [gl.float32, gl.float32, gl.float32], N)
 
 
 TAKEN_APART = gl.constexpr("mov.b32 $0, $1;")
@@ -332,5 +338,4 @@ def eight_words(s, base, factor, BLOCK_N: gl.constexpr, SHARE: gl.constexpr, E5M
 @gluon.jit
 def fours(s0, s1, s2, s3, factor, base, small, bias, ASM: gl.constexpr):
     operands = [s0, s1, s2, s3, factor, base, small, bias]
-    dtypes: gl.constexpr = (gl.int32, gl.float32, gl.int32)
-    return gl.inline_asm_elementwise(ASM, EIGHT_TIED, operands, dtypes, is_pure=True, pack=4)
+    return several(ASM, EIGHT_TIED, operands, [gl.int32, gl.float32, gl.int32], 4)

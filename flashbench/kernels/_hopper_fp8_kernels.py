@@ -14,7 +14,7 @@ of _hopper_kernels.py, whose producer this is too. What fp8 changes:
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, E741, SIM108
+# ruff: noqa: ANN001, ANN202, E741
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -54,17 +54,13 @@ def probabilities(s, top, factor):
 
 
 @gluon.jit
-def words_of(s, top, factor, BLOCK_N: gl.constexpr, E5M2: gl.constexpr, MAX3: gl.constexpr,
-             EMULATED: gl.constexpr):  # fmt: skip
+def words_of(s, top, factor, BLOCK_N: gl.constexpr, E5M2: gl.constexpr, EMULATED: gl.constexpr):
     """(``packed``'s words, row sums per thread, alpha, the new base) of one tile of unscaled scores."""
-    if MAX3:
-        highest = fast.row_max(s, BLOCK_N) * factor
-    else:
-        highest = gl.max(s, 1) * factor
+    highest = fast.row_max(s, BLOCK_N) * factor
     new_top = gl.where(highest - top <= LAZY, top, highest)  # a NaN goes into the base
     alpha = gl.where(new_top == top, 1.0, gl.exp2(top - new_top))
     base = SHIFT - gl.where(new_top == float("-inf"), 0.0, new_top)
-    if EMULATED >= 0:
+    if EMULATED > 0:
         words, sums = fast.eight_words(s, base, factor, BLOCK_N, EMULATED, E5M2)
     else:
         p = gl.exp2(s * factor + base[:, None])
@@ -139,8 +135,8 @@ def consume(
         last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
         s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
     top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
-    if MAX3 or EMULATED >= 0:
-        p, total, alpha, top = words_of(s, top, factor, BLOCK_N, E5M2, MAX3, EMULATED)
+    if MAX3:
+        p, total, alpha, top = words_of(s, top, factor, BLOCK_N, E5M2, EMULATED)
     else:
         p, alpha, top = probabilities(s, top, factor)
         total = one.partial_sums(p, BLOCK_N)
@@ -183,8 +179,8 @@ def consume(
         if n >= clear:
             last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
             s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
-        if MAX3 or EMULATED >= 0:
-            next_p, sums, alpha, top = words_of(s, top, factor, BLOCK_N, E5M2, MAX3, EMULATED)
+        if MAX3:
+            next_p, sums, alpha, top = words_of(s, top, factor, BLOCK_N, E5M2, EMULATED)
             sums = gl.convert_layout(sums, SUMS)
         else:
             next_p, alpha, top = probabilities(s, top, factor)

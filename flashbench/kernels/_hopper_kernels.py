@@ -85,15 +85,15 @@ def consume(
         mbarrier.arrive(QEMPTY.index(WG))
     s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
     top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
-    if MAX3 or EMULATED >= 0:
-        p, rest, total, alpha, top = one.tile_softmax(s, top, unit, BLOCK_N, MAX3, EMULATED)
+    if MAX3:
+        p, rest, total, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
         p = one.operand(p, rest, BLOCK_N, EMULATED, HALF, S)
     else:
         p, alpha, top = one.softmax(s, top, unit)
         total = one.partial_sums(p, BLOCK_N)
     SUMS: gl.constexpr = total.type.layout
     ROW_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
-    if not (MAX3 or EMULATED >= 0):
+    if not MAX3:
         p = p.to(HALF)
     acc0 = gl.zeros([ROWS, E0], gl.float32, LO0)
     acc1 = gl.zeros([ROWS, E1 if E1 > 0 else 16], gl.float32, LO1)
@@ -135,8 +135,8 @@ def consume(
         if n == 0:
             mbarrier.arrive(QEMPTY.index(slot))
         s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
-        if MAX3 or EMULATED >= 0:
-            next_p, rest, sums, alpha, top = one.tile_softmax(s, top, unit, BLOCK_N, MAX3, EMULATED)
+        if MAX3:
+            next_p, rest, sums, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
             total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + gl.convert_layout(sums, SUMS)
         else:
             next_p, alpha, top = one.softmax(s, top, unit)
@@ -144,7 +144,7 @@ def consume(
             total += one.partial_sums(next_p, BLOCK_N)
         if HOLD:
             total = asm.hold(total)
-        if EMULATED < 0:
+        if EMULATED == 0:
             next_p = next_p.to(HALF)
         # The end of a basic block keeps ptxas from waiting for P V before the exponentials. Of tiles
         # passed over V may come to where P V reads: there K's barrier serves, complete already.
@@ -164,7 +164,7 @@ def consume(
         if E1 > 0:
             acc1 = asm.rescale(acc1, gl.convert_layout(alpha, gl.SliceLayout(1, LO1)), E1)
         p = next_p
-        if EMULATED >= 0:
+        if EMULATED > 0:
             p = one.operand(next_p, rest, BLOCK_N, EMULATED, HALF, S)
         use_acc = not new
         before = stage
