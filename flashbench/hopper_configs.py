@@ -32,7 +32,9 @@ class Tiles:
 
     warpgroups: consumers, of ROWS rows of queries each. block_k: keys of a K/V tile. stages: K/V tiles in
     flight. q_stages: tiles of queries in flight. pingpong: warpgroups take turns to issue products. o_shared:
-    both pieces of O leave through one buffer. hold: row sums are to be known before the wait for P V.
+    both pieces of O leave through one buffer. hold: row sums are to be known before the wait for P V. max3:
+    maxima of three scores at once, compared as integers. emulated: of eight exponentials, how many are
+    computed on the multiply-add units, in fp16 and fp8 alone and beside max3, whose maxima carry NaN.
     """
 
     warpgroups: int = 2
@@ -42,12 +44,15 @@ class Tiles:
     pingpong: bool = False
     o_shared: bool = False
     hold: bool = False
+    max3: bool = False
+    emulated: int = 0
 
     @property
     def name(self) -> str:
         """Short text that tells it from others of its head dim."""
         numbers = f"{self.warpgroups}w.n{self.block_k}.s{self.stages}.q{self.q_stages}"
-        return numbers + ".pingpong" * self.pingpong + ".hold" * self.hold
+        told = ".pingpong" * self.pingpong + ".hold" * self.hold + ".max3" * self.max3
+        return numbers + told + f".e{self.emulated}" * (self.emulated > 0)
 
     @property
     def block_q(self) -> int:
@@ -70,33 +75,44 @@ _Cut = TypeVar("_Cut")
 
 @dataclass(frozen=True)
 class Row(Generic[_Cut]):
-    """A table row: what runs head dims (the larger one) up to max_dim and keys up to max_keys."""
+    """A table row: what runs head dims (the larger one) up to max_dim and keys up to max_keys.
+
+    fp16: what runs them in fp16, where that is something of its own.
+    """
 
     max_dim: int
     causal: bool
     max_keys: float
     tiles: _Cut
+    fp16: _Cut | None = None
 
 
-def _first(table: Iterable[Row[_Cut]], dim: int, causal: bool, seqlen_k: int) -> _Cut:
-    """What the first row has that takes the head dim, the mask and the keys of a sequence."""
+def _first(table: Iterable[Row[_Cut]], dim: int, causal: bool, seqlen_k: int) -> Row[_Cut]:
+    """The first row that takes the head dim, the mask and the keys of a sequence."""
     rows = (row for row in table if row.max_dim >= dim and row.causal == causal and row.max_keys >= seqlen_k)
-    return next(rows).tiles
+    return next(rows)
 
 
 _ANY = float("inf")
 _TWO = Tiles()
 _THREE = Tiles(warpgroups=3)
-_64_FULL = replace(_THREE, q_stages=1, pingpong=True, hold=True)
+_64_FULL = replace(_THREE, q_stages=1, pingpong=True, hold=True, max3=True)
+_128_FULL = replace(_TWO, q_stages=1, pingpong=True, max3=True)
+_TWO_MAX3 = replace(_TWO, max3=True)
+_EMULATED = replace(_TWO_MAX3, emulated=4)
 _WIDE = Tiles(block_k=64, q_stages=1)
 TABLE = (
-    # TFLOP/s in fp16 on an H100 SXM with Triton 3.6 (reports/h100-sxm/tuning/flash-v3.json, of 64
-    # flash-v3-64.json), cuDNN's in brackets; 96 and 192 are cut as what follows them
-    Row(64, False, _ANY, _64_FULL),  # at 512 368 (363), at 8192 474 (475)
-    Row(64, True, 1024, _TWO),  # at 512 235 (262), at 1024 320 (332)
-    Row(64, True, _ANY, _THREE),  # at 2048 375 (361), at 8192 451 (434)
-    Row(128, False, _ANY, replace(_TWO, q_stages=1, pingpong=True)),  # at 512 471 (486), at 16384 596 (594)
-    Row(128, True, _ANY, _TWO),  # at 512 302 (295), at 16384 588 (541)
+    # TFLOP/s in fp16 on an H100 SXM with Triton 3.6 (reports/h100-sxm/tuning: flash-v3-exps-64.json and
+    # flash-v3-exps-128.json, of 256 flash-v3.json), of cuDNN or FlashAttention-4's scaled figure, the faster,
+    # in brackets; 96 and 192 are cut as what follows them
+    Row(64, False, _ANY, _64_FULL),  # at 512 359 (358), at 8192 502 (516), at 16384 494 (535)
+    Row(64, True, 1024, _TWO_MAX3, _EMULATED),  # at 512 241 (255), bf16 236; at 1024 327 (337), 312
+    Row(64, True, 4096, _THREE, _EMULATED),  # at 2048 384 (369), bf16 374; at 4096 416 (426), 406
+    Row(64, True, 8192, _THREE),  # 449 (452), max3 432
+    Row(64, True, _ANY, replace(_THREE, max3=True)),  # at 16384 455 (457), without 449
+    Row(128, False, _ANY, _128_FULL),  # at 512 464 (495), without 449; at 16384 620 (650), 612
+    Row(128, True, 1024, _TWO),  # at 512 312 (327), max3 279; at 1024 426 (364)
+    Row(128, True, _ANY, _TWO_MAX3),  # at 2048 505 (443), without 495; at 16384 599 (565), 588
     *(Row(256, causal, _ANY, _WIDE) for causal in (False, True)),  # at 16384 704 (621), causal 699 (526)
 )
 
@@ -113,19 +129,21 @@ def pieces(dim: int, of_v: bool = False) -> tuple[int, int]:
 
 
 @cache
-def choose(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> Tiles:
-    """The configuration for the head dims (at most 256), the mask and the keys of a sequence.
+def choose(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int, *, fp16: bool) -> Tiles:
+    """The configuration for the head dims (at most 256), the mask, the keys of a sequence, and fp16 or bf16.
 
     Two pieces of O that are alike share a buffer: nothing else fits beside Q and K of 256.
     """
-    tiles = _first(TABLE, max(head_dim, head_dim_v), causal, seqlen_k)
+    row = _first(TABLE, max(head_dim, head_dim_v), causal, seqlen_k)
+    tiles = row.fp16 if fp16 and row.fp16 else row.tiles
     first, second = pieces(head_dim_v, of_v=True)
     return replace(tiles, o_shared=first == second)
 
 
-def described(tiles: Tiles) -> dict[str, int]:
-    """The configuration as a row says it."""
+def described(tiles: Tiles) -> dict[str, int | str]:
+    """The configuration as a row says it; fwd_cut: its name, which tells what the numbers do not."""
     return {
+        "fwd_cut": tiles.name,
         "fwd_block_q": tiles.block_q, "fwd_block_k": tiles.block_k, "fwd_num_warps": tiles.num_warps,
         "fwd_num_stages": tiles.stages, "fwd_q_stages": tiles.q_stages,
     }  # fmt: skip
@@ -175,17 +193,18 @@ FP8_TABLE = (
     Row(64, False, _ANY, _256_KEYS),  # at 4096 465 (453), at 16384 487 (474)
     Row(64, True, 2048, _ONE_Q),  # at 1024 318 (316), at 2048 377 (364)
     Row(64, True, _ANY, _256_KEYS),  # at 4096 424 (412), at 16384 486 (441)
-    Row(128, False, 1024, Tiles()),  # 660 (644)
-    Row(128, False, _ANY, _ONE_Q),  # at 2048 712 (683), at 16384 765 (751)
-    Row(128, True, 2048, Tiles()),  # at 1024 529 (520), at 2048 628 (616)
-    Row(128, True, _ANY, _ONE_Q),  # at 4096 697 (685), at 16384 762 (757)
+    # of 128 flash-v3-exps-fp8.json, of the next best without emulated ones in brackets
+    Row(128, False, 1024, replace(_ONE_Q, max3=True, emulated=2)),  # 695 (669)
+    Row(128, False, _ANY, replace(_ONE_Q, max3=True, emulated=3)),  # at 2048 722 (699), at 16384 774 (738)
+    Row(128, True, 2048, _EMULATED),  # at 1024 557 (535)
+    Row(128, True, _ANY, replace(_ONE_Q, max3=True, emulated=4)),  # at 4096 735 (701), at 16384 796 (715)
 )
 
 
 @cache
 def choose_fp8(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> Tiles:
     """The configuration of the forward in 8-bit floats, for head dims up to 128."""
-    return _first(FP8_TABLE, max(head_dim, head_dim_v), causal, seqlen_k)
+    return _first(FP8_TABLE, max(head_dim, head_dim_v), causal, seqlen_k).tiles
 
 
 def why_not_fp8(head_dim: int, head_dim_v: int) -> str | None:
@@ -282,4 +301,4 @@ BACKWARD_TABLE = (
 @cache
 def choose_backward(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> BackwardTiles:
     """The backward's configuration for head dims up to 128."""
-    return _first(BACKWARD_TABLE, max(head_dim, head_dim_v), causal, seqlen_k)
+    return _first(BACKWARD_TABLE, max(head_dim, head_dim_v), causal, seqlen_k).tiles

@@ -301,6 +301,44 @@ def _taken_apart(words: Tensor, e5m2: bool) -> Tensor:
     return own.view(torch.float8_e5m2 if e5m2 else torch.float8_e4m3fn)
 
 
+def _power(x: Tensor, cubic: bool) -> Tensor:
+    """2**x in fp16 numbers as the multiply-add units compute it (``_hopper_exp2``), but for its roundings."""
+    from flashbench.kernels import _hopper_exp2 as fast
+
+    fixed = ((x.double() + 15) / 32).nan_to_num(0).clamp(0, 1).mul(2**15).round() / 2**10
+    m, whole = fixed % 1 + 1, fixed.floor()
+    factors = fast.CUBIC if cubic else fast.QUADRATIC
+    q = sum(c * m**n for n, c in enumerate(factors))
+    if cubic:
+        found = torch.where(whole == 0, 0.0, q * torch.exp2(whole - 15))
+    else:
+        found = q * torch.where(whole == 0, (m - 1) * 2.0**-14, m * torch.exp2(whole - 15))
+    return found.half().float()
+
+
+def _half_parts(s: Tensor, base: Tensor, unit: float, columns: int, share: int) -> tuple[Tensor, ...]:
+    from flashbench.kernels import _hopper_exp2 as fast
+
+    x = s * unit + base[:, None]
+    register = 2 * (torch.arange(columns) // 8) + (torch.arange(64)[:, None] % 16 >= 8)
+    emulated = torch.tensor([n in fast._spread(share) for n in range(8)])[register % 8]
+    p = torch.where(emulated, _power(x, True), torch.exp2(x))
+    sums = p.reshape(64, columns // 8, 4, 2).sum((1, 3)).as_subclass(Typed)
+    return p.half(), p, sums
+
+
+def _eight_words(
+    s: Tensor, base: Tensor, factor: float, columns: int, share: int, e5m2: bool
+) -> tuple[Tensor, Tensor]:
+    from flashbench.kernels import _hopper_fp8_kernels
+
+    x = s * factor + base[:, None]
+    emulated = torch.arange(columns) % 16 >= 8 if share else torch.zeros(columns, dtype=torch.bool)
+    p = torch.where(emulated, _power(x, False), torch.exp2(x))
+    sums = p.reshape(64, columns // 8, 4, 2).sum((1, 3)).as_subclass(Typed)
+    return _hopper_fp8_kernels.packed(p, e5m2, columns), sums
+
+
 def _module(name: str, **names: Any) -> None:
     module = types.ModuleType(name)
     module.__dict__.update(names, __path__=[])
@@ -356,7 +394,7 @@ def install(module: str) -> Any:
     _module("triton._C.libtriton", ir=None)
     _module("triton.runtime")
     _module("triton.runtime.jit", constexpr_function=_itself)
-    from flashbench.kernels import _hopper_asm, _hopper_backward_tiles, _hopper_tiles
+    from flashbench.kernels import _hopper_asm, _hopper_backward_tiles, _hopper_exp2, _hopper_tiles
 
     _hopper_asm.mask, _hopper_asm.mask_before = _mask, _mask_before
     _hopper_asm.log2, _hopper_asm.inverse, _hopper_asm.hold = torch.log2, torch.reciprocal, _itself
@@ -369,6 +407,9 @@ def install(module: str) -> Any:
     _hopper_asm.normalise = lambda acc, factor, columns: torch.where(
         factor[:, None] != 0, acc * factor[:, None], 0.0
     )
+    _hopper_exp2.row_max = lambda s, columns: s.amax(1)
+    _hopper_exp2.half_parts, _hopper_exp2.eight_words = _half_parts, _eight_words
+    _hopper_exp2.joined = lambda first, second, columns, share, layout: first
     partial_sums = _hopper_tiles.partial_sums
     _hopper_tiles.partial_sums = lambda p, columns: partial_sums(p, columns).as_subclass(Typed)
     return importlib.import_module(f"flashbench.kernels.{module}")

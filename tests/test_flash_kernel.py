@@ -392,7 +392,7 @@ h100 = Target(device="cuda", capability=(9, 0), smem_per_block_bytes=232448)
 print(flash.why_unsupported(p, "fwd+bwd", h100), *sorted(flash.describe(p, "fwd", h100)))
 print("torch" in sys.modules)
 """
-    names = "fwd_block_k fwd_block_q fwd_num_stages fwd_num_warps fwd_q_stages kernels"
+    names = "fwd_block_k fwd_block_q fwd_cut fwd_num_stages fwd_num_warps fwd_q_stages kernels"
     assert _in_new_process(code) == f"None {names}\nFalse"
 
 

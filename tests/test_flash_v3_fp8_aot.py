@@ -23,7 +23,9 @@ SPILLS_ALLOWED = {
     (3, 7): {
         (64, False, "2w.n256.s2.q2"): 100,
         (64, True, "2w.n256.s2.q2"): 120,
-        (128, True, "2w.n128.s4.q1"): 35,
+        (128, False, "2w.n128.s4.q1.max3.e2"): 11,
+        (128, False, "2w.n128.s4.q1.max3.e3"): 11,
+        (128, True, "2w.n128.s4.q1.max3.e4"): 15,
     },
 }
 """Instructions that spill, by first version of Triton and (head dim, causal, tiles); else none.
@@ -85,9 +87,12 @@ def holds(done: _compile.Compiled) -> None:
     cast = "E5M2" if p.dtype == "fp8-e5m2" else "E4M3"
     assert len(re.findall(rf"QGMMA\S*\.F32\.{cast}\.{cast}", done.sass)) >= 4
     assert "HGMMA" not in done.sass
-    assert "PRMT" not in done.sass, "no byte of P is moved"
+    pairs = 2 * tiles.warpgroups * hopper_configs.ROWS * tiles.block_k // 256 * tiles.emulated // 8
+    moved = done.sass.count("PRMT") - pairs
+    assert moved <= (1 if tiles.emulated else 0), "no byte of P is moved but into an emulated pair"
+    assert ("VIMNMX3" in done.sass) == tiles.max3
     assert len(re.findall(r"F2FP\.SATFINITE", done.sass)) == 2 * tiles.block_k // 4 * tiles.warpgroups
-    expected = hopper_configs.ROWS * tiles.block_k // 128
+    expected = hopper_configs.ROWS * tiles.block_k // 128 * (8 - tiles.emulated) // 8
     assert all(count >= expected for count in exponentials_in_flight(done.sass)), "while P V is in flight"
     assert len(exponentials_in_flight(done.sass)) == tiles.warpgroups
 

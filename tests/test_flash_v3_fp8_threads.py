@@ -17,6 +17,7 @@ CASES = {
     "grouped": ("block_k=256, stages=3", (4, 2, 640, 769, 64, 64), "e4m3fn", "block"),
     "ragged": ("block_k=64, q_stages=1", (2, 1, 300, 433, 96, 48), "e5m2", "head"),
     "rows without keys": ("", (2, 2, 513, 300, 128, 128), "e4m3fn", "block"),
+    "emulated": ("max3=True, emulated=4", (2, 1, 333, 300, 128, 128), "e4m3fn", "block"),
 }
 OTHERS = [("grouped", True), ("ragged", True), ("ragged", False)]
 
@@ -38,6 +39,7 @@ def child(code: str) -> str:
     ("case", "causal"),
     [
         ("rows without keys", True),
+        ("emulated", False),
         *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS),
     ],
 )
@@ -48,9 +50,11 @@ def test_no_barrier_is_waited_for_in_vain_and_outputs_are_of_the_written_arithme
     asked = f"{shape}, {causal}, dict({tiles}), {cast!r}, {share!r}"
     printed = child(f"import {Path(__file__).stem} as m; m.run({asked})")
     largest, mean, of_lse = map(float, printed.split())
-    assert mean < 1e-5  # a score's last bit may round a probability to the other side
+    emulated = case == "emulated"  # half of P is up to 0.5 % off before it is rounded to steps of 6 to 12 %
+    # a score's last bit may round a probability to the other side
+    assert mean < (3e-3 if emulated else 1e-5)
     assert largest < 0.05
-    assert of_lse < 1e-5
+    assert of_lse < (6e-3 if emulated else 1e-5)  # of a row that is all one key's
 
 
 def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str, share: str) -> None:
@@ -91,7 +95,7 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str
         *(model.Pointer(x.scales.view(-1)) for x in rounded), model.Pointer(lse.view(-1)),
         model.Pointer([entry for row in table for entry in row]), walk.tiles, heads, heads // kv_heads,
         seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d, e,
-        tiles.stages, tiles.q_stages, causal, *tiles.registers,
+        tiles.stages, tiles.q_stages, causal, tiles.max3, tiles.emulated, *tiles.registers,
     )  # fmt: skip
     want, want_lse = _fp8.attention(*rounded, causal=causal, scale=scale, lag=kernels.LAZY)
     assert torch.equal(lse.isinf(), want_lse.isinf())

@@ -5,12 +5,13 @@ Every group runs in a process of its own, watched: a kernel whose mbarriers do n
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import processes
@@ -36,13 +37,19 @@ DIMS = [
 ]  # fmt: skip
 
 
-def tiles_for(dim: int, dim_v: int) -> Iterator[object]:
-    """Every configuration of the table that the head dims may get."""
+LIMITS = {torch.float16: 6e-4, torch.bfloat16: 5e-3}
+
+
+def forms(dim: int, dim_v: int) -> dict[tuple[object, torch.dtype], float]:
+    """Every configuration of the table that the head dims may get, and dtype, with its bound."""
     from flashbench import hopper_configs
 
-    for keys in (512, 4096, 16384):
-        for causal in (False, True):
-            yield hopper_configs.choose(dim, dim_v, causal, keys)
+    return {
+        (hopper_configs.choose(dim, dim_v, causal, keys, fp16=dtype == torch.float16), dtype): limit
+        for keys, causal, (dtype, limit) in itertools.product(
+            (512, 4096, 8192, 16384), (False, True), LIMITS.items()
+        )
+    }
 
 
 def inputs(shape, dims: tuple[int, int], dtype: torch.dtype, turned: bool):
@@ -69,28 +76,29 @@ def shapes(dim: int, dim_v: int) -> None:
     """Every shape, dtype, mask and configuration into outputs that are NaN before."""
     from flashbench.kernels import _flash_v3 as flash
 
-    for tiles in dict.fromkeys(tiles_for(dim, dim_v)):
+    for (tiles, dtype), limit in forms(dim, dim_v).items():
         for n, shape in enumerate(SHAPES):
-            for dtype, limit in ((torch.float16, 6e-4), (torch.bfloat16, 5e-3)):
-                for causal in (False, True):
-                    q, k, v = inputs(shape, (dim, dim_v), dtype, turned=n % 2 == 1)
-                    options = {"causal": causal, "scale": dim**-0.5, "tiles": tiles}
-                    o, lse, launch = flash.forward_launch(q, k, v, **options)
-                    for x in (o, lse):
-                        x.fill_(math.nan)
-                    launch.run()
-                    is_right(o, lse, exact(q, k, v, causal), limit, (tiles, shape, dtype, causal))
-            print(tiles, shape, flush=True)
+            for causal in (False, True):
+                q, k, v = inputs(shape, (dim, dim_v), dtype, turned=n % 2 == 1)
+                options = {"causal": causal, "scale": dim**-0.5, "tiles": tiles}
+                o, lse, launch = flash.forward_launch(q, k, v, **options)
+                for x in (o, lse):
+                    x.fill_(math.nan)
+                launch.run()
+                is_right(o, lse, exact(q, k, v, causal), limit, (tiles, shape, dtype, causal))
+            print(tiles, shape, dtype, flush=True)
 
 
 def repeats(dim: int, dim_v: int) -> None:
     """The same bits a thousand times, on large scores that grow along the keys and have outliers."""
     from flashbench.kernels import _flash_v3 as flash
 
-    for tiles in dict.fromkeys(tiles_for(dim, dim_v)):
+    for tiles, dtype in forms(dim, dim_v):
+        if dtype == torch.float16 and not tiles.emulated:  # bf16 has those, too
+            continue
         for causal in (False, True):
-            q, k, v = inputs((2, 16, 4, 1200, 1200), (dim, dim_v), torch.bfloat16, turned=False)
-            k *= torch.linspace(0.1, 8, 1200, device="cuda", dtype=torch.bfloat16)[:, None]
+            q, k, v = inputs((2, 16, 4, 1200, 1200), (dim, dim_v), dtype, turned=False)
+            k *= torch.linspace(0.1, 8, 1200, device="cuda", dtype=dtype)[:, None]
             q[:, :, ::7] *= 10
             options = {"causal": causal, "scale": dim**-0.5, "tiles": tiles}
             first = flash.forward(q, k, v, **options)
@@ -99,6 +107,51 @@ def repeats(dim: int, dim_v: int) -> None:
                 again = flash.forward(q, k, v, **options)
                 assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True)), (tiles, causal)
             print(tiles, causal, flush=True)
+
+
+def poison(dim: int, dim_v: int) -> None:
+    """NaN in q, k and v, and infinity in q, a head each, reach rows that see them; of q and k no others."""
+    from flashbench.kernels import _flash_v3 as flash
+
+    for tiles, dtype in forms(dim, dim_v):
+        q, k, v = inputs((1, 4, 4, 500, 700), (dim, dim_v), dtype, turned=False)
+        q[0, 0, 70], q[0, 3, 133, 5] = math.nan, math.inf
+        k[0, 1, 300, 9] = v[0, 2, 650, 7] = math.nan
+        options = {"causal": True, "scale": dim**-0.5, "tiles": tiles}
+        o, lse = flash.forward(q, k, v, **options)
+        want = torch.zeros(4, 500, dtype=torch.bool, device="cuda")
+        want[0, 70] = want[3, 133] = want[1, 300 - 200 :] = True
+        assert torch.equal(o[0].isnan().all(-1), want), (tiles, dtype)
+        assert torch.equal(lse[0].isnan(), want), (tiles, dtype)
+        assert not o[0, (0, 3)].isnan().any(-1)[~want[(0, 3),]].any(), (tiles, dtype)
+        assert o[0, 2, 650 - 200 :, 7].isnan().all(), (tiles, dtype)
+        assert not o[0, 2, :, :7].isnan().any(), (tiles, dtype)
+
+
+def again() -> None:
+    """Launches that are kept are those of other addresses, other scales and other streams; and of a hook."""
+    from triton import knobs
+
+    from flashbench.kernels import _flash_v3 as flash
+
+    sets = [inputs((1, 2, 2, 200, 200), (64, 64), torch.float16, turned=False) for _ in range(100)]
+    want = {(n, scale): flash.forward(*one, causal=False, scale=scale)
+            for n, one in enumerate(sets) for scale in (0.125, 0.5)}  # fmt: skip
+    (own,) = [x for x in gc.get_objects() if type(x).__name__ == "Again"]
+    assert len(own._kept) == 64, "the latest"
+    stream = torch.cuda.Stream()
+    for _ in range(3):
+        for (n, scale), (o, lse) in reversed(want.items()):
+            with torch.cuda.stream(stream if n % 2 else torch.cuda.current_stream()):
+                torch.cuda.synchronize()
+                found = flash.forward(*sets[n], causal=False, scale=scale)
+                torch.cuda.synchronize()
+            assert torch.equal(found[0], o)
+            assert torch.equal(found[1], lse)
+    told = []
+    knobs.runtime.launch_enter_hook.add(told.append)
+    flash.forward(*sets[0], causal=False, scale=0.125)
+    assert len(told) == 1
 
 
 def strides() -> None:
@@ -205,7 +258,8 @@ def host_us(call: Callable[[int], object]) -> float:
 
 GROUPS = [
     *(f"{kind} {dim} {dim_v}" for kind in ("shapes", "repeats") for dim, dim_v in DIMS),
-    *(f"gradients {case}" for case in range(len(GRADIENTS))), "strides", "graph_and_host",
+    *(f"poison {dim} {dim}" for dim in (64, 96, 128, 256)),
+    *(f"gradients {case}" for case in range(len(GRADIENTS))), "strides", "again", "graph_and_host",
 ]  # fmt: skip
 
 

@@ -21,8 +21,10 @@ CASES = {
     "96": ("", (2, 2, 513, 300, 96, 96)),
     "two in turns": ("pingpong=True", (2, 2, 413, 401, 128, 128)),
     "three in turns": ("warpgroups=3, q_stages=1, pingpong=True, hold=True", (2, 1, 500, 565, 64, 64)),
+    "three at once": ("warpgroups=3, max3=True", (2, 1, 333, 400, 64, 64)),
+    "emulated": ("max3=True, emulated=4", (2, 1, 333, 400, 64, 64)),
 }
-FAST = {("three in turns", True), ("wide", True)}
+FAST = {("three in turns", True), ("wide", True), ("emulated", True)}
 
 
 def every() -> list[object]:
@@ -35,17 +37,77 @@ def every() -> list[object]:
 def test_no_barrier_is_waited_for_in_vain_and_outputs_are_those_of_fp64(case: str, causal: bool) -> None:
     """In a process of its own: it has a model in Triton's place."""
     tiles, shape = CASES[case]
+    said = child(f"m.run({shape}, {causal}, dict({tiles}))")
+    assert [float(error) < 2e-3 for error in said.split()] == [True] * 2, said
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        "max3=True, emulated=4",
+        pytest.param("warpgroups=3, max3=True", marks=pytest.mark.slow),
+        pytest.param("", marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_not_finite_reaches_the_rows_that_see_it_and_of_q_and_k_no_others(tiles: str) -> None:
+    child(f"m.poisoned(dict({tiles}))")
+
+
+def child(call: str) -> str:
+    """What it prints in a process that has a model in Triton's place."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
-    command = f"import {Path(__file__).stem} as m; m.run({shape}, {causal}, dict({tiles}))"
     done = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=False, env=environment
-    )
+        [sys.executable, "-c", f"import {Path(__file__).stem} as m; {call}"],
+        capture_output=True, text=True, check=False, env=environment,
+    )  # fmt: skip
     assert not done.returncode, done.stderr
-    assert [float(error) < 2e-3 for error in done.stdout.split()] == [True] * 2, done.stdout
+    return done.stdout
 
 
 def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int]) -> None:
     """Print the largest errors of o and lse."""
+    import torch
+
+    q, k, v = inputs(shape)
+    o, lse = outputs(q, k, v, causal, changes)
+    want, want_lse = exact(q, k, v, causal)
+    assert torch.equal(lse.isinf(), want_lse.isinf())
+    print((o.double() - want).abs().max().item(), (lse.double() - want_lse).nan_to_num().abs().max().item())
+
+
+def poisoned(changes: dict[str, int]) -> None:
+    """Hold o and lse to what follows from NaN in k and v, and from NaN and inf in q, a head each."""
+    import torch
+
+    q, k, v = inputs((3, 3, 200, 333, 64, 64))
+    q[0, 0, 70], q[0, 0, 133, 5] = math.nan, math.inf
+    k[1, 1, 300, 9] = v[1, 2, 290, 7] = math.nan
+    o, lse = outputs(q, k, v, True, changes)
+    nan, of_k, of_v = o.isnan().all(-1), 300 - 133, 290 - 133  # the first rows that see those keys
+    want = torch.zeros(2, 3, 200, dtype=torch.bool)
+    want[0, 0, [70, 133]] = want[1, 1, of_k:] = True
+    assert torch.equal(nan, want)
+    assert torch.equal(lse.isnan(), want)
+    nan = o[1, 2].isnan()
+    assert nan[of_v:, 7].all()
+    assert not nan[:, :7].any()
+    assert not o[0].isnan().any(-1)[~want[0]].any()
+
+
+def inputs(shape: tuple[int, ...]):
+    """q, k and v in fp16 of two sequences."""
+    import torch
+
+    heads, kv_heads, seqlen_q, seqlen_k, dim, dim_v = shape
+    torch.manual_seed(0)
+    return tuple(
+        torch.randn(2, *sizes).half()
+        for sizes in ((heads, seqlen_q, dim), (kv_heads, seqlen_k, dim), (kv_heads, seqlen_k, dim_v))
+    )
+
+
+def outputs(q, k, v, causal: bool, changes: dict[str, int]):
+    """(o, lse) of the kernel."""
     import hopper_threads as model
     import torch
 
@@ -54,14 +116,9 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int]) -> None:
     from flashbench.hopper_configs import ROWS, Tiles
     from flashbench.kernels import _hopper_schedule as schedule
 
-    tiles = Tiles(**changes)
-    heads, kv_heads, seqlen_q, seqlen_k, dim, dim_v = shape
-    group, scale, half = heads // kv_heads, dim**-0.5, torch.float16
-    torch.manual_seed(0)
-    q, k, v = (
-        torch.randn(2, *sizes).to(half)
-        for sizes in ((heads, seqlen_q, dim), (kv_heads, seqlen_k, dim), (kv_heads, seqlen_k, dim_v))
-    )
+    tiles, half = Tiles(**changes), torch.float16
+    (_, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, dim_v) = q.shape, v.shape
+    group = heads // kv_heads
     o, lse = (
         torch.full((2, heads, seqlen_q, dim_v), math.nan, dtype=half),
         torch.full((2, heads, seqlen_q), math.nan),
@@ -82,22 +139,20 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int]) -> None:
     model.launch(
         kernels.forward, len(table[0]), *boxes, model.Pointer(lse.view(-1)),
         model.Pointer([entry for row in packed for entry in row]), heads, group,
-        seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d0, d1, e0, e1,
+        seqlen_q, seqlen_k, dim**-0.5 * math.log2(math.e), tiles.block_q, tiles.block_k, d0, d1, e0, e1,
         tiles.stages, tiles.q_stages,
-        tiles.o_shared, causal, tiles.pingpong, tiles.hold, *tiles.registers,
+        tiles.o_shared, causal, tiles.pingpong, tiles.hold, tiles.max3, tiles.emulated, *tiles.registers,
     )  # fmt: skip
-    want, want_lse = exact(q, k, v, scale, causal)
-    assert torch.equal(lse.isinf(), want_lse.isinf())
-    print((o.double() - want).abs().max().item(), (lse.double() - want_lse).nan_to_num().abs().max().item())
+    return o, lse
 
 
-def exact(q, k, v, scale: float, causal: bool):
+def exact(q, k, v, causal: bool):
     """(o, lse) in fp64."""
     import torch
 
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
-    s = q.double() @ k.mT * scale
+    s = q.double() @ k.mT * q.shape[-1] ** -0.5
     if causal:
         last = torch.arange(q.shape[2])[:, None] + k.shape[2] - q.shape[2]
         s = s.masked_fill(torch.arange(k.shape[2]) > last, -math.inf)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -18,11 +18,14 @@ from flashbench.hopper_configs import BackwardTiles, Tiles
 TUNING = Path(__file__).resolve().parent.parent / "reports" / "h100-sxm" / "tuning"
 Cut = Tiles | BackwardTiles
 CHOICES: dict[str, tuple[Cut, Callable[[int, int, bool, int], Cut], dict[str, set[int]]]] = {
-    "flash-v3": (Tiles(), hopper_configs.choose, {"flash-v3": {128, 256}, "flash-v3-64": {64}}),
+    "flash-v3": (
+        Tiles(), partial(hopper_configs.choose, fp16=True),
+        {"flash-v3": {256}, "flash-v3-exps-64": {64}, "flash-v3-exps-128": {128}},
+    ),
     "flash-v3-backward": (
         BackwardTiles(64), hopper_configs.choose_backward, {"flash-v3-backward": {64, 128}},
     ),
-    "flash-v3-fp8": (Tiles(), hopper_configs.choose_fp8, {"flash-v3-fp8": {64, 128}}),
+    "flash-v3-fp8": (Tiles(), hopper_configs.choose_fp8, {"flash-v3-fp8": {64}, "flash-v3-exps-fp8": {128}}),
 }  # fmt: skip
 """One that the table could have, what chooses from it, and the files with the head dims they are for."""
 
@@ -71,10 +74,29 @@ def test_the_table_has_what_was_measured_to_be_fastest_within_2_percent(
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_no_form_of_the_forward_that_was_dropped_was_faster_over_all_lengths(dim: int, causal: bool) -> None:
     of = {cell[2]: speed for cell, (speed, _) in cells("flash-v3").items() if cell[:2] == (dim, causal)}
-    assert len(of) == (4 if dim == 64 else 6)
+    assert len(of) == 6
     mean = {form: geometric_mean(speed[form] for speed in of.values()) for form in next(iter(of.values()))}
-    chosen = [of[seqlen][hopper_configs.choose(dim, dim, causal, seqlen).name] for seqlen in of]
+    chosen = [of[seqlen][hopper_configs.choose(dim, dim, causal, seqlen, fp16=True).name] for seqlen in of]
     assert geometric_mean(chosen) >= 0.98 * max(mean.values()), mean
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_bf16_has_the_fastest_form_without_emulated_exponentials_within_2_percent(
+    dim: int, causal: bool
+) -> None:
+    for (d, mask, seqlen), (speed, kept) in cells("flash-v3").items():
+        if (d, mask) == (dim, causal):
+            plain = {form: speed[form] for form in kept & set(speed) if ".e" not in form}
+            chosen = hopper_configs.choose(dim, dim, causal, seqlen, fp16=False)
+            assert not chosen.emulated
+            assert plain[chosen.name] >= 0.98 * max(plain.values()), (seqlen, plain)
+
+
+def test_exponentials_are_emulated_beside_maxima_that_carry_nan_alone() -> None:
+    rows = [cut for row in hopper_configs.TABLE for cut in (row.tiles, row.fp16) if cut]
+    for cut in (*rows, *(row.tiles for row in hopper_configs.FP8_TABLE)):
+        assert cut.max3 or not cut.emulated
 
 
 def test_the_one_form_for_wide_heads_was_the_fastest_within_2_percent_over_all_cells() -> None:

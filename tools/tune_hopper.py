@@ -235,7 +235,7 @@ def time_cells(asked: str) -> None:
     for dim, causal, seqlen in cells:
         variants = [tiles for *of, tiles in good if of == [dim, causal]]
         if table:
-            variants = [hopper_configs.choose(dim, dim, causal, seqlen)]
+            variants = [hopper_configs.choose(dim, dim, causal, seqlen, fp16=True)]
         print(json.dumps(cell(dim, causal, seqlen, variants)), flush=True)
 
 
@@ -263,7 +263,9 @@ def summary(rows: list[dict]) -> None:
     print("best of each cell:", geomean(best))
     table = []
     for row in rows:
-        chosen = hopper_configs.choose(row["head_dim"], row["head_dim"], row["causal"], row["seqlen"])
+        chosen = hopper_configs.choose(
+            row["head_dim"], row["head_dim"], row["causal"], row["seqlen"], fp16=True
+        )
         if chosen.name in row["tflops"]:
             table.append(over(row, chosen.name))
     print("the table's choice:", geomean(table), flush=True)
@@ -304,7 +306,9 @@ def main() -> None:
 
 
 def chosen(dim: int, causal: bool) -> list[Tiles]:
-    return list(dict.fromkeys(hopper_configs.choose(dim, dim, causal, seqlen) for seqlen in LENGTHS))
+    return list(
+        dict.fromkeys(hopper_configs.choose(dim, dim, causal, seqlen, fp16=True) for seqlen in LENGTHS)
+    )
 
 
 def document(good: list[tuple[int, bool, Tiles]], rows: list[dict]) -> dict[str, object]:

@@ -164,7 +164,7 @@ def shipped_tiles(problem: Problem, kernel: str, device: Device | None) -> Tiles
     """The tile that the kernel ships with; None of a kernel that the problem is computed without."""
     p = problem
     if kernel == "fwd":
-        tiles = hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+        tiles = hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k, fp16=p.dtype == "fp16")
         return Tiles(tiles.block_q, tiles.block_k)
     portable = hopper_configs.why_portable(p.head_dim, p.head_dim_v) is not None
     wide = hopper_configs.wide(p.head_dim, p.head_dim_v)

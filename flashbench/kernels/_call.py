@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -204,15 +204,23 @@ NOTHING = Extra()
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError unless the shapes are those of one attention problem with head dims that run."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if not q.ndim == k.ndim == v.ndim == 4:
-        raise ValueError(f"q, k and v have 4 dimensions (batch, heads, seqlen, head_dim); got {shapes}")
-    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"batch, K/V heads, seqlen_k or head_dim differ: {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"num_heads {q.shape[1]} is not divisible by num_kv_heads {k.shape[1]}")
-    if not 1 <= min(q.shape[3], v.shape[3]) <= max(q.shape[3], v.shape[3]) <= MAX_HEAD_DIM:
-        raise ValueError(f"head dims must be 1 to {MAX_HEAD_DIM}: {shapes}")
+    if misfit := _misfit(q.shape, k.shape, v.shape):
+        raise ValueError(misfit)
+
+
+@lru_cache(maxsize=256)
+def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str | None:
+    """What is wrong with the shapes, one sentence, or None."""
+    shapes = f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
+    if not len(q) == len(k) == len(v) == 4:
+        return f"q, k and v have 4 dimensions (batch, heads, seqlen, head_dim); got {shapes}"
+    if q[0] != k[0] or k[:3] != v[:3] or q[3] != k[3]:
+        return f"batch, K/V heads, seqlen_k or head_dim differ: {shapes}"
+    if k[1] == 0 or q[1] % k[1]:
+        return f"num_heads {q[1]} is not divisible by num_kv_heads {k[1]}"
+    if not 1 <= min(q[3], v[3]) <= max(q[3], v[3]) <= MAX_HEAD_DIM:
+        return f"head dims must be 1 to {MAX_HEAD_DIM}: {shapes}"
+    return None
 
 
 def check_scale(scale: float) -> None:
@@ -279,7 +287,12 @@ def like(q: Tensor, columns: int) -> Tensor:
 
 def on(device: torch.device) -> Any:
     """Triton launches on the current device; make it the tensors'."""
-    return torch.cuda.device(device if device.type == "cuda" else -1)
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(device)
+
+
+_HERE = nullcontext()
 
 
 @dataclass(frozen=True)

@@ -121,9 +121,9 @@ def forward(
         o = q.new_zeros(*q.shape[:3], v.shape[3])
         return o, q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
     q, k, v = loadable(q), loadable(k), loadable(v)
-    o, lse, launch = forward_launch(q, k, v, causal=causal, scale=scale, tiles=tiles)
+    o, lse, own = _outputs(q, k, v, causal, tiles)
     with on(q.device):
-        launch.run()
+        own.run((q, k, v, o, lse), scale)
     return o, lse
 
 
@@ -131,22 +131,29 @@ def forward_launch(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor, Launch]:
     """(o, lse, the launch that fills them) of tensors that TMA takes; o is ordered as q."""
+    o, lse, own = _outputs(q, k, v, causal, tiles)
+    return o, lse, own.launch((q, k, v, o, lse), scale)
+
+
+def _outputs(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, tiles: Tiles | None
+) -> tuple[Tensor, Tensor, Plan]:
+    """(o, lse, the plan), the outputs not yet filled."""
     columns = v.shape[3]
     o = like(q, columns + -columns % ALIGNMENT)
     o = o[..., :columns] if columns % ALIGNMENT else o
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    layout = starmap(Laid, ((x.shape, x.stride()) for x in (q, k, v, o)))
-    own = plan(tuple(layout), q.dtype, q.device, causal, tiles)
-    args = own.arguments(q, k, v, o, lse, scale)
-    return o, lse, PlannedLaunch("v3_fwd", kernels.forward, own.programs, args, own.made.options, own.made)
+    layout = tuple((x.shape, x.stride()) for x in (q, k, v, o))
+    return o, lse, plan(layout, q.dtype, q.device, causal, tiles)
 
 
 @lru_cache(maxsize=256)
 def plan(
-    laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool, tiles: Tiles | None
-) -> Plan:
-    """The plan for q, k, v and o laid out so."""
-    return Plan(laid, dtype, device, causal, tiles)
+    layout: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], dtype: torch.dtype, device: torch.device,
+    causal: bool, tiles: Tiles | None,
+) -> Plan:  # fmt: skip
+    """The plan for q, k, v and o laid out so: the shape and the strides of each."""
+    return Plan(tuple(starmap(Laid, layout)), dtype, device, causal, tiles)
 
 
 class Plan:
@@ -162,7 +169,9 @@ class Plan:
     ) -> None:  # fmt: skip
         q, k, v, o = laid
         (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, dim_v) = q.shape, v.shape
-        tiles = tiles or hopper_configs.choose(dim, dim_v, causal, seqlen_k)
+        if tiles and tiles.emulated and dtype != torch.float16:
+            raise ValueError(f"tiles {tiles.name} are for fp16: exponentials are emulated in its bits")
+        tiles = tiles or hopper_configs.choose(dim, dim_v, causal, seqlen_k, fp16=dtype == torch.float16)
         shape = schedule.Shape(
             heads=batch * heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
             block_m=tiles.block_q, block_n=tiles.block_k, causal=causal,
@@ -183,20 +192,35 @@ class Plan:
             "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D0": d0, "D1": d1, "E0": e0, "E1": e1,
             "STAGES": tiles.stages, "Q_STAGES": tiles.q_stages, "O_SHARED": tiles.o_shared,
             "CAUSAL": causal, "PINGPONG": tiles.pingpong, "HOLD": tiles.hold,
+            "MAX3": tiles.max3, "EMULATED": tiles.emulated,
             "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
         }  # fmt: skip
         self.made = Made(constants)
 
-    def arguments(
-        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float
-    ) -> tuple[Any, ...]:
-        """The kernel's arguments but for compile-time constants."""
+    def run(self, tensors: tuple[Tensor, ...], scale: float) -> None:
+        """Launch over q, k, v, o and lse; over those of a call before with little cost to the host."""
+        again = self.made.again
+        if again is None or not again.start(_place(tensors, scale)):
+            self.launch(tensors, scale).run()
+
+    def launch(self, tensors: tuple[Tensor, ...], scale: float) -> Launch:
+        """The launch over q, k, v, o and lse."""
+        q, k, v, o, lse = tensors
         boxes = bound(self.descriptors, (q, q, k, k, v, v, o, o))
-        return *boxes, lse, self.table, *self.numbers, scale * math.log2(math.e)
+        args = *boxes, lse, self.table, *self.numbers, scale * math.log2(math.e)
+        return PlannedLaunch(
+            "v3_fwd", kernels.forward, self.programs, args, self.made.options, self.made,
+            _place(tensors, scale),
+        )  # fmt: skip
+
+
+def _place(tensors: tuple[Tensor, ...], scale: float) -> tuple[float, ...]:
+    return *[x.data_ptr() for x in tensors], scale
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_shapes(q, k, v)
-    check_devices(q=q, k=k, v=v)
+    if not q.device == k.device == v.device:
+        check_devices(q=q, k=k, v=v)
     if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float16, torch.bfloat16):
         raise ValueError(f"q, k and v must be of one dtype, fp16 or bf16: {q.dtype}, {k.dtype}, {v.dtype}")

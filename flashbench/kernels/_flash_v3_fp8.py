@@ -146,7 +146,7 @@ class Plan:
         )
         constants = {
             "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D": d, "E": e, "STAGES": tiles.stages,
-            "Q_STAGES": tiles.q_stages, "CAUSAL": causal, "REGISTERS": tiles.registers[0],
-            "PRODUCER_REGISTERS": tiles.registers[1],
+            "Q_STAGES": tiles.q_stages, "CAUSAL": causal, "MAX3": tiles.max3, "EMULATED": tiles.emulated,
+            "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
         }  # fmt: skip
         self.made = Made(constants)

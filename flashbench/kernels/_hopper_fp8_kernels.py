@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flashbench.kernels import _hopper_asm as asm
+from flashbench.kernels import _hopper_exp2 as fast
 from flashbench.kernels import _hopper_kernels as half
 from flashbench.kernels import _hopper_tiles as one
 
@@ -50,6 +51,22 @@ def probabilities(s, top, factor):
     alpha = gl.where(new_top == top, 1.0, gl.exp2(top - new_top))
     base = gl.where(new_top == float("-inf"), 0.0, new_top) - SHIFT
     return gl.exp2(s * factor - base[:, None]), alpha, new_top
+
+
+@gluon.jit
+def words_of(s, top, factor, BLOCK_N: gl.constexpr, E5M2: gl.constexpr, EMULATED: gl.constexpr):
+    """(``packed``'s words, row sums per thread, alpha, the new base) of one tile of unscaled scores."""
+    highest = fast.row_max(s, BLOCK_N) * factor
+    new_top = gl.where(highest - top <= LAZY, top, highest)  # a NaN goes into the base
+    alpha = gl.where(new_top == top, 1.0, gl.exp2(top - new_top))
+    base = SHIFT - gl.where(new_top == float("-inf"), 0.0, new_top)
+    if EMULATED > 0:
+        words, sums = fast.eight_words(s, base, factor, BLOCK_N, EMULATED, E5M2)
+    else:
+        p = gl.exp2(s * factor + base[:, None])
+        sums = one.partial_sums(p, BLOCK_N)
+        words = packed(p, E5M2, BLOCK_N)
+    return words, sums, alpha, new_top
 
 
 @gluon.jit
@@ -87,6 +104,7 @@ def consume(
     O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    MAX3: gl.constexpr, EMULATED: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -116,10 +134,14 @@ def consume(
     if n >= clear:
         last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
         s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
-    p, alpha, top = probabilities(s, gl.full([ROWS], float("-inf"), gl.float32, ROW), factor)
-    total = one.partial_sums(p, BLOCK_N)
+    top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    if MAX3:
+        p, total, alpha, top = words_of(s, top, factor, BLOCK_N, E5M2, EMULATED)
+    else:
+        p, alpha, top = probabilities(s, top, factor)
+        total = one.partial_sums(p, BLOCK_N)
+        p = packed(p, E5M2, BLOCK_N)
     SUMS: gl.constexpr = total.type.layout
-    p = packed(p, E5M2, BLOCK_N)
     acc = gl.zeros([ROWS, E], gl.float32, LO)
     mbarrier.wait(VFULL.index(0), 0)
     before = 0  # stage of the tile whose P V is to be issued
@@ -157,11 +179,17 @@ def consume(
         if n >= clear:
             last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
             s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
-        next_p, alpha, top = probabilities(s, top, factor)
+        if MAX3:
+            next_p, sums, alpha, top = words_of(s, top, factor, BLOCK_N, E5M2, EMULATED)
+            sums = gl.convert_layout(sums, SUMS)
+        else:
+            next_p, alpha, top = probabilities(s, top, factor)
+            sums = one.partial_sums(next_p, BLOCK_N)
+            next_p = packed(next_p, E5M2, BLOCK_N)
         grown = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
-        total = total * grown + one.partial_sums(next_p, BLOCK_N)
+        total = total * grown + sums
         # ptxas would leave the exponentials, whose registers P V gives back, until after the wait for it
-        next_p = asm.known(packed(next_p, E5M2, BLOCK_N), BLOCK_N)
+        next_p = asm.known(next_p, BLOCK_N)
         mbarrier.wait(VFULL.index(stage), phase)
         product, p = warpgroup_mma_wait(0, [product, p])
         mbarrier.arrive(VEMPTY.index(before))
@@ -187,6 +215,7 @@ def forward(
     Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    MAX3: gl.constexpr, EMULATED: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE. Grid: as many programs as the table has columns.
@@ -209,10 +238,10 @@ def forward(
     gl.warp_specialize([
         (consume, (QS, KS, VS, OS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                   O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-                  0, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL)),
+                  0, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, MAX3, EMULATED)),
         (consume, (QS, KS, VS, OS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                   O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-                  1, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL)),
+                  1, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, MAX3, EMULATED)),
         (half.produce, (Q, Q, K, K, V, V, QS, QS, KS, KS, VS, VS,
                        QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                        TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,

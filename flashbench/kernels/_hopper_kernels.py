@@ -45,7 +45,7 @@ def consume(
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
-    HOLD: gl.constexpr,
+    HOLD: gl.constexpr, MAX3: gl.constexpr, EMULATED: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -84,11 +84,17 @@ def consume(
     if n == 0:
         mbarrier.arrive(QEMPTY.index(WG))
     s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
-    p, alpha, top = one.softmax(s, gl.full([ROWS], float("-inf"), gl.float32, ROW), unit)
-    total = one.partial_sums(p, BLOCK_N)
+    top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+    if MAX3:
+        p, rest, total, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
+        p = one.operand(p, rest, BLOCK_N, EMULATED, HALF, S)
+    else:
+        p, alpha, top = one.softmax(s, top, unit)
+        total = one.partial_sums(p, BLOCK_N)
     SUMS: gl.constexpr = total.type.layout
     ROW_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
-    p = p.to(HALF)
+    if not MAX3:
+        p = p.to(HALF)
     acc0 = gl.zeros([ROWS, E0], gl.float32, LO0)
     acc1 = gl.zeros([ROWS, E1 if E1 > 0 else 16], gl.float32, LO1)
     mbarrier.wait(VFULL.index(before), (j // STAGES) & 1)
@@ -101,7 +107,8 @@ def consume(
         old_entry = entry
         factor = top
         if new:  # the scores that are issued next are the first of another tile of queries
-            factor = one.finish(total, top, LSE, entry, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
+            factor = one.finish(total, one.log_base(top, unit, EMULATED), LSE, entry, heads, seqlen_q, 1.0,
+                                WG, BLOCK_M, ROW)  # fmt: skip
             total = gl.zeros([ROWS, 4], gl.float32, SUMS)
             top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
             entry = next_entry
@@ -128,12 +135,17 @@ def consume(
         if n == 0:
             mbarrier.arrive(QEMPTY.index(slot))
         s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
-        next_p, alpha, top = one.softmax(s, top, unit)
-        total *= gl.convert_layout(alpha, ROW_SUMS)[:, None]
-        total += one.partial_sums(next_p, BLOCK_N)
+        if MAX3:
+            next_p, rest, sums, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
+            total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + gl.convert_layout(sums, SUMS)
+        else:
+            next_p, alpha, top = one.softmax(s, top, unit)
+            total *= gl.convert_layout(alpha, ROW_SUMS)[:, None]
+            total += one.partial_sums(next_p, BLOCK_N)
         if HOLD:
             total = asm.hold(total)
-        next_p = next_p.to(HALF)
+        if EMULATED == 0:
+            next_p = next_p.to(HALF)
         # The end of a basic block keeps ptxas from waiting for P V before the exponentials. Of tiles
         # passed over V may come to where P V reads: there K's barrier serves, complete already.
         mbarrier.wait((KFULL if SKIPS else VFULL).index(stage), phase)
@@ -152,6 +164,8 @@ def consume(
         if E1 > 0:
             acc1 = asm.rescale(acc1, gl.convert_layout(alpha, gl.SliceLayout(1, LO1)), E1)
         p = next_p
+        if EMULATED > 0:
+            p = one.operand(next_p, rest, BLOCK_N, EMULATED, HALF, S)
         use_acc = not new
         before = stage
         j += 1
@@ -162,7 +176,8 @@ def consume(
     else:
         acc0, p = warpgroup_mma_wait(0, [acc0, p])
     mbarrier.arrive(VEMPTY.index(before))
-    factor = one.finish(total, top, LSE, entry, heads, seqlen_q, unit, WG, BLOCK_M, ROW)
+    factor = one.finish(total, one.log_base(top, unit, EMULATED), LSE, entry, heads, seqlen_q, 1.0,
+                        WG, BLOCK_M, ROW)  # fmt: skip
     one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry,
                WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
     tma.store_wait(0)
@@ -247,6 +262,7 @@ def forward(
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
     CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, HOLD: gl.constexpr,
+    MAX3: gl.constexpr, EMULATED: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
@@ -281,10 +297,12 @@ def forward(
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
+                      MAX3, EMULATED)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
+                      MAX3, EMULATED)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
@@ -294,13 +312,16 @@ def forward(
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
+                      MAX3, EMULATED)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
+                      MAX3, EMULATED)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
+                      MAX3, EMULATED)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,

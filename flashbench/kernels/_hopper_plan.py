@@ -17,6 +17,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flashbench import hopper_configs
 from flashbench.kernels._call import Launch
+from flashbench.kernels._hopper_again import Again, possible
 
 ALIGNMENT = 8
 """Elements of 16 bits to which TMA wants addresses and strides aligned."""
@@ -28,24 +29,37 @@ class Made:
     def __init__(self, constants: dict[str, Any]) -> None:
         self.constants = constants
         self.options = {**constants, "num_warps": 4, "enable_fp_fusion": True}
+        self.again: Again | None = None
         self._compiled: Any = None
 
     def compiled(self, launch: Launch) -> Any:
         """The compiled kernel, looked up once: Triton's own look-up costs as much as all else of a call."""
         if self._compiled is None:
             self._compiled = launch.compile()
+            self.again = Again(self._compiled, launch.programs) if possible(self._compiled) else None
         return self._compiled
 
 
 @dataclass(frozen=True)
 class PlannedLaunch(Launch):
-    """A launch of a kernel that is made ready for its layout."""
+    """A launch of a kernel that is made ready for its layout.
+
+    place: the addresses and numbers that tell it from the kernel's other launches; () of one that is not to
+    be kept.
+    """
 
     made: Made
+    place: tuple[float, ...] = ()
 
     def start(self) -> None:
         """Launch on the current device, which is the tensors', and stream."""
-        self.made.compiled(self)[(self.programs, 1, 1)](*self.args, *self.made.constants.values())
+        compiled, again = self.made.compiled(self), self.made.again
+        args = *self.args, *self.made.constants.values()
+        if self.place and again:
+            addresses = tuple(x.data_ptr() if isinstance(x, Tensor) else x for x in args)
+            if again.keep(self.place, addresses):
+                return
+        compiled[(self.programs, 1, 1)](*args)
 
 
 class Laid(NamedTuple):

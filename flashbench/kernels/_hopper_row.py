@@ -75,7 +75,7 @@ def _call(
 def choose(problem: Problem) -> Tiles:
     """The forward's configuration for the problem."""
     p = problem
-    return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+    return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k, fp16=p.dtype == "fp16")
 
 
 def has(config: Mapping[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flashbench.kernels import _hopper_asm as asm
+from flashbench.kernels import _hopper_exp2 as fast
 
 ROWS = gl.constexpr(64)
 """Rows of queries of a warpgroup: what one wgmma covers."""
@@ -132,6 +133,40 @@ def new_base(s, top, unit):
 
 
 @gluon.jit
+def softmax3(s, top, unit, BLOCK_N: gl.constexpr, EMULATED: gl.constexpr):
+    """(P, more of it, its row sums per thread, the factor for what was summed before, the new base).
+
+    As ``softmax``, with maxima of three scores at once, and EMULATED of eight exponentials without MUFU. P:
+    fp32, or in two parts (``_hopper_exp2.half_parts``), times 2**SHIFT, where any is emulated.
+    """
+    SHIFT: gl.constexpr = fast.SHIFT if EMULATED > 0 else 0.0
+    lazy: gl.constexpr = fast.LAZY if EMULATED > 0 else LAZY
+    highest = fast.row_max(s, BLOCK_N)
+    grown = (highest - top) * unit
+    new_top = gl.where(grown <= lazy, top, highest)  # a NaN goes into the base
+    same = (new_top == top) | (top == float("-inf"))
+    alpha = gl.where(same, 1.0, gl.exp2((top - new_top) * unit))
+    base = gl.where(new_top == float("-inf"), SHIFT, SHIFT - new_top * unit)
+    if EMULATED > 0:
+        p, rest, sums = fast.half_parts(s, base, unit, BLOCK_N, EMULATED)
+    else:
+        p = gl.exp2(s * unit + base[:, None])
+        rest = p
+        sums = partial_sums(p, BLOCK_N)
+    return p, rest, sums, alpha, new_top
+
+
+@gluon.jit
+def operand(p, rest, BLOCK_N: gl.constexpr, EMULATED: gl.constexpr, HALF: gl.constexpr, S: gl.constexpr):
+    """``softmax3``'s P in 16 bits."""
+    if EMULATED > 0:
+        p = fast.joined(p, rest, BLOCK_N, EMULATED, S)
+    else:
+        p = p.to(HALF)
+    return p
+
+
+@gluon.jit
 def softmax(s, top, unit):
     """(P, the factor for what was summed before, the new base) of one tile of scores (Algorithm 1).
 
@@ -141,6 +176,16 @@ def softmax(s, top, unit):
     # a row that has seen no key yet: exp2(-inf - 0) = 0, not exp2(-inf + inf)
     base = gl.where(top == float("-inf"), 0.0, top * unit)
     return gl.exp2(s * unit - base[:, None]), alpha, top
+
+
+@gluon.jit
+def log_base(top, unit, EMULATED: gl.constexpr):
+    """log2 of what row sums are to be multiplied by."""
+    if EMULATED > 0:
+        base = top * unit - fast.SHIFT
+    else:
+        base = top * unit
+    return base
 
 
 @gluon.jit
@@ -154,7 +199,8 @@ def finish(total, top, LSE, entry, heads, seqlen_q, unit, WG: gl.constexpr, BLOC
            LAYOUT: gl.constexpr):  # fmt: skip
     """What O is to be multiplied by (0 for a row without keys), once LSE, natural, is written."""
     total = gl.convert_layout(gl.sum(total, 1), LAYOUT)
-    seen = total != 0  # a NaN stays
+    # a NaN stays; a base of +inf comes of a score that emulated exponentials count as nothing, and makes NaN
+    seen = (total != 0) | (top == float("inf"))
     lse = gl.where(seen, (top * unit + asm.log2(total)) * LN2, float("-inf"))
     tile, b, h = unpacked(entry)
     row = tile * BLOCK_M + WG * ROWS

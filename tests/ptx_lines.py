@@ -1,0 +1,114 @@
+"""Runs straight lines of PTX in numpy, of the few instructions that the kernels' softmax is written in.
+
+A register is an array of 32-bit patterns, one per lane; all lanes are one warp where they vote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+Bits = np.ndarray[Any, np.dtype[np.uint32]]
+
+
+def of_floats(x: Any) -> Bits:
+    return np.asarray(x, np.float32).view(np.uint32)
+
+
+def floats(bits: Bits) -> Any:
+    return bits.view(np.float32)
+
+
+def halves(bits: Bits) -> Any:
+    """(lanes, 2) fp16 numbers of words, the lower first."""
+    return np.ascontiguousarray(bits).view(np.float16).reshape(-1, 2)
+
+
+def _words(x: Any) -> Bits:
+    return np.ascontiguousarray(np.asarray(x).astype(np.float16)).view(np.uint32).reshape(-1)
+
+
+def _f32(of: Callable[..., Any]) -> Callable[..., Bits]:
+    """An operation on fp32 numbers, rounded once: fp64 holds their products exactly."""
+    return lambda *x: of_floats(of(*(floats(one).astype(np.float64) for one in x)))
+
+
+def _f16(of: Callable[..., Any]) -> Callable[..., Bits]:
+    return lambda *x: _words(of(*(halves(one).astype(np.float64) for one in x)))
+
+
+def _lop3(a: Bits, b: Bits, c: Bits, table: Bits) -> Bits:
+    found = np.zeros_like(a)
+    for n in range(8):
+        if int(table[0]) >> n & 1:
+            masks = [one if n >> bit & 1 else ~one for one, bit in ((a, 2), (b, 1), (c, 0))]
+            found |= masks[0] & masks[1] & masks[2]
+    return found
+
+
+def _permute(a: Bits, b: Bits, selector: Bits) -> Bits:
+    of = [(one >> (8 * n)) & 0xFF for one in (a, b) for n in range(4)]
+    return sum((of[int(selector[0]) >> (4 * n) & 7] << (8 * n) for n in range(4)), np.zeros_like(a))  # type: ignore[return-value]
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return np.fmax(a, b)
+
+
+OPERATIONS: dict[str, Callable[..., Bits]] = {
+    "fma.rn.ftz.sat.f32": _f32(lambda a, b, c: np.clip(np.nan_to_num(a * b + c, nan=0.0), 0, 1)),
+    "fma.rn.f32": _f32(lambda a, b, c: a * b + c),
+    "add.f32": _f32(lambda a, b: a + b),
+    "max.f32": _f32(_larger),
+    "ex2.approx.ftz.f32": _f32(np.exp2),
+    "max.s32": lambda a, b: np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32),
+    "fma.rn.f16x2": _f16(lambda a, b, c: a * b + c),
+    "mul.rn.f16x2": _f16(lambda a, b: a * b),
+    "and.b32": lambda a, b: a & b,
+    "lop3.b32": _lop3,
+    "prmt.b32": _permute,
+    "mov.b32": lambda a: a.copy(),
+    "mov.f32": lambda a: a.copy(),
+    "cvt.rn.f16x2.f32": lambda a, b: _words(np.stack((floats(b), floats(a)), -1)),
+    "cvt.f32.f16": lambda a: of_floats(halves(a)[:, 0]),
+    "setp.lt.s32": lambda a, b: (a.view(np.int32) < b.view(np.int32)).astype(np.uint32),
+    "setp.lt.or.s32": lambda a, b, p: ((a.view(np.int32) < b.view(np.int32)) | (p > 0)).astype(np.uint32),
+    "vote.sync.any.pred": lambda p, mask: np.full_like(p, p.any()),
+}
+
+
+def run(lines: str | Iterable[str], registers: dict[str, Bits]) -> dict[str, Bits]:
+    """The registers after the lines; raises KeyError for an instruction that is not known."""
+    text = lines if isinstance(lines, str) else "\n".join(lines)
+    known = dict(registers)
+    size = len(next(iter(known.values())))
+
+    def value(name: str) -> Bits:
+        if name in known:
+            return known[name]
+        if name.startswith("0f"):
+            return np.full(size, int(name[2:], 16), np.uint32)
+        return np.full(size, int(name, 0) & 0xFFFFFFFF, np.uint32)
+
+    skipped = None
+    for line in text.splitlines():
+        if skipped:
+            skipped = None if line == f"{skipped}:" else skipped
+            continue
+        if line in "{}" or line.startswith(".reg") or re.fullmatch(r"\w+:", line):
+            continue
+        if branch := re.fullmatch(r"@!(\w+) bra (\w+);", line):
+            skipped = None if known[branch[1]].all() else branch[2]
+            continue
+        if apart := re.fullmatch(r"mov\.b32 \{(\w+), (\w+)\}, (\S+);", line):
+            both = value(apart[3])
+            known[apart[1]], known[apart[2]] = both & 0xFFFF, both >> 16
+            continue
+        name, rest = line.rstrip(";").split(" ", 1)
+        to, *operands = rest.split(", ")
+        with np.errstate(all="ignore"):
+            known[to] = OPERATIONS[name](*map(value, operands))
+    return known
