@@ -1,4 +1,4 @@
-"""What the pages on one's own kernel, on Python and on several cards show runs as it stands."""
+"""What the pages on one's own kernel, on Python, flash-attn and several cards show runs as it stands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashbench import kernels
 from flashbench.kernels import Target, _triton
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("own.md", "python.md", "ring.md")
+PAGES = ("own.md", "python.md", "ring.md", "flash-attn.md")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -26,6 +26,7 @@ def test_there_is_something_to_run() -> None:
     assert len(blocks("own.md", "console")) == 1
     assert len(blocks("own.md", "python")) == 1
     assert len(blocks("python.md", "python")) == 2
+    assert len(blocks("flash-attn.md", "python")) == 1
     assert len(blocks("ring.md", "console")) == 1
 
 

@@ -1,0 +1,141 @@
+"""flash-attention's function of a K/V cache, as calls of flash-decode or, with options of scores, flash-v2.
+
+Names, order and defaults of the arguments: github.com/Dao-AILab/flash-attention, release 2.8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flashbench.kernels import _triton
+from flashbench.kernels._drop_in import Options, attend, check_dimensions, refuse
+
+_NAME = "flash_attn_with_kvcache"
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of q (batch, seqlen_q, num_heads, head_dim) over a cache; not differentiable.
+
+    k_cache, v_cache: (batch, capacity, num_kv_heads, …), or with block_table, int32 (batch, max_pages),
+    (num_pages, page_size, num_kv_heads, …). cache_seqlens: keys of each sequence, int32 (batch,) or
+    one number for all; None: the cache is full. k and v (batch, new, num_kv_heads, …): written behind those,
+    in place, before q sees them; there must be room. cache_batch_idx: int32 (batch,), which entry of the
+    cache is a sequence's. causal and window_size are aligned to the last query and key of each sequence.
+
+    Keys are split over thread blocks by flash-decode; a window, softcap or alibi_slopes (num_heads,) are
+    flash-v2's, which has no splits and takes a dense contiguous cache alone. Refused by name: rotary_*,
+    cache_leftpad.
+
+    Returns o (batch, seqlen_q, num_heads, head_dim_v); with return_softmax_lse also lse (batch, num_heads,
+    seqlen_q), fp32, natural log, -inf for a row without keys. Raises ValueError for a misfit.
+    """
+    refuse(_NAME, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_leftpad=cache_leftpad)
+    if not rotary_interleaved:
+        raise ValueError(f"rotary_interleaved of {_NAME} is not taken without rotary_cos; accepted: True")
+    check_dimensions(4, "as in the docstring", q=q, k_cache=k_cache, v_cache=v_cache)
+    decode = _triton.load(q.device.type, "_flash_decode")
+    table = _table(block_table, cache_batch_idx)
+    cache = _with_new(decode, _cache(decode, q, (k_cache, v_cache), cache_seqlens, table), k, v)
+    q = q.transpose(1, 2)
+    if tuple(window_size) == (-1, -1) and not softcap and alibi_slopes is None:
+        o, lse = decode.flash_decode(
+            q, cache, causal=causal, softmax_scale=softmax_scale, num_splits=num_splits, return_lse=True
+        )
+    else:
+        options = Options(
+            softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+            alibi_slopes=alibi_slopes,
+        )  # fmt: skip
+        o, lse = _without_splits(q, cache, options, num_splits)
+    o = o.transpose(1, 2)
+    return (o, lse) if return_softmax_lse else o
+
+
+def _table(block_table: Tensor | None, cache_batch_idx: Tensor | None) -> Tensor | None:
+    """The pages of each sequence; an entry of a contiguous cache is a page as long as it."""
+    if block_table is not None and cache_batch_idx is not None:
+        raise ValueError("cache_batch_idx and block_table exclude each other")
+    if cache_batch_idx is None:
+        return block_table
+    check_dimensions(1, "(batch,)", cache_batch_idx=cache_batch_idx)
+    return cache_batch_idx.int()[:, None].contiguous()
+
+
+def _cache(
+    decode: Any, q: Tensor, kept: tuple[Tensor, Tensor], lengths: int | Tensor | None, table: Tensor | None
+) -> Any:
+    """The decode kernels' cache: contiguous ones have heads before rows."""
+    if isinstance(lengths, int):
+        lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
+    k, v = kept if table is not None else (x.transpose(1, 2) for x in kept)
+    return decode.Cache(k=k, v=v, seqused_k=lengths, block_table=table)
+
+
+def _with_new(decode: Any, cache: Any, k: Tensor | None, v: Tensor | None) -> Any:
+    """The cache with new keys and values behind the others."""
+    if k is None and v is None:
+        return cache
+    if k is None or v is None:
+        raise ValueError(f"k and v of {_NAME} must be given together")
+    if cache.seqused_k is None:
+        raise ValueError(f"cache_seqlens of {_NAME} must say where the new k and v go")
+    check_dimensions(4, "(batch, new, heads, head_dim)", k=k, v=v)
+    decode.append(cache, k.transpose(1, 2), v.transpose(1, 2))
+    return replace(cache, seqused_k=cache.seqused_k + k.shape[1])
+
+
+def _without_splits(q: Tensor, cache: Any, options: Options, num_splits: int) -> tuple[Tensor, Tensor]:
+    """(o, lse) of a contiguous cache as packed sequences: one's keys, then, without queries, its room."""
+    slopes = options.alibi_slopes
+    if cache.block_table is not None:
+        raise ValueError(
+            "window_size, softcap and alibi_slopes are not taken with block_table or cache_batch_idx;"
+            " accepted: a contiguous cache"
+        )
+    if num_splits > 1:
+        raise ValueError(
+            f"num_splits {num_splits} is not taken with window_size, softcap or alibi_slopes; accepted: 0, 1"
+        )
+    if slopes is not None and slopes.ndim != 1:
+        raise ValueError(f"alibi_slopes of {_NAME} must be (num_heads,), the same for all")
+    (batch, _, rows, _), capacity = q.shape, cache.capacity
+    first = torch.arange(batch, dtype=torch.int32, device=q.device)
+    used = cache.lengths()
+    if used.shape != first.shape or used.dtype != torch.int32:
+        raise ValueError(f"cache_seqlens must be int32 ({batch},); got {used.dtype} {tuple(used.shape)}")
+    starts = torch.stack((first * capacity, first * capacity + used.clamp(max=capacity)), 1).flatten()
+    queries = torch.stack((first * rows, (first + 1) * rows), 1).flatten()
+    packed = {
+        "cu_seqlens_q": torch.cat((queries, queries[-1:])),
+        "cu_seqlens_k": torch.cat((starts, starts.new_tensor([batch * capacity]))),
+        "max_seqlen_q": rows, "max_seqlen_k": capacity,
+    }  # fmt: skip
+    one = [x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for x in (q, cache.k, cache.v)]
+    o, lse, _ = attend(tuple(one), options, slopes, packed)
+    o = o[0].transpose(0, 1).unflatten(0, (batch, rows)).transpose(1, 2)
+    return o, lse[0].unflatten(1, (batch, rows)).transpose(0, 1)

@@ -1,0 +1,266 @@
+"""flash-attention's functions on the bundled kernels: its arguments, its results, what is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from typing import Any
+
+import pytest
+import torch
+from peer_packages import fa2
+from torch import Tensor
+
+from flashbench import environment, flash_attn, kernels
+
+TARGET = environment.target(None)
+REASON = kernels.get("flash").why_unavailable(TARGET)
+runs = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+DEVICE = TARGET.type
+SLACK = 2e-5 if DEVICE == "cpu" else 1e-4
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(device, dtype)
+
+
+def qkv(
+    rows: int, keys: int, *, heads: tuple[int, int] = (2, 1), batch: int = 2, dim: int = 16, **more: Any
+) -> list[Tensor]:
+    sizes = (rows, heads[0]), (keys, heads[1]), (keys, heads[1])
+    return [normal(batch, *size, dim, seed=seed, **more).requires_grad_() for seed, size in enumerate(sizes)]
+
+
+def plain(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0, alibi_slopes: Tensor | None = None, softmax_scale: float | None = None,
+    kept: Tensor | None = None, dropout_p: float = 0.0, dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """(o, lse, probabilities) by the textbook in a dtype, rows before heads; kept: what dropout leaves."""
+    (rows, heads, dim), keys = q.shape[1:], k.shape[1]
+    q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
+    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    s = q @ k.mT * (dim**-0.5 if softmax_scale is None else softmax_scale)
+    if softcap:
+        s = softcap * torch.tanh(s / softcap)
+    ahead = torch.arange(keys, device=q.device) - torch.arange(rows, device=q.device)[:, None] - keys + rows
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.to(dtype)
+        s = s - slopes.reshape(-1, heads, 1, 1) * ahead.abs()
+    left, right = window_size
+    hidden = torch.zeros_like(ahead, dtype=torch.bool)
+    if causal or right >= 0:
+        hidden |= ahead > (0 if causal else right)
+    if left >= 0:
+        hidden |= ahead < -left
+    s = s.masked_fill(hidden, -math.inf)
+    p = s.softmax(-1).nan_to_num(0.0)
+    weights = p if kept is None else p * kept / (1 - dropout_p)
+    return (weights @ v).transpose(1, 2), s.logsumexp(-1), p
+
+
+SLOPES = torch.tensor([0.5, 0.1], device=DEVICE)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "causal": {"causal": True, "softmax_scale": 0.3},
+    "window": {"window_size": (3, 1)},
+    "causal window": {"causal": True, "window_size": (4, 2), "deterministic": True},
+    "softcap": {"softcap": 1.5, "causal": True},
+    "slopes": {"alibi_slopes": SLOPES},
+    "slopes of each": {"alibi_slopes": torch.stack((SLOPES, SLOPES.flip(0))), "causal": True},
+}
+
+
+def of_plain(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "deterministic"}
+
+
+@pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func"])
+def test_arguments_are_those_of_the_package(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names, order and defaults; the stand-in has those of the package."""
+    theirs = inspect.signature(getattr(fa2(monkeypatch), name)).parameters.values()
+    mine = inspect.signature(getattr(flash_attn, name)).parameters.values()
+    assert [(x.name, x.default) for x in mine] == [(x.name, x.default) for x in theirs]
+
+
+@runs
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_dense_attention_and_its_gradients(options: dict[str, Any]) -> None:
+    q, k, v = qkv(7, 11)
+    o, lse, nothing = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, **options)
+    wanted, wanted_lse, _ = plain(q, k, v, **of_plain(options))
+    do = normal(*o.shape, seed=3)
+    found = o, *torch.autograd.grad(o, (q, k, v), do)
+    exact = wanted, *torch.autograd.grad(wanted, (q, k, v), do.double())
+    assert nothing is None
+    assert torch.allclose(lse.double(), wanted_lse, atol=SLACK)
+    for mine, theirs in zip(found, exact, strict=True):
+        assert mine.shape == theirs.shape
+        assert torch.allclose(mine.double(), theirs.double(), atol=SLACK)
+    assert isinstance(flash_attn.flash_attn_func(q, k, v, **options), Tensor)
+
+
+@runs
+def test_packed_tensors_are_their_parts() -> None:
+    packed = normal(2, 5, 3, 2, 16).requires_grad_()
+    q, k, v = packed.unbind(2)
+    o = flash_attn.flash_attn_func(q, k, v, causal=True)
+    assert torch.equal(flash_attn.flash_attn_qkvpacked_func(packed, causal=True), o)
+    assert torch.equal(flash_attn.flash_attn_kvpacked_func(q, packed[:, :, 1:], causal=True), o)
+    [grad] = torch.autograd.grad(o.sum(), packed)
+    assert grad.shape == packed.shape
+    with pytest.raises(ValueError, match="kv has 2 in its third place"):
+        flash_attn.flash_attn_kvpacked_func(q, packed)
+
+
+@runs
+@pytest.mark.parametrize("slopes", [SLOPES, torch.stack((SLOPES, SLOPES))], ids=["one", "of each"])
+def test_dropout_is_drawn_by_torchs_seed_and_told(slopes: Tensor) -> None:
+    q, k, v = qkv(24, 33)
+    options: dict[str, Any] = {"causal": True, "window_size": (20, 0), "alibi_slopes": slopes, "softcap": 2.0}
+    torch.manual_seed(5)
+    o, _, told = flash_attn.flash_attn_func(q, k, v, 0.3, return_attn_probs=True, **options)
+    seen = plain(q, k, v, **options)[2] > 0
+    kept = torch.signbit(told).logical_not()
+    wanted, _, p = plain(q, k, v, kept=kept, dropout_p=0.3, **options)
+    assert torch.allclose(o.double(), wanted, atol=SLACK)
+    assert torch.allclose(told.abs().double(), p, atol=SLACK)
+    share, pairs = float((~kept & seen).sum() / seen.sum()), int(seen.sum())
+    assert abs(share - 0.3) < 4 * math.sqrt(0.3 * 0.7 / pairs)
+    again = flash_attn.flash_attn_func(q, k, v, 0.3, **options)
+    torch.manual_seed(5)
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, 0.3, **options), o)
+    assert not torch.equal(again, o)
+
+
+@runs
+@pytest.mark.parametrize("options", [{}, {"causal": True, "window_size": (2, 0)}], ids=str)
+def test_sequences_of_many_lengths(options: dict[str, Any]) -> None:
+    lengths = (3, 5), (0, 2), (6, 6)
+    q, k, v = (x[0].detach() for x in qkv(9, 13, batch=1))
+    starts = [torch.tensor([0, *side], dtype=torch.int32, device=DEVICE).cumsum(0).int()
+              for side in zip(*lengths, strict=True)]  # fmt: skip
+    o, lse, _ = flash_attn.flash_attn_varlen_func(q, k, v, *starts, 6, 6, return_attn_probs=True, **options)
+    row = key = 0
+    for queries, keys in lengths:
+        one = q[None, row : row + queries], k[None, key : key + keys], v[None, key : key + keys]
+        wanted, wanted_lse, _ = plain(*one, **options)
+        assert torch.allclose(o[row : row + queries].double(), wanted[0], atol=SLACK)
+        assert torch.allclose(lse[:, row : row + queries].double(), wanted_lse[0], atol=SLACK)
+        row, key = row + queries, key + keys
+
+
+@runs
+@pytest.mark.parametrize(
+    "options", [{}, {"causal": True}, {"causal": True, "window_size": (3, 0), "alibi_slopes": SLOPES}],
+    ids=["full", "causal", "window and slopes"],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["contiguous", "entries", "pages"])
+def test_a_cache_grows_and_is_attended_to(kind: str, options: dict[str, Any]) -> None:
+    used, new, capacity = [4, 7], 2, 16
+    k_all, v_all = (normal(2, capacity, 1, 16, seed=seed) for seed in (1, 2))
+    q = normal(2, new, 2, 16)
+    lengths = torch.tensor(used, dtype=torch.int32, device=DEVICE)
+    at = [slice(n, n + new) for n in used]
+    fresh = [torch.stack([x[b, at[b]] for b in range(2)]) for x in (k_all, v_all)]
+    held = [x.clone() for x in (k_all, v_all)]
+    for x in held:
+        for b in range(2):
+            x[b, used[b] :] = float("nan")
+    more: dict[str, Any] = {}
+    if kind == "entries":
+        held = [torch.cat((torch.full_like(x[:1], float("nan")), x.flip(0))) for x in held]
+        more = {"cache_batch_idx": torch.tensor([2, 1], device=DEVICE)}
+    if kind == "pages":
+        held = [x.view(8, 4, 1, 16).flip(0).contiguous() for x in held]
+        more = {"block_table": torch.arange(7, -1, -1, dtype=torch.int32, device=DEVICE).view(2, 4)}
+    call = lambda: flash_attn.flash_attn_with_kvcache(  # noqa: E731
+        q, *held, *fresh, cache_seqlens=lengths, return_softmax_lse=True, **options, **more
+    )
+    if more and "window_size" in options:
+        with pytest.raises(ValueError, match="accepted: a contiguous cache"):
+            call()
+        return
+    o, lse = call()
+    for b, n in enumerate(used):
+        one = q[b, None], k_all[b, None, : n + new], v_all[b, None, : n + new]
+        wanted, wanted_lse, _ = plain(*one, **options)
+        assert torch.allclose(o[b].double(), wanted[0], atol=SLACK)
+        assert torch.allclose(lse[b].double(), wanted_lse[0], atol=SLACK)
+    again = flash_attn.flash_attn_with_kvcache(q, *held, cache_seqlens=lengths + new, **options, **more)
+    assert torch.equal(again, o)
+
+
+CACHE = (torch.zeros(2, 2, 4, 16), torch.zeros(2, 8, 2, 16), torch.zeros(2, 8, 2, 16))
+PACKED = (*(torch.zeros(3, 2, 16),) * 3, *(torch.tensor([0, 3], dtype=torch.int32),) * 2, 3, 3)
+DENSE = (torch.zeros(2, 3, 4, 16),) * 3
+
+
+@runs
+@pytest.mark.parametrize(
+    ("name", "given", "options", "said"),
+    [
+        ("with_kvcache", CACHE, {"rotary_cos": torch.ones(8, 8)}, "rotary_cos of flash_attn_with_kvcache"),
+        ("with_kvcache", CACHE, {"rotary_sin": torch.ones(8, 8)}, "rotary_sin"),
+        ("with_kvcache", CACHE, {"rotary_interleaved": False}, "rotary_interleaved"),
+        ("with_kvcache", CACHE, {"cache_leftpad": torch.zeros(2)}, "cache_leftpad"),
+        ("with_kvcache", CACHE, {"k": torch.zeros(2, 1, 2, 16)}, "k and v of flash_attn_with_kvcache"),
+        ("with_kvcache", CACHE, dict.fromkeys("kv", torch.zeros(2, 1, 2, 16)), "cache_seqlens"),
+        ("with_kvcache", CACHE, {"cache_seqlens": torch.ones(2)}, "seqused_k must be contiguous int32"),
+        ("with_kvcache", CACHE, {"softcap": 1.0, "num_splits": 4}, "num_splits 4"),
+        ("with_kvcache", CACHE, {"window_size": (1, 0), "cache_seqlens": torch.ones(2)}, "cache_seqlens"),
+        ("with_kvcache", CACHE, {"alibi_slopes": torch.ones(2, 4)}, "alibi_slopes"),
+        ("varlen_func", PACKED, {"block_table": torch.zeros(1, 1)}, "block_table of flash_attn_varlen_func"),
+        ("varlen_func", PACKED, {"alibi_slopes": torch.ones(1, 2)}, "alibi_slopes"),
+        ("varlen_func", PACKED, {"dropout_p": 0.1, "return_attn_probs": True}, "return_attn_probs"),
+        ("func", DENSE, {"alibi_slopes": torch.ones(3, 4)}, "alibi_slopes must be"),
+        ("func", DENSE, {"dropout_p": 1.0}, "dropout_p 1.0"),
+        ("func", DENSE, {"window_size": (1,)}, "window"),
+        ("func", (torch.zeros(3, 4, 16),) * 3, {}, "q has 4 dimensions"),
+    ],
+)  # fmt: skip
+def test_what_is_not_taken_is_refused_by_its_name(
+    name: str, given: tuple[Any, ...], options: dict[str, Any], said: str
+) -> None:
+    moved = [x.to(DEVICE) if isinstance(x, Tensor) else x for x in given]
+    options = {key: x.to(DEVICE) if isinstance(x, Tensor) else x for key, x in options.items()}
+    with pytest.raises(ValueError, match=said):
+        getattr(flash_attn, f"flash_attn_{name}")(*moved, **options)
+
+
+LENGTHS = [(113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024)]
+MASKS = {"full": {}, "causal": {"causal": True}, "local": {"window_size": (37, 19)}}
+KINDS = {"mha": (6, 6), "gqa": (6, 2), "mqa": (6, 1)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("heads", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("dim", [59, 64, 128, 256])
+def test_a_grid_as_the_packages_own(
+    dim: int, heads: tuple[int, int], mask: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Of outputs and gradients: at most twice the error of the same in the dtype by torch, and its rounding.
+
+    Every option in turn over the lengths: none, slopes per sequence, softcap, dropout, deterministic.
+    """
+    turns = [{}, {"alibi_slopes": None}, {"softcap": 15.0}, {"dropout_p": 0.17}, {"deterministic": True}]
+    for number, (rows, keys) in enumerate(LENGTHS):
+        options = {**mask, **turns[number % len(turns)]}
+        if "alibi_slopes" in options:
+            options["alibi_slopes"] = normal(4, heads[0], seed=9).abs() * 0.3
+        inputs = qkv(rows, keys, heads=heads, batch=4, dim=dim, dtype=dtype)
+        o, _, told = flash_attn.flash_attn_func(*inputs, return_attn_probs=True, **options)
+        drops = {"kept": torch.signbit(told).logical_not()} if told is not None else {}
+        do = normal(*o.shape, seed=3, dtype=dtype)
+        found = o, *torch.autograd.grad(o, inputs, do)
+        sides = []
+        for exactly in (torch.float64, dtype):
+            side = plain(*inputs, **of_plain(options), **drops, dtype=exactly)[0]
+            sides.append((side, *torch.autograd.grad(side, inputs, do.to(exactly))))
+        for mine, exact, theirs in zip(found, *sides, strict=True):
+            error = lambda x, exact=exact: float((x.double() - exact.double()).abs().max())  # noqa: E731
+            rounding = error(((exact.to(dtype) + 0.3) - 0.3).double())
+            assert error(mine) <= 2 * error(theirs) + 2 * rounding, (rows, keys, options)
