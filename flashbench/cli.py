@@ -21,6 +21,7 @@ from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
 from flashbench._cli.block import block
 from flashbench._cli.calibrate import calibrate
 from flashbench._cli.check import check
+from flashbench._cli.claims import claims
 from flashbench._cli.compare import compare
 from flashbench._cli.decode import decode
 from flashbench._cli.doctor import doctor
@@ -66,6 +67,7 @@ app.command("bisect")(bisect)
 app.command("profile")(profile)
 app.command("report")(report)
 app.command("verify")(verify)
+app.command("claims")(claims)
 app.command("list")(list_)
 app.command("doctor")(doctor)
 

@@ -62,7 +62,7 @@ LAYERS = [
         "tuning",
         "gating",
     },
-    {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending"},
+    {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending", "claims"},
     {"console", "report"},
     {"cli", "_cli", "__main__", "api", "flash_attn"},
 ]

@@ -34,6 +34,7 @@ EXPECTED = {
     "noise": "--metric --out --json --csv --quiet",
     "report": "--output --quiet",
     "verify": "--json --quiet",
+    "claims": "--results --markdown --json",
     "new-impl": "--triton",
     "list": "--impl --json --csv",
     "doctor": "--json --csv",

@@ -1,0 +1,39 @@
+"""``flashbench claims``: the literature's claims beside what was measured."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flashbench._cli import options
+
+
+def claims(
+    file: Annotated[str, typer.Argument(help="Claims in TOML.")] = "configs/claims.toml",
+    results: Annotated[
+        str, typer.Option("--results", metavar="DIR", help="Folder of results files that the claims name.")
+    ] = "reports/h100-sxm",
+    markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Hold the literature's claims to results files: what is seen, with its spread, and whether they hold.
+
+    Each verdict is computed from the files; a claim without any names the command that measures it. Needs
+    neither GPU nor torch.
+    """
+    from flashbench import claims as claiming
+    from flashbench import console
+    from flashbench.errors import UsageError
+
+    if json and markdown:
+        raise UsageError("--json and --markdown exclude each other; accepted: one of them")
+    judged = claiming.judge(claiming.load(file), results)
+    if json:
+        console.show_json([one.row() for one in judged])
+    elif markdown:
+        console.show_text(claiming.markdown(judged))
+    else:
+        console.show_lines(
+            line for one in judged for line in (f"{one.verdict}: {one.claim.says}", f"    {one.shown}")
+        )

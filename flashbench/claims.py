@@ -1,0 +1,285 @@
+"""The literature's claims, re-measured: each claim is data, its verdict is computed from results files.
+
+A claim names what is to be seen of which rows (``Seen``) and between which bounds it holds. It holds where
+every cell is within them; a claim without rows is one that was not measured, and says what measures it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from flashbench import devices, runfile, table
+from flashbench.errors import RunFileError, UsageError
+
+Row = Mapping[str, Any]
+
+SAME = (
+    "pass", "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "kv_len", "queries", "head_dim",
+    "head_dim_v", "dtype", "causal", "options", "page_size",
+)  # fmt: skip
+"""Fields in which the two sides of a ratio are the same, but those that a side names."""
+
+SEEN = ("ratio", "value", "slope", "ran", "device", "product")
+"""What a claim can be about; ``docs/claims.md`` says each."""
+
+FIELDS = {"name", "says", "source", "conditions", "command", "untestable", "at_least", "at_most", *SEEN}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One number that bears on a claim: of which cell, and its spread (interquartile range over median)."""
+
+    cell: str
+    value: float
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim, where it stands, under which conditions it was made, and the bounds within which it holds.
+
+    command: what measures it. untestable: why nothing here can, or empty. seen: one of SEEN, what it takes.
+    """
+
+    name: str
+    says: str
+    source: str
+    conditions: str
+    command: str = ""
+    untestable: str = ""
+    at_least: float = -math.inf
+    at_most: float = math.inf
+    seen: Mapping[str, Any]
+
+    def holds(self, value: float) -> bool:
+        """Whether a number is within the bounds."""
+        return self.at_least <= value <= self.at_most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A claim and what the results say of it."""
+
+    claim: Claim
+    found: tuple[Seen, ...]
+
+    @property
+    def verdict(self) -> str:
+        """holds, does not hold, holds in n of m cells, not measured, or can't be tested here."""
+        if self.claim.untestable:
+            return "can't be tested here"
+        if not self.found:
+            return "not measured"
+        count = sum(self.claim.holds(one.value) for one in self.found)
+        if 0 < count < len(self.found):
+            return f"holds in {count} of {len(self.found)} cells"
+        return "holds" if count else "does not hold"
+
+    @property
+    def shown(self) -> str:
+        """The numbers in one line: one, or the least, the median and the most, and the largest spread."""
+        if not self.found:
+            return self.claim.untestable or f"measured by `{self.claim.command}`"
+        values = sorted(one.value for one in self.found)
+        if len(values) == 1:
+            text = f"{values[0]:.4g}"
+        else:
+            text = f"{values[0]:.3g} to {values[-1]:.3g}, median {median(values):.3g} of {len(values)} cells"
+        spread = max(one.spread for one in self.found)
+        return f"{text}; spread ≤ {100 * spread:.1f} %" if spread else text
+
+    def row(self) -> dict[str, Any]:
+        """For JSON."""
+        claim = self.claim
+        return {
+            "name": claim.name, "says": claim.says, "source": claim.source, "conditions": claim.conditions,
+            "command": claim.command, "verdict": self.verdict, "shown": self.shown,
+            "cells": [{"cell": one.cell, "value": one.value, "spread": one.spread} for one in self.found],
+        }  # fmt: skip
+
+
+def load(path: Path | str) -> tuple[Claim, ...]:
+    """The claims of a TOML file. Raises UsageError, in one line, for what is none."""
+    try:
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("claim", [])
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no TOML: {error}") from None
+    if not isinstance(tables, list) or not tables:
+        raise UsageError(f"{path} has no [[claim]]; accepted: tables of {', '.join(sorted(FIELDS))}")
+    return tuple(_claim(f"{path}, claim {number}", given) for number, given in enumerate(tables, 1))
+
+
+def _claim(where: str, given: Any) -> Claim:
+    fields = dict(given) if isinstance(given, dict) else {}
+    if unknown := sorted(set(fields) - FIELDS):
+        raise UsageError(f"{where}: {unknown[0]!r} is not known; accepted: {', '.join(sorted(FIELDS))}")
+    for name in ("name", "says", "source", "conditions"):
+        if not isinstance(fields.get(name), str):
+            raise UsageError(f"{where}: {name} must be text")
+    for name in ("at_least", "at_most"):
+        if not isinstance(fields.get(name, 0), int | float):
+            raise UsageError(f"{where}: {name} must be a number")
+    seen = {kind: fields.pop(kind) for kind in SEEN if kind in fields}
+    if len(seen) > 1:
+        raise UsageError(f"{where}: one of {', '.join(SEEN)} at most; got {', '.join(seen)}")
+    if not (seen or fields.get("command") or fields.get("untestable")):
+        raise UsageError(f"{where}: what is seen, the command that measures it or untestable must be given")
+    return Claim(**fields, seen=seen)
+
+
+def judge(claims: Iterable[Claim], folder: Path | str) -> list[Judged]:
+    """What the results files below a folder say of each claim; files are read once."""
+    files: dict[str, list[Row]] = {}
+
+    def rows(name: str) -> list[Row]:
+        if name not in files:
+            files[name] = _rows(Path(folder) / name)
+        return files[name]
+
+    return [Judged(claim=claim, found=_found(claim, rows)) for claim in claims]
+
+
+def _found(claim: Claim, rows: Callable[[str], list[Row]]) -> tuple[Seen, ...]:
+    try:
+        for kind, given in claim.seen.items():
+            return tuple(_KINDS[kind](given, rows))
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"claim {claim.name}: {type(error).__name__}: {error}") from None
+    return ()
+
+
+def _rows(path: Path) -> list[Row]:
+    """The rows of a results file, or of a JSON document of them; none where there is no file."""
+    if not path.is_file():
+        return []
+    if path.suffix == ".jsonl":
+        return list(table.rows(table.build([runfile.load(path)])))
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    except (ValueError, KeyError, TypeError):
+        raise RunFileError(f"{path} has no rows") from None
+    return [{**row, "spread": _spread(row.get("samples_s"))} for row in found]
+
+
+def _spread(samples: list[float] | None) -> float:
+    """Interquartile range over the median."""
+    if not samples or len(samples) < 4:
+        return 0.0
+    values = sorted(samples)
+    return (values[3 * len(values) // 4] - values[len(values) // 4]) / median(values)
+
+
+def _chosen(side: Mapping[str, Any], rows: Callable[[str], list[Row]]) -> Iterator[tuple[Row, float]]:
+    """(row, its metric) of a side: file and metric (names, of which the sum is meant), and fields that rows
+    have; a list accepts each of its values.
+    """
+    wanted = {name: value for name, value in side.items() if name not in ("file", "metric")}
+    for row in rows(side["file"]):
+        here = {name: "" if row.get(name) is None else row.get(name) for name in wanted}
+        if all(here[k] in v if isinstance(v, list) else here[k] == v for k, v in wanted.items()):
+            values = [row.get(name) for name in _metrics(side)]
+            if all(isinstance(x, int | float) and math.isfinite(x) for x in values):
+                yield row, float(sum(x for x in values if x is not None))
+
+
+def _metrics(side: Mapping[str, Any]) -> list[str]:
+    given = side.get("metric", "time_s")
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _spread_of(row: Row, side: Mapping[str, Any]) -> float:
+    """Of a row's time, for what is made of it; of all else, which is counted, none."""
+    return (row.get("spread") or 0.0) if _TIMED.intersection(_metrics(side)) else 0.0
+
+
+def _ratio(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
+    """``of`` over ``to``, cell by cell, over ``per``."""
+    for pair in given:
+        named = {*pair["of"], *pair["to"]}
+        keys = [name for name in SAME if name not in named or pair["of"].get(name) == pair["to"].get(name)]
+        below = {_key(row, keys): (row, value) for row, value in _chosen(pair["to"], rows)}
+        for row, value in _chosen(pair["of"], rows):
+            other, base = below.get(_key(row, keys), (row, 0.0))
+            if base:
+                spread = math.hypot(_spread_of(row, pair["of"]), _spread_of(other, pair["to"]))
+                yield Seen(cell=_name(row), value=value / base / pair.get("per", 1), spread=spread)
+
+
+def _value(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
+    """The metric itself."""
+    for row, value in _chosen(given, rows):
+        yield Seen(cell=_name(row), value=value, spread=_spread_of(row, given))
+
+
+def _slope(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
+    """The exponent of seqlen in the metric of a sequence, by least squares over lengths, three or more."""
+    keys = [name for name in SAME if name not in ("batch", "seqlen_q", "seqlen_k")]
+    groups: dict[Any, list[tuple[Row, float]]] = {}
+    for row, value in _chosen(given, rows):
+        if value > 0 and row["seqlen_q"]:
+            groups.setdefault(_key(row, keys), []).append((row, value / row["batch"]))
+    for group in groups.values():
+        points = [(math.log(row["seqlen_q"]), math.log(value)) for row, value in group]
+        if len(points) >= 3:
+            mid_x, mid_y = (sum(side) / len(points) for side in zip(*points, strict=True))
+            run = sum((x - mid_x) ** 2 for x, _ in points)
+            rise = sum((x - mid_x) * (y - mid_y) for x, y in points)
+            yield Seen(cell=_name({**group[0][0], "batch": None, "seqlen_q": "…"}), value=rise / run)
+
+
+def _ran(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
+    """1 for each row that ran, 0 for one that did not."""
+    for row, _ in _chosen({**given, "metric": []}, rows):
+        yield Seen(cell=_name(row), value=float(row["status"] == "ok"))
+
+
+def _device(given: Any, _: Callable[[str], list[Row]]) -> Iterator[Seen]:
+    """A field of one card's data sheet over another's; of ``…_per_sm…`` all SMs together."""
+    of, to = (devices.find(given[side]) for side in ("of", "to"))
+    each = [
+        getattr(card, given["field"]) * (card.num_sms if "_per_sm" in given["field"] else 1)
+        for card in (of, to)
+    ]
+    yield Seen(cell=f"{of.name} over {to.name}", value=each[0] / each[1])
+
+
+def _product(given: Any, _: Callable[[str], list[Row]]) -> Iterator[Seen]:
+    """Arithmetic: the factors' product."""
+    yield Seen(cell=" · ".join(f"{x:g}" for x in given), value=float(math.prod(given)))
+
+
+_TIMED = {"time_s", "flops_per_s", "peak_fraction"}
+
+_KINDS: Mapping[str, Callable[[Any, Callable[[str], list[Row]]], Iterator[Seen]]] = {
+    "ratio": _ratio, "value": _value, "slope": _slope, "ran": _ran, "device": _device, "product": _product,
+}  # fmt: skip
+
+
+def _key(row: Row, names: Iterable[str]) -> tuple[Any, ...]:
+    return tuple(row.get(name) for name in names)
+
+
+def _name(row: Row) -> str:
+    parts = {
+        "implementation": "", "pass": "", "batch": "b", "num_heads": "h", "seqlen_q": "n", "kv_len": "kv",
+        "head_dim": "d", "dtype": "", "options": "",
+    }  # fmt: skip
+    said = [f"{short}{row[name]}" for name, short in parts.items() if row.get(name) not in (None, "")]
+    return " ".join([*said, *(["causal"] if row.get("causal") else [])])
+
+
+def markdown(judged: Iterable[Judged]) -> str:
+    """A table of claims, and below it what was measured of each."""
+    lines = ["| claim | source and conditions | what is seen here | verdict |", "|---|---|---|---|"]
+    for one in judged:
+        claim = one.claim
+        where = f"{claim.source}; {claim.conditions}"
+        lines.append(f"| {claim.says} | {where} | {one.shown} | {one.verdict} |")
+    return "\n".join(lines)

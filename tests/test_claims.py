@@ -1,0 +1,125 @@
+"""The literature's claims: verdicts follow from the rows alone, and the page is what the command prints."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_cli_help import options
+
+from flashbench import claims, kernels
+from flashbench.cli import main
+from flashbench.errors import RunFileError, UsageError
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE, RESULTS = ROOT / "configs" / "claims.toml", ROOT / "reports" / "h100-sxm"
+HEAD = 'name = "x"\nsays = "it is so"\nsource = "s"\nconditions = "c"\ncommand = "flashbench run"\n'
+RATIO = (
+    "[[claim]]\n" + HEAD + "at_least = 2\nat_most = 4\n"
+    'ratio = [{ of = { file = "r.json", implementation = "a" }, '
+    'to = { file = "r.json", implementation = "b" } }]'
+)  # fmt: skip
+
+
+def row(implementation: str, time_s: float, **more: Any) -> dict[str, Any]:
+    return {"implementation": implementation, "time_s": time_s, "batch": 1, "seqlen_q": 16, **more}
+
+
+def judged(tmp_path: Path, text: str, *rows: dict[str, Any]) -> claims.Judged:
+    (tmp_path / "claims.toml").write_text(text)
+    if rows:
+        (tmp_path / "r.json").write_text(json.dumps({"rows": rows}))
+    [one] = claims.judge(claims.load(tmp_path / "claims.toml"), tmp_path)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict"),
+    [
+        ((2.0, 4.0), "holds"),
+        ((1.9, 4.1), "does not hold"),
+        ((3.0, 4.1), "holds in 1 of 2 cells"),
+        ((), "not measured"),
+    ],
+)
+def test_a_verdict_follows_from_the_cells(tmp_path: Path, times: tuple[float, ...], verdict: str) -> None:
+    rows = [
+        one for n, t in enumerate(times, 1) for one in (row("a", t, seqlen_q=n), row("b", 1.0, seqlen_q=n))
+    ]
+    one = judged(tmp_path, RATIO, *rows)
+    assert one.verdict == verdict
+    assert [seen.value for seen in one.found] == list(times)
+    assert ("flashbench run" in one.shown) == (not times)
+
+
+def test_only_cells_that_differ_in_nothing_else_are_set_beside_each_other(tmp_path: Path) -> None:
+    one = judged(
+        tmp_path, RATIO, row("a", 3.0, dtype="bf16"), row("b", 1.0, dtype="fp16"), row("a", 2.0, dtype="fp16")
+    )
+    assert [seen.value for seen in one.found] == [2.0]
+
+
+def test_spread_is_that_of_both_sides(tmp_path: Path) -> None:
+    samples = [1.0, 1.0, 1.1, 1.3, 1.3]
+    one = judged(tmp_path, RATIO, row("a", 2.2, samples_s=[2 * x for x in samples]), row("b", 1.1))
+    assert one.found[0].spread == pytest.approx(0.3 / 1.1)
+    assert "spread ≤ 27.3 %" in one.shown
+
+
+@pytest.mark.parametrize(("power", "verdict"), [(1.0, "holds"), (2.0, "does not hold")])
+def test_a_slope_is_the_exponent_of_the_length(tmp_path: Path, power: float, verdict: str) -> None:
+    text = f'[[claim]]\n{HEAD}at_least = 0.9\nat_most = 1.1\nslope = {{ file = "r.json", metric = "bytes" }}'
+    rows = [row("a", 1.0, seqlen_q=n, batch=64 // n, bytes=(64 // n) * n**power) for n in (4, 8, 16)]
+    one = judged(tmp_path, text, *rows)
+    assert one.verdict == verdict
+    assert one.found[0].value == pytest.approx(power)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[claim", "is no TOML"), ("x = 1", "has no [[claim]]"),
+        ('[[claim]]\nnme = "x"', "'nme' is not known"), ('[[claim]]\nname = "x"', "says must be text"),
+        ("[[claim]]\n" + HEAD.rpartition("command")[0], "must be given"),
+        (f'[[claim]]\n{HEAD}at_most = "2"', "at_most must be a number"),
+        (RATIO + "\nproduct = [1]", "one of ratio"), (f"[[claim]]\n{HEAD}ratio = [1]", "claim x: TypeError"),
+        (f'[[claim]]\n{HEAD}ratio = [{{ of = {{ file = "r.json" }} }}]', "claim x: KeyError: 'to'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_claim_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as error:
+        judged(tmp_path, text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("[]")
+    with pytest.raises(RunFileError, match="has no rows"):
+        judged(tmp_path, RATIO)
+
+
+def test_every_claim_is_measured_by_a_command_that_there_is() -> None:
+    known = claims.load(FILE)
+    assert len({one.name for one in known}) == len(known)
+    for one in known:
+        assert bool(one.command) != (bool(one.untestable) or "product" in one.seen), one.name
+        if not one.command:
+            continue
+        program, command, *rest = shlex.split(one.command)
+        assert program == "flashbench"
+        assert {word for word in rest if word.startswith("--")} <= set(options(command)), one.name
+        names = rest[rest.index("--impls") + 1].split(",") if "--impls" in rest else []
+        assert set(names) <= set(kernels.registry()), one.name
+
+
+def test_the_page_is_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["claims", str(FILE), "--results", str(RESULTS), "--markdown"])
+    assert stop.value.code == 0
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    shown = re.findall(r"<!-- claims -->\n(.*)\n<!-- /claims -->", page, flags=re.DOTALL)
+    assert shown == [capsys.readouterr().out.rstrip("\n")], "flashbench claims --markdown"
