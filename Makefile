@@ -8,6 +8,7 @@
 #   make h100-peers  the bundled kernel beside the fastest others on an H100
 #   make fuzz        random command lines and files for FUZZ_S seconds (600), then how many there were
 #   make lint        ruff and mypy
+#   make docs        the docs as a site in build/site; a warning is an error
 #   make baseline    what the exact gate holds changes to, from the code as it is: commit the result on purpose
 #
 # TORCH=…  another torch: a version (TORCH=2.11.0), a wheel (TORCH=./torch-….whl) or a requirement.
@@ -30,7 +31,7 @@ export PYTHONPATH :=
 
 PEERS := flashbench-out/h100-peers
 
-.PHONY: run h100-peers test test-full test-oldest fuzz lint gate measured-exactly baseline clean
+.PHONY: run h100-peers test test-full test-oldest fuzz lint docs gate measured-exactly baseline clean
 
 run: $(VENV)/.run-installed
 	$(BIN)/flashbench run $(ARGS)
@@ -57,6 +58,10 @@ lint: $(VENV)/.test-installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(VENV)/.docs-installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo build/site/index.html
 
 gate: measured-exactly
 	$(BIN)/flashbench compare $(VENV)/gate.json --baseline configs/baselines/ci-static --fail-on changed || \
@@ -85,6 +90,10 @@ $(VENV)/.run-installed: $(VENV)/.made pyproject.toml
 $(VENV)/.test-installed: $(VENV)/.made pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[test,lint]'
 	@touch $@ $(VENV)/.run-installed
+
+$(VENV)/.docs-installed: $(VENV)/.made pyproject.toml
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	@touch $@
 
 # The oldest Triton lies beside the newest, in a folder that PYTHONPATH puts first;
 # its interpreter needs numpy < 2.4.

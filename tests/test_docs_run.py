@@ -1,4 +1,4 @@
-"""What the pages on one's own kernel, on Python, flash-attn and several cards show runs as it stands."""
+"""What the pages that lead a new user by the hand show runs as it stands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flashbench import kernels
 from flashbench.kernels import Target, _triton
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("own.md", "python.md", "ring.md", "flash-attn.md")
+PAGES = ("index.md", "own.md", "python.md", "ring.md", "flash-attn.md")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -23,6 +23,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_there_is_something_to_run() -> None:
+    assert len(blocks("index.md", "console")) == 1
     assert len(blocks("own.md", "console")) == 1
     assert len(blocks("own.md", "python")) == 1
     assert len(blocks("python.md", "python")) == 2
