@@ -130,6 +130,31 @@ def test_gradcheck_holds_on_the_kernels_themselves(causal: bool, fast: bool) -> 
 
 
 @interpreted
+@pytest.mark.parametrize("how", ["fast", pytest.param("every", marks=pytest.mark.slow)])
+def test_gradcheck_holds_on_the_kernels_in_fp64(how: str) -> None:
+    """The same kernels with fp64 in place of fp32, which the interpreter alone can do."""
+    program = Path(__file__).with_name("gradients_fp64.py")
+    done = subprocess.run([sys.executable, program, how], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Input #")
+@pytest.mark.parametrize(
+    "more", [{}, {"causal": True}, {"causal": True, "window": (2, 0)}, {"softcap": 1.5}], ids=str
+)
+def test_gradcheck_holds_on_a_gpu_in_fp32(more: dict[str, Any]) -> None:
+    """IEEE fp32: central differences of eps 1e-2 err by some 1e-5, by rounding and by their third order."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(1, heads, 5, 16, generator=generator).cuda().requires_grad_() for heads in (2, 1, 1)
+    )
+    assert torch.autograd.gradcheck(
+        lambda q, k, v: flashbench.attention(q, k, v, **more), (q, k, v), eps=1e-2, atol=1e-3, rtol=1e-3
+    )
+
+
+@interpreted
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["bhsd", pytest.param("bshd", marks=pytest.mark.slow)])
 def test_the_operators_are_what_torch_takes_them_for(layout: str) -> None:
