@@ -71,6 +71,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "slopes of each": {"alibi_slopes": torch.stack((SLOPES, SLOPES.flip(0))), "causal": True},
 }
 
+SLOW = "causal", "window", "slopes"
+"""What the others of OPTIONS have, too."""
+
 
 def of_plain(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "deterministic"}
@@ -85,7 +88,13 @@ def test_arguments_are_those_of_the_package(name: str, monkeypatch: pytest.Monke
 
 
 @runs
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(x, marks=[pytest.mark.slow] if name in SLOW else [], id=name)
+        for name, x in OPTIONS.items()
+    ],
+)
 def test_dense_attention_and_its_gradients(options: dict[str, Any]) -> None:
     q, k, v = qkv(7, 11)
     o, lse, nothing = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, **options)
@@ -115,7 +124,11 @@ def test_packed_tensors_are_their_parts() -> None:
 
 
 @runs
-@pytest.mark.parametrize("slopes", [SLOPES, torch.stack((SLOPES, SLOPES))], ids=["one", "of each"])
+@pytest.mark.parametrize(
+    "slopes",
+    [pytest.param(SLOPES, marks=pytest.mark.slow), torch.stack((SLOPES, SLOPES))],
+    ids=["one", "of each"],
+)
 def test_dropout_is_drawn_by_torchs_seed_and_told(slopes: Tensor) -> None:
     q, k, v = qkv(24, 33)
     options: dict[str, Any] = {"causal": True, "window_size": (20, 0), "alibi_slopes": slopes, "softcap": 2.0}
