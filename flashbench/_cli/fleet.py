@@ -38,7 +38,7 @@ Devices = Annotated[
 Address = Annotated[
     str | None,
     typer.Option(
-        help="With --executor ray: the cluster, such as auto or HOST:6379. Default: RAY_ADDRESS, else a new one.",
+        help="With --executor ray: auto or HOST:6379. Default: RAY_ADDRESS, else a cluster of this host.",
         metavar="ADDRESS",
         rich_help_panel=_PANEL,
     ),

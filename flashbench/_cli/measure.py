@@ -339,7 +339,7 @@ def summary(
     fixed = [
         f"{name} {first[name]}"
         for name in first
-        if name in _SHAPE and name not in varies and first[name] != "none"
+        if name in _SHAPE and name not in (*varies, "card") and first[name] != "none"
     ]
     names = list(dict.fromkeys(map(_header, cells)))
     columns = [Column(name=name, header=name, justify="right") for name in (*varies, *names)]
@@ -370,4 +370,5 @@ _SHAPE: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "heads": lambda c: _pair(c["num_heads"], c["num_kv_heads"]),
     "seqlen": lambda c: _pair(c["seqlen_q"], c["seqlen_k"], _length),
     "pass": lambda c: c["pass"],
+    "card": lambda c: c.get("card") or "none",
 }

@@ -87,10 +87,11 @@ def _gpu(name: str) -> Card:
 
 
 ROW = ("device", "num_sms", "total_bytes", "cpu_threads")
-"""What a row of a fleet says of its card beside ``environment.ROW_FIELDS``: it may be of another kind than the
-header's."""
+"""What a row of a fleet says of its card beside ``environment.ROW_FIELDS``: it may be of another kind than
+the header's."""
 
 
 def row_facts(facts: Mapping[str, Any], neighbours: list[str]) -> dict[str, Any]:
-    """What is added to a row's environment. facts: of its card."""
-    return {**{name: facts.get(name) for name in ROW}, "neighbours": neighbours}
+    """The environment of a row. facts: of its card."""
+    own = {**environment.row_fields(facts), **{name: facts.get(name) for name in ROW}}
+    return {**own, "neighbours": neighbours}

@@ -27,23 +27,23 @@ def longest_first(cells: Sequence[Cell], target: Target, options: RunOptions) ->
 class Deal:
     """Groups in order, for so many cards, each in a thread of its own.
 
-    Nobody gets one before all have asked or left: until then some of them compile. Nobody goes home before all
-    is done: a card may be lost, and its group is somebody else's then.
+    Nobody gets one before all have gathered or left: until then some of them compile. Nobody goes home before
+    all is done: a card may be lost, and its group is somebody else's then.
     """
 
     def __init__(self, groups: Iterable[Group], cards: int) -> None:
         self._left = deque(groups)
         self._cards = cards
-        self._asked = 0
+        self._here = 0
         self._at_work = 0
         self._change = threading.Condition()
 
     def gather(self, stop: Callable[[], bool]) -> None:
         """Wait until every other card is here too."""
         with self._change:
-            self._asked += 1
+            self._here += 1
             self._change.notify_all()
-            while self._asked < self._cards and not stop():
+            while self._here < self._cards and not stop():
                 self._change.wait(LOOK_EVERY_S)
 
     def take(self, stop: Callable[[], bool]) -> Group | None:

@@ -22,7 +22,7 @@ from flashbench.runner import LOST, OnProgress, OnRecord, RunOptions
 log = logging.getLogger("flashbench")
 
 _Event = Cell | Record | Mapping[str, float] | BaseException
-"""What a card's thread tells: a cell begins, its row, what a card's time went to when it is done, an error."""
+"""What a card's thread tells: a cell begins, its row, where its time went once it is done, an error."""
 
 
 @dataclass(kw_only=True)
@@ -79,7 +79,7 @@ class Local:
     ) -> dict[str, float]:
         """Measure the cells as Bench.run does; both callbacks are called in this thread alone.
 
-        Of what it returns, precompile_s and starting_s are of all workers together, of which there are workers.
+        Of what it returns, precompile_s and starting_s are of all workers together; workers: how many.
         """
         start = time.monotonic()
         deal = Deal(longest_first(cells, self.target, self._options), len(self._seats))
@@ -136,8 +136,7 @@ class Local:
             elif not self._halted:
                 neighbours = self._neighbours.of(*seat.place)
                 measured.add(record.cell)
-                facts = {**record.environment, **row_facts(seat.card.facts, neighbours)}
-                events.put(replace(record, environment=facts))
+                events.put(replace(record, environment=row_facts(seat.card.facts, neighbours)))
 
         measured = set[Cell]()
         names = list(dict.fromkeys(cell.implementation for cell in cells))[number :: len(self._seats)]

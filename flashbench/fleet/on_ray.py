@@ -4,11 +4,11 @@
         fleet.options = RunOptions(environment=fleet.facts)
         fleet.run(cells, on_record, on_progress)
 
-An actor holds its card for the sweep (``num_gpus=1``; on the CPU a core), so that no task of somebody else comes
-between, and a worker with torch imported and kernels compiled serves every group (``ray_actor.py``). Rows come
-back when a group is done. A group whose actor is lost with its node is measured elsewhere, from its start; as
-its rows were never told, each cell has one. Actors are asked for again as nodes come and go. Where the process
-that called ``run`` is lost, its file has what was done, and resuming it measures the rest.
+An actor holds its card for the sweep (``num_gpus=1``; on the CPU a core): no task of somebody else comes in
+between, and one worker with torch imported and kernels compiled serves every group (``ray_actor.py``). Rows
+come back when a group is done. A group whose actor is lost with its node is measured elsewhere, from its
+start; as its rows were never told, each cell has one. Actors are asked for again as nodes come and go. Where
+the process that called ``run`` is lost, its file has what was done, and resuming it measures the rest.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ log = logging.getLogger("flashbench")
 EXTRA = "pip install 'flashbench[ray]'"
 TRIES = 3
 """A group that was lost with its actor so often has rows that say so."""
+STARTS = 10
+"""So many actors in a row that do not start are the end of the sweep."""
 LOOK_EVERY_S = 1.0
 """So often the cluster is looked at for more cards, and whether to stop."""
 PROBE_S = 300.0
@@ -73,8 +75,9 @@ class OnRay:
     """Where cells are measured, as a Bench.
 
     target_type: ``cuda``, ``cpu``, or None for GPUs where the cluster has some. address: of a cluster, None
-    for RAY_ADDRESS or else one that is started here. accelerator_type: cards of that kind alone, as Ray calls it
-    (``H100``). Raises UnavailableError where no such cluster or card is.
+    for RAY_ADDRESS or else one that is started here. accelerator_type: cards of that kind alone, as Ray
+    calls it (``H100``). command: starts a worker, for tests. Raises UnavailableError where no such cluster
+    or card is.
 
     target, facts: of the first card that answered, by which the sweep is planned. options: to be set before
     ``run``.
@@ -93,6 +96,7 @@ class OnRay:
         self._hands: dict[Any, _Hand] = {}
         self._left = deque[Group]()
         self._lost = Counter[Group]()
+        self._failed = 0
         self._neighbours = Neighbours()
         self.target, self.facts = self._probe()
 
@@ -204,7 +208,7 @@ class OnRay:
         """The rows of an answer; of one that is lost none, and its group is the next that somebody gets."""
         if hand.facts is None and not isinstance(answer, BaseException):
             self._refuse_other(answer["facts"])
-            hand.facts = answer["facts"]
+            hand.facts, self._failed = answer["facts"], 0
             return ()
         group, hand.group = hand.group, ()
         rows: list[Record] = []
@@ -214,10 +218,13 @@ class OnRay:
             self._neighbours.end(*hand.place)
             more = row_facts(hand.facts, neighbours)
             rows = [] if reason else [record_from_json(row) for row in answer]
-            rows = [replace(row, environment={**row.environment, **more}) for row in rows]
+            rows = [replace(row, environment=more) for row in rows]
             reason = reason or next((row.reason or "" for row in rows if _is_lost(row)), "")
         if not reason:
             return rows
+        self._failed += hand.facts is None
+        if self._failed >= STARTS:
+            raise UnavailableError(f"--executor 'ray': {STARTS} cards in a row did not start, last: {reason}")
         where = " on ".join(reversed(hand.place)) if hand.facts else "a card that did not start"
         log.warning("%s: %s; its cells are measured elsewhere", where, reason)
         hand.facts = None

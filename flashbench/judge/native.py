@@ -18,7 +18,10 @@ UNKNOWN = "unknown"
 
 def run_of(file: RunFile) -> Run:
     """The run that a file holds; its metrics are worked out when they are asked for."""
-    about = file.header.get("environment") or {}
+    about = dict(file.header.get("environment") or {})
+    kinds = {record.environment.get("device_name") for record in file.records} - {None}
+    if len(kinds) > 1:  # each cell says its own
+        about |= {"device_name": None, "power_limit_w": None}
     value_of = table.values_of(file)
     return Run(
         path=file.path,
@@ -46,6 +49,7 @@ def _conditions(about: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
 def _measured(record: Record, value_of: Callable[[Record, str], float | None]) -> Measured:
     samples = record.samples
     told = {name: getattr(samples, name, None) for name in ("cache", "flush", "method", "load")}
+    told["device"] = record.environment.get("device_name")
     problem = record.cell.problem
     return Measured(
         samples=partial(_samples, record, value_of),
