@@ -84,6 +84,7 @@ class Bench:
         self.target = target
         self.options = options
         self._in_process = in_process
+        self._dropped = False
         self._supply = Supply(self._setup, command, surroundings)
         self._names: Sequence[str] = ()
         self._timed: list[Record] = []
@@ -92,6 +93,7 @@ class Bench:
         self._keep: OnRecord = lambda _: None
 
     def __enter__(self) -> Self:
+        self._dropped = False
         return self
 
     def __exit__(
@@ -100,7 +102,8 @@ class Bench:
         self.drop()
 
     def drop(self) -> None:
-        """End the worker, from any thread; a cell that is at work ends as one whose process died."""
+        """End the worker for good, from any thread: a cell that is at work has no row."""
+        self._dropped = True
         self._supply.drop()
 
     def overheads(self, *, cupti: bool) -> dict[str, Any]:
@@ -152,7 +155,7 @@ class Bench:
     def _group(self, cells: Sequence[Cell], stop: Callable[[], bool]) -> None:
         """Cells of one work: together; where one ends that, the others together, then that one."""
         batches = [_Batch(cells=cells)]
-        while batches and not stop():
+        while batches and not (self._dropped or stop()):
             batch = batches.pop(0)
             blame = self._measure(batch)
             if blame is not None:
@@ -173,7 +176,7 @@ class Bench:
             serving = self._supply.get()
         except death.Ended as error:
             outcome = {"status": "skipped", "reason": f"{LOST}: no process to measure in: {error}"}
-            for cell in batch.rest:
+            for cell in () if self._dropped else batch.rest:
                 self._begin(cell)
                 self._keep(self.row(cell, outcome))
                 batch.measured.add(cell)
@@ -189,7 +192,9 @@ class Bench:
                 outcome = {"status": error.status, "reason": str(error)}
                 # between two cells nobody is to blame
                 return (
-                    None if current in batch.measured else _Blame(cell=current, outcome=outcome, again=True)
+                    None
+                    if current in batch.measured or self._dropped
+                    else _Blame(cell=current, outcome=outcome, again=True)
                 )
             except death.Silent:
                 reason = f"no sign of life for {duration(self._limit_s(current))}{self._supply.where()}"

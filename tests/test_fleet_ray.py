@@ -1,0 +1,141 @@
+"""A sweep on a real Ray cluster of several nodes, each with processes of its own, all on this host."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import faults
+import pytest
+from attention import problem
+from test_stopped import Run
+
+from flashbench import runfile
+from flashbench.problem import Cell
+from flashbench.profilers import Policy
+from flashbench.record import Record
+from flashbench.runner import RunOptions
+
+pytestmark = pytest.mark.slow
+ray = pytest.importorskip("ray", reason="the package ray is not installed (flashbench[ray])")
+
+QUICK = Policy(limit_s=0.001, min_samples=3, max_samples=3, warmup=1)
+MOST_MS = 50.0
+"""Of the time of a cell, what scheduling may take."""
+
+
+def cells_of(problems: int) -> list[Cell]:
+    return [
+        Cell(implementation=name, problem=problem(batch=1, num_heads=1, num_kv_heads=1, seqlen_q=n), pass_="fwd")
+        for n in range(1, problems + 1)
+        for name in ("naive", "sdpa")
+    ]  # fmt: skip
+
+
+class Nodes:
+    """A head without cores, and nodes with one core each."""
+
+    def __init__(self, count: int) -> None:
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster(
+            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
+        )
+        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(count)]
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def kill(self) -> None:
+        """The last node dies at once with its processes."""
+        self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+
+
+@pytest.fixture
+def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    made = Nodes(request.param)
+    yield made
+    ray.shutdown()
+    made.cluster.shutdown()
+
+
+def fleet_on(nodes: Nodes, **options: Any) -> Any:
+    from flashbench.fleet.on_ray import OnRay
+
+    made = OnRay(target_type="cpu", address=nodes.address, command=options.pop("command", None))
+    made.options = RunOptions(environment=made.facts, policy=QUICK, **options)
+    return made
+
+
+@pytest.mark.parametrize("nodes", [3], indirect=True)
+def test_a_node_that_is_killed_costs_no_cell_and_none_is_measured_twice(nodes: Nodes) -> None:
+    cells, rows = cells_of(200), list[Record]()
+
+    def keep(record: Record) -> None:
+        rows.append(record)
+        at_work = {one.environment["device"] for one in rows}
+        if len(at_work) == 3 and len(nodes.nodes) == 3:
+            nodes.kill()
+
+    with fleet_on(nodes, command=faults.LIGHT) as fleet:
+        spent = fleet.run(cells, keep)
+    assert len(nodes.nodes) == 2, "three cards were at work, and one was killed"
+    assert Counter(one.cell.key for one in rows) == Counter(cell.key for cell in cells)
+    assert {one.status for one in rows} == {"ok"}
+    assert spent["workers"] == 3
+    groups = {(one.cell.problem, one.environment["device"]) for one in rows}
+    assert len(groups) == 200, "a group stays on one card"
+
+
+@pytest.mark.parametrize("nodes", [2], indirect=True)
+def test_the_driver_is_killed_and_resume_measures_the_rest(nodes: Nodes, tmp_path: Path) -> None:
+    line = [
+        sys.executable, "-m", "flashbench", "run", "--executor", "ray", "--address", nodes.address,
+        "--device", "cpu", "--impls", "naive,sdpa", "--seqlens", "16-256", "--head-dims", "16", "--dtypes",
+        "fp32", "--causal", "both", "--passes", "fwd,bwd", "--out", str(tmp_path), "--verbose",
+    ]  # fmt: skip
+    run = Run(line)
+    run.until(lambda text: "[7/" in text)
+    run.process.send_signal(signal.SIGKILL)
+    run.process.wait()
+    before = runfile.load(tmp_path / "results.jsonl").records
+    total = len(runfile.load(tmp_path / "results.jsonl").header["cells"])
+    assert 7 <= len(before) < total
+    again = Run([*line, "--resume"])
+    said = again.end()
+    assert again.process.returncode == 0, said
+    found = runfile.load(tmp_path / "results.jsonl")
+    assert len(found.records) == total == len({one.cell.key for one in found.records})
+    assert found.records[: len(before)] == before
+    assert found.notes == ()
+    assert runfile.verify(tmp_path / "results.jsonl").ok
+
+
+@pytest.mark.parametrize("nodes", [4], indirect=True)
+def test_a_thousand_tiny_cells_on_four_workers(nodes: Nodes, record_property: Any) -> None:
+    cells, rows, at = cells_of(500), list[Record](), list[float]()
+
+    def keep(record: Record) -> None:
+        at.append(time.monotonic())
+        rows.append(record)
+
+    with fleet_on(nodes) as fleet:
+        spent = fleet.run(cells, keep)
+    assert Counter(one.cell.key for one in rows) == Counter(cell.key for cell in cells)
+    assert {one.status for one in rows} == {"ok"}
+    assert spent["workers"] == 4
+    # once all four are at work: until then they import torch
+    first = max(next(t for t, row in zip(at, rows, strict=True) if row.environment["device"] == device)
+                for device in {row.environment["device"] for row in rows})  # fmt: skip
+    steady = [row for t, row in zip(at, rows, strict=True) if t > first]
+    overhead_s = ((at[-1] - first) * 4 - sum(row.wall_s for row in steady)) / len(steady)
+    print(f"{len(steady)} cells in {at[-1] - first:.1f} s: {1e3 * overhead_s:.1f} ms a cell on top")
+    record_property("overhead_ms", 1e3 * overhead_s)
+    assert len(steady) > 500
+    assert 1e3 * overhead_s <= MOST_MS
