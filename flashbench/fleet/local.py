@@ -67,8 +67,17 @@ class Local:
             seat.bench.drop()
 
     def overheads(self, *, cupti: bool) -> dict[str, Any]:
-        """As of Bench, on the first card."""
-        return self._seats[0].bench.overheads(cupti=cupti)
+        """As of Bench, on the first card, while the workers of the others start."""
+        if self.target.type != "cuda":
+            return {}
+        others = [threading.Thread(target=seat.bench.ready, daemon=True) for seat in self._seats[1:]]
+        for other in others:
+            other.start()
+        try:
+            return self._seats[0].bench.overheads(cupti=cupti)
+        finally:
+            for other in others:
+                other.join()
 
     def run(
         self,

@@ -22,6 +22,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -105,6 +106,11 @@ class Bench:
         """End the worker for good, from any thread: a cell that is at work has no row."""
         self._dropped = True
         self._supply.drop()
+
+    def ready(self) -> None:
+        """Start the worker now, where it will have something to do soon; that it does not start is told then."""
+        with suppress(death.Ended):
+            self._supply.get()
 
     def overheads(self, *, cupti: bool) -> dict[str, Any]:
         """What timing itself costs, as profilers.measure_overheads; {} on a CPU and where it fails."""
