@@ -230,9 +230,10 @@ def test_options_that_do_not_go_together_are_one_line(
 
 
 def cli_code(*line: str) -> int:
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as stop:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["flashbench", *line])
-        cli.main()
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
     return int(stop.value.code or 0)
 
 

@@ -30,8 +30,9 @@ MOST_MS = 50.0
 
 
 def cells_of(problems: int) -> list[Cell]:
+    small = {"batch": 1, "num_heads": 1, "num_kv_heads": 1}
     return [
-        Cell(implementation=name, problem=problem(batch=1, num_heads=1, num_kv_heads=1, seqlen_q=n), pass_="fwd")
+        Cell(implementation=name, problem=problem(**small, seqlen_q=n), pass_="fwd")
         for n in range(1, problems + 1)
         for name in ("naive", "sdpa")
     ]  # fmt: skip
@@ -43,9 +44,8 @@ class Nodes:
     def __init__(self, count: int) -> None:
         from ray.cluster_utils import Cluster
 
-        self.cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False}
-        )
+        head = {"num_cpus": 0, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(count)]
 
     @property

@@ -86,21 +86,29 @@ def devices(values: Mapping[str, Any]) -> tuple[str, ...]:
     return cards.parse(values.get("devices", "all"), "--devices")
 
 
-def on_ray(values: Mapping[str, Any]) -> OnRay | None:
-    """The cluster of ``--executor ray``, connected. Raises UnavailableError."""
+def first(values: Mapping[str, Any]) -> str | None:
+    """The device by which a sweep is planned, None where it is to be found. Raises SpecError."""
+    asked = next(iter(devices(values)), values.get("device"))
+    return "cuda" if asked == "all" else asked
+
+
+def target(asked: str | None, values: Mapping[str, Any]) -> tuple[Target, OnRay | None]:
+    """The first of the cards, and with ``--executor ray`` the cluster, connected. Raises UnavailableError."""
     if values.get("executor") != "ray":
-        return None
+        from flashbench import environment
+
+        return environment.target(asked), None
     from flashbench.fleet.on_ray import OnRay
 
-    asked = values.get("device")
-    return OnRay(
+    cluster = OnRay(
         target_type=asked.partition(":")[0] if asked else None, address=values.get("address"),
         accelerator_type=values.get("accelerator_type"),
     )  # fmt: skip
+    return cluster.target, cluster
 
 
 def bench(
-    target: Target, options: RunOptions, values: Mapping[str, Any], cluster: OnRay | None,
+    where: Target, options: RunOptions, values: Mapping[str, Any], cluster: OnRay | None,
     cells: Sequence[Cell],
 ) -> Bench | Local | OnRay:  # fmt: skip
     """Where the cells are measured."""
@@ -115,7 +123,7 @@ def bench(
         return cluster
     if names := devices(values):
         return fleet.Local(fleet.cards_of(names), options)
-    return Bench(target, options, in_process=here)
+    return Bench(where, options, in_process=here)
 
 
 def _only_here(cells: Sequence[Cell]) -> bool:

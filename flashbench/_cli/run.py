@@ -252,8 +252,8 @@ def resolve(line: dict[str, str | bool], config: str | None, *, allow_impl: bool
     if not allow_impl and "impl" not in typed:
         options.refuse_own(filed.get("impl", ()), f"--config {config!r}", ", or --allow-impl")
     joined = sweep.combine(typed, filed)
-    options.own(joined.get("impl", ()))
     fleet.check(joined)
+    options.own(joined.get("impl", ()))
     out = check_out(joined.get("out"), resume=joined.get("resume") is True)
     before = _earlier(out / RESULTS, joined) if out and joined.get("resume") else {}
     earlier = sweep.parse(before, lambda name: f"{name} in the header of {out}", known)
@@ -272,14 +272,10 @@ def resolve(line: dict[str, str | bool], config: str | None, *, allow_impl: bool
             raise UsageError("--energy: a CPU's energy is not measured; accepted with a GPU")
         return values, sweep.sweep_of(values).cells()
 
-    asked = next(iter(fleet.devices(joined)), joined.get("device"))
-    asked = "cuda" if asked == "all" else asked
+    asked = fleet.first(joined)
     if asked is not None:
         complete(asked.split(":")[0])
-    from flashbench import environment
-
-    cluster = fleet.on_ray(joined)
-    target = environment.target(asked) if cluster is None else cluster.target
+    target, cluster = fleet.target(asked, joined)
     values, cells = complete(target.type)
     options.settle(dict.fromkeys(cell.implementation for cell in cells), target)
     texts = sweep.combine(line, file, before, sweep.DEFAULTS[target.type])

@@ -108,7 +108,7 @@ class Bench:
         self._supply.drop()
 
     def ready(self) -> None:
-        """Start the worker now, where it will have something to do soon; that it does not start is told then."""
+        """Start the worker ahead of its work; where it does not start, that is told then."""
         with suppress(death.Ended):
             self._supply.get()
 
