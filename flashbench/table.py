@@ -66,15 +66,17 @@ def named(files: Sequence[RunFile]) -> list[tuple[str, RunFile]]:
     """
     found = []
     for name, file in zip(run_names([file.path for file in files]), files, strict=True):
-        kinds = dict.fromkeys(record.environment.get("device_name") for record in file.records)
+        usual = (file.header.get("environment") or {}).get("device_name")
+        kinds: dict[Any, list[Record]] = {}
+        for record in file.records:
+            kinds.setdefault(record.environment.get("device_name") or usual, []).append(record)
         if len(kinds) < 2:
             found.append((name, file))
             continue
-        for kind in kinds:
-            rows = tuple(one for one in file.records if one.environment.get("device_name") == kind)
+        for kind, rows in kinds.items():
             header = {key: value for key, value in file.header.items() if key != "calibration"}
             header |= {"environment": dict(rows[0].environment), "cells": [one.cell.key for one in rows]}
-            found.append((f"{name} on {kind}", replace(file, header=header, records=rows)))
+            found.append((f"{name} on {kind}", replace(file, header=header, records=tuple(rows))))
             file = replace(file, numerics=(), blocks=(), timings=())  # of the first alone
     return found
 

@@ -30,10 +30,14 @@ MOST_MS = 50.0
 
 
 def cells_of(problems: int) -> list[Cell]:
-    small = {"batch": 1, "num_heads": 1, "num_kv_heads": 1}
+    small = [
+        problem(batch=1, num_heads=heads, num_kv_heads=heads, seqlen_q=n)
+        for heads in range(1, problems // 16 + 2)
+        for n in range(1, 17)
+    ]
     return [
-        Cell(implementation=name, problem=problem(**small, seqlen_q=n), pass_="fwd")
-        for n in range(1, problems + 1)
+        Cell(implementation=name, problem=one, pass_="fwd")
+        for one in small[:problems]
         for name in ("naive", "sdpa")
     ]  # fmt: skip
 
@@ -73,11 +77,18 @@ def fleet_on(nodes: Nodes, **options: Any) -> Any:
     return made
 
 
+def gather(fleet: Any) -> None:
+    """Wait until every card is there: the first would do a short sweep alone while others import torch."""
+    ray.wait(list(fleet._hands), num_returns=len(fleet._hands), timeout=240.0)
+
+
 @pytest.mark.parametrize("nodes", [3], indirect=True)
 def test_a_node_that_is_killed_costs_no_cell_and_none_is_measured_twice(nodes: Nodes) -> None:
     cells, rows = cells_of(200), list[Record]()
 
     def keep(record: Record) -> None:
+        if not rows:
+            gather(fleet)
         rows.append(record)
         at_work = {one.environment["device"] for one in rows}
         if len(at_work) == 3 and len(nodes.nodes) == 3:
@@ -122,6 +133,8 @@ def test_a_thousand_tiny_cells_on_four_workers(nodes: Nodes, record_property: An
     cells, rows, at = cells_of(500), list[Record](), list[float]()
 
     def keep(record: Record) -> None:
+        if not rows:
+            gather(fleet)
         at.append(time.monotonic())
         rows.append(record)
 

@@ -96,7 +96,7 @@ class OnRay:
         self._hands: dict[Any, _Hand] = {}
         self._left = deque[Group]()
         self._lost = Counter[Group]()
-        self._failed = 0
+        self._failed, self._looked = 0, 0.0
         self._neighbours = Neighbours()
         self.target, self.facts = self._probe()
 
@@ -182,7 +182,10 @@ class OnRay:
         return protocol.target_from_json(found["target"]), found["facts"]
 
     def _hire(self) -> None:
-        """Ask for as many actors as there are cards for, and groups."""
+        """Ask for as many actors as there are cards for, and groups; not more often than LOOK_EVERY_S."""
+        if self._hands and time.monotonic() - self._looked < LOOK_EVERY_S:
+            return
+        self._looked = time.monotonic()
         waiting = sum(not hand.group for hand in self._hands.values())
         room = self._has("GPU" if self._type == "cuda" else "CPU") - len(self._hands)
         for _ in range(min(room, len(self._left) - waiting)):
