@@ -17,10 +17,15 @@ LOOK_EVERY_S = 0.2
 Group = Sequence[Cell]
 
 
-def longest_first(cells: Sequence[Cell], target: Target, options: RunOptions) -> list[Group]:
-    """The groups of the cells, by the time that the plan expects of them; as they came where it is equal."""
+def expected(cells: Sequence[Cell], target: Target, options: RunOptions) -> dict[Cell, float]:
+    """The time that the plan expects of each cell, seconds."""
     planned = plan.plan(cells, target, timed=options.time, energy=options.energy, load=options.load)
-    expected_s = {one.cell: one.expected_s for one in planned}
+    return {one.cell: one.expected_s for one in planned}
+
+
+def longest_first(cells: Sequence[Cell], target: Target, options: RunOptions) -> list[Group]:
+    """The groups of the cells, by the time that is expected of them; as they came where it is equal."""
+    expected_s = expected(cells, target, options)
     return sorted(runner.groups(cells), key=lambda group: -sum(expected_s[cell] for cell in group))
 
 

@@ -6,9 +6,10 @@
 
 An actor holds its card for the sweep (``num_gpus=1``; on the CPU a core): no task of somebody else comes in
 between, and one worker with torch imported and kernels compiled serves every group (``ray_actor.py``). Rows
-come back when a group is done. A group whose actor is lost with its node is measured elsewhere, from its
-start; as its rows were never told, each cell has one. Actors are asked for again as nodes come and go. Where
-the process that called ``run`` is lost, its file has what was done, and resuming it measures the rest.
+come back when a call is done: a group, or some short ones. What was at work on a node that is lost is
+measured elsewhere, from its start; as its rows were never told, each cell has one. Actors are asked for again
+as nodes come and go. Where the process that called ``run`` is lost, its file has what was done, and resuming
+it measures the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from flashbench._runner.outcomes import duration, what
 from flashbench.errors import UnavailableError, UsageError
 from flashbench.fleet import ray_actor
 from flashbench.fleet.cards import row_facts
-from flashbench.fleet.deal import Group, Neighbours, longest_first
+from flashbench.fleet.deal import Group, Neighbours, expected, longest_first
 from flashbench.isolation import Bench, protocol
 from flashbench.problem import Cell
 from flashbench.record import Record
@@ -41,6 +42,9 @@ TRIES = 3
 """A group that was lost with its actor so often has rows that say so."""
 STARTS = 10
 """So many actors in a row that do not start are the end of the sweep."""
+CALL_S, CALLS = 1.0, 4
+"""Short groups are sent together, as long as they are expected to take CALL_S; but so that each card has
+CALLS calls of what is left, as the cards are to finish together."""
 LOOK_EVERY_S = 1.0
 """So often the cluster is looked at for more cards, and whether to stop."""
 PROBE_S = 300.0
@@ -49,7 +53,8 @@ PROBE_S = 300.0
 
 @dataclass(eq=False, kw_only=True)
 class _Hand:
-    """An actor and what it does. facts: of its card, once it is there. group: what it measures."""
+    """An actor and what it does. facts: of its card, once it is there. group: what it measures,
+    which is several where they are short."""
 
     actor: Any
     facts: Mapping[str, Any] | None = None
@@ -95,6 +100,8 @@ class OnRay:
         self.options = RunOptions()
         self._hands: dict[Any, _Hand] = {}
         self._left = deque[Group]()
+        self._expected: Mapping[Cell, float] = {}
+        self._cards = 1
         self._lost = Counter[Group]()
         self._failed, self._looked = 0, 0.0
         self._neighbours = Neighbours()
@@ -125,6 +132,7 @@ class OnRay:
         """
         start, most, begun = time.monotonic(), 0, 0
         self._left = deque(map(tuple, longest_first(cells, self.target, self.options)))
+        self._expected = expected(cells, self.target, self.options)
         while self._left or any(hand.group for hand in self._hands.values()):
             if stop():
                 self._left.clear()
@@ -135,9 +143,9 @@ class OnRay:
                 for record in self._taken(hand, answer):
                     on_record(record)
                 if hand.facts is not None and self._left:
-                    on_progress(begun, len(cells), self._left[0][0])
-                    begun += len(self._left[0])
                     self._give(hand)
+                    on_progress(begun, len(cells), hand.group[0])
+                    begun += len(hand.group)
             most = max(most, sum(bool(hand.group) for hand in self._hands.values()))
         return {"wall_s": time.monotonic() - start, "workers": float(most)}
 
@@ -187,7 +195,8 @@ class OnRay:
             return
         self._looked = time.monotonic()
         waiting = sum(not hand.group for hand in self._hands.values())
-        room = self._has("GPU" if self._type == "cuda" else "CPU") - len(self._hands)
+        self._cards = self._has("GPU" if self._type == "cuda" else "CPU")
+        room = self._cards - len(self._hands)
         for _ in range(min(room, len(self._left) - waiting)):
             actor = self._new()
             self._hands[actor.about.remote()] = _Hand(actor=actor)
@@ -241,8 +250,12 @@ class OnRay:
         return self._rows(group, {"status": "skipped", "reason": said})
 
     def _give(self, hand: _Hand) -> None:
-        """Have it measure the next group."""
+        """Have it measure the next group, or some short ones."""
+        more = len(self._left) // (CALLS * max(1, self._cards))
         hand.group = self._left.popleft()
+        while more > 1 and sum(self._expected[cell] for cell in hand.group) < CALL_S:
+            hand.group = (*hand.group, *self._left.popleft())
+            more -= 1
         self._neighbours.begin(*hand.place)
         setup = protocol.setup_to_json(self.target, self.options, elapsed_s=0.0, timed=(), names=())
         cells = [cell.to_json() for cell in hand.group]
