@@ -85,7 +85,7 @@ class OnRay:
     or card is.
 
     target, facts: of the first card that answered, by which the sweep is planned. options: to be set before
-    ``run``.
+    ``run``. calls_s: what calls took on their nodes so far; what cards waited beside it is scheduling.
     """
 
     def __init__(
@@ -102,6 +102,7 @@ class OnRay:
         self._left = deque[Group]()
         self._expected: Mapping[Cell, float] = {}
         self._cards = 1
+        self.calls_s = 0.0
         self._lost = Counter[Group]()
         self._failed, self._looked = 0, 0.0
         self._neighbours = Neighbours()
@@ -229,7 +230,8 @@ class OnRay:
             neighbours = self._neighbours.of(*hand.place) if group else []
             self._neighbours.end(*hand.place)
             more = row_facts(hand.facts, neighbours)
-            rows = [] if reason else [record_from_json(row) for row in answer]
+            rows = [] if reason else [record_from_json(row) for row in answer["rows"]]
+            self.calls_s += 0.0 if reason else answer["wall_s"]
             rows = [replace(row, environment=more) for row in rows]
             reason = reason or next((row.reason or "" for row in rows if _is_lost(row)), "")
         if not reason:

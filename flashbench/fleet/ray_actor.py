@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -30,8 +31,12 @@ class Measurer:
         """The card: ``target`` and ``facts`` as JSON."""
         return {"target": asdict(self._target), "facts": json_able(self._facts)}
 
-    def measure(self, options: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Rows of the cells of one group. options: as of protocol.setup_to_json, those of the first call."""
+    def measure(self, options: Mapping[str, Any], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """``rows`` of the cells, and ``wall_s`` that they took here.
+
+        options: as of protocol.setup_to_json, those of the first call.
+        """
+        start = time.monotonic()
         if self._bench is None:
             known = protocol.options_from_json(options, self._target)
             # the time budget is the driver's to keep: it knows when the sweep began
@@ -39,7 +44,7 @@ class Measurer:
             self._bench = Bench(self._target, own, command=self._command)
         rows: list[Record] = []
         self._bench.run([Cell.from_json(cell) for cell in cells], rows.append)
-        return [record_to_json(row) for row in rows]
+        return {"rows": [record_to_json(row) for row in rows], "wall_s": time.monotonic() - start}
 
 
 def _device(target_type: str) -> str:
