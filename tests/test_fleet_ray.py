@@ -135,7 +135,9 @@ def test_a_thousand_tiny_cells_on_four_workers(nodes: Nodes, record_property: An
     def keep(record: Record) -> None:
         if not rows:
             gather(fleet)
-            begin.append((time.monotonic(), fleet.calls_s, len(fleet._left)))
+            start = time.monotonic()
+            done = [ray.get(ref)["wall_s"] for ref, hand in fleet._hands.items() if hand.group]
+            begin.append((start, fleet.calls_s + sum(done), len(fleet._left)))
         rows.append(record)
 
     with fleet_on(nodes) as fleet:
@@ -150,4 +152,4 @@ def test_a_thousand_tiny_cells_on_four_workers(nodes: Nodes, record_property: An
     print(f"{2 * groups} cells in {end - start:.1f} s: scheduling takes {1e3 * overhead_s:.1f} ms a cell")
     record_property("overhead_ms", 1e3 * overhead_s)
     assert 2 * groups > 900
-    assert 1e3 * overhead_s <= MOST_MS
+    assert 0 < 1e3 * overhead_s <= MOST_MS
