@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import re
+import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from flashbench.errors import SpecError, UnavailableError
 from flashbench.kernels import Target
 
 ROW_FIELDS = (
-    "device_name", "uuid", "driver", "cuda", "cudnn", "torch", "triton", "python", "flashbench",
+    "host", "device_name", "uuid", "driver", "cuda", "cudnn", "torch", "triton", "python", "flashbench",
     "source_hash",
 )  # fmt: skip
 """What each record carries of ``collect``; the rest stands once, in the header."""
@@ -175,6 +176,7 @@ def collect(target: Target) -> dict[str, Any]:
     import torch
 
     facts: dict[str, Any] = {
+        "host": socket.gethostname(),
         "device": target.device,
         "device_type": target.type,
         "device_name": target.name,

@@ -40,7 +40,9 @@ def seconds(records: Sequence[Record], timings: Sequence[Mapping[str, Any]]) -> 
     found["compiling ahead"] = sum(one.get("precompile_s", 0.0) for one in timings)
     found["starting workers"] = sum(one.get("starting_s", 0.0) for one in timings)
     if timings:
-        found[ELSE] = sum(one.get("wall_s", 0.0) for one in timings) - sum(found.values())
+        found[ELSE] = sum(one.get("wall_s", 0.0) * one.get("workers", 1.0) for one in timings) - sum(
+            found.values()
+        )
     return found
 
 

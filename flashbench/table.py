@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ PROBLEM_COLUMNS = (
 IDENTITY_COLUMNS = (
     "run", "implementation", "exact", "pass", *PROBLEM_COLUMNS, "options", "status", "reason", "flags",
     "backend", "config", "tuned", "cache", "method", "load", "flush", "device", "not_counted", "not_traced",
-    "band_missed", "limiting", "key",
+    "band_missed", "limiting", "card", "uuid", "key",
 )  # fmt: skip
 COLUMNS = IDENTITY_COLUMNS + tuple(metric.name for metric in METRICS)
 """Every column, in order."""
@@ -59,21 +59,41 @@ def run_names(paths: Sequence[Path | str]) -> list[str]:
     return names
 
 
+def named(files: Sequence[RunFile]) -> list[tuple[str, RunFile]]:
+    """Each file by its run name; one with rows of several kinds of card is as many, named after kinds too.
+
+    The header of such a part says of the machine only what its rows do: the rest is of another card.
+    """
+    found = []
+    for name, file in zip(run_names([file.path for file in files]), files, strict=True):
+        usual = (file.header.get("environment") or {}).get("device_name")
+        kinds: dict[Any, list[Record]] = {}
+        for record in file.records:
+            kinds.setdefault(record.environment.get("device_name") or usual, []).append(record)
+        if len(kinds) < 2:
+            found.append((name, file))
+            continue
+        for kind, rows in kinds.items():
+            header = {key: value for key, value in file.header.items() if key != "calibration"}
+            header |= {"environment": dict(rows[0].environment), "cells": [one.cell.key for one in rows]}
+            found.append((f"{name} on {kind}", replace(file, header=header, records=tuple(rows))))
+            file = replace(file, numerics=(), blocks=(), timings=())  # of the first alone
+    return found
+
+
 def headers(files: Sequence[RunFile]) -> dict[str, Mapping[str, Any]]:
     """The header of each file by the run name that its rows carry."""
-    return {name: file.header for name, file in zip(run_names([f.path for f in files]), files, strict=True)}
+    return {name: file.header for name, file in named(files)}
 
 
 def numerics(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
     """The rows of ``check --numerics`` of each file that has some, by run name."""
-    named = zip(run_names([file.path for file in files]), files, strict=True)
-    return {name: file.numerics for name, file in named if file.numerics}
+    return {name: file.numerics for name, file in named(files) if file.numerics}
 
 
 def blocks(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
     """The rows of ``block`` of each file that has some, by run name."""
-    named = zip(run_names([file.path for file in files]), files, strict=True)
-    return {name: file.blocks for name, file in named if file.blocks}
+    return {name: file.blocks for name, file in named(files) if file.blocks}
 
 
 def ceilings(files: Sequence[RunFile], given: Sequence[Ceilings] = ()) -> dict[str, Ceilings]:
@@ -95,11 +115,17 @@ def ceilings(files: Sequence[RunFile], given: Sequence[Ceilings] = ()) -> dict[s
 def build(files: Sequence[RunFile]) -> DataFrame:
     """One row per record with the columns ``COLUMNS``; several files are told apart by ``run``.
 
+    In the order of the plan, in which several cards do not measure.
+
     Whole metrics are nullable integers, the others floats with NaN for missing.
     """
     join = _Join()
-    named = zip(run_names([file.path for file in files]), files, strict=True)
-    return _frame([row for name, file in named for row in join.rows(name, file)])
+    return _frame([row for name, file in named(files) for row in _as_planned(join.rows(name, file), file)])
+
+
+def _as_planned(rows: list[dict[str, Any]], file: RunFile) -> list[dict[str, Any]]:
+    place = {key: number for number, key in enumerate(file.header.get("cells") or ())}
+    return sorted(rows, key=lambda row: place.get(row["key"], len(place)))
 
 
 def models(table: DataFrame) -> DataFrame:
@@ -174,7 +200,7 @@ class _Join:
         }
         machine = file.header.get("environment") or {}
         return [
-            self.row(run, record, {**machine, **record.environment}, naive.get(_same_work(record)))
+            self.row(run, record, _where(record, machine), naive.get(_same_work(record)))
             for record in file.records
         ]
 
@@ -211,6 +237,7 @@ class _Join:
             "not_traced": compared.why_not_traced(record.trace),
             "band_missed": ", ".join(name for name, one in row.levels.items() if one.within is False) or None,
             "limiting": row.prediction.limiting if samples and row.prediction else None,
+            "card": _card(environment), "uuid": environment.get("uuid"),
             "key": cell.key,
             **{metric.name: metric.compute(row) for metric in METRICS},
         }  # fmt: skip
@@ -264,9 +291,23 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 
 def _same_work(record: Record) -> tuple[Any, ...]:
-    samples = record.samples
+    """What two rows share whose times make a ratio: the card as well."""
+    samples, where = record.samples, record.environment
     how = (samples.cache, samples.method, samples.load) if samples else None
-    return record.cell.problem, record.cell.pass_, how
+    return record.cell.problem, record.cell.pass_, how, where.get("host"), where.get("uuid")
+
+
+def _where(record: Record, machine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is known of where a row was measured: of the header's machine only what holds for its card too."""
+    own = record.environment
+    same = own.get("host") in (None, machine.get("host")) and own.get("uuid") == machine.get("uuid")
+    return {**machine, **own} if same or "uuid" not in own else own
+
+
+def _card(environment: Mapping[str, Any]) -> str | None:
+    """Host and card, such as "node7 cuda:1"; None for files that do not tell."""
+    host, device = environment.get("host"), environment.get("device")
+    return f"{host} {device}" if host and device else None
 
 
 def _device(environment: Mapping[str, Any]) -> devices.Device | None:

@@ -47,6 +47,7 @@ LAYERS = [
         "runner",
         "_runner",
         "isolation",
+        "fleet",
         "runfile",
         "_runfile",
         "plan",

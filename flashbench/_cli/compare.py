@@ -110,6 +110,14 @@ def compare(
     all_: Annotated[
         bool, typer.Option("--all", help="Show cells that are the same as well.", rich_help_panel=_OUTPUT)
     ] = False,
+    cards: Annotated[
+        bool,
+        typer.Option(
+            "--cards",
+            help="Compare the cards of one kind in BASE's files with each other: no NEW.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
     output: Annotated[
         list[str] | None,
         typer.Option(
@@ -142,6 +150,14 @@ def compare(
     options.one_format(json, csv)
     if markdown and (json or csv):
         raise UsageError("--markdown excludes --json and --csv; accepted: one of the three")
+    if cards:
+        if new is not None or baseline is not None:
+            raise UsageError("--cards: has one side; accepted: BASE alone")
+        from flashbench._cli.compare_cards import show
+
+        bounds = {"warn": share(warn or "2%", "--warn"), "fail": share(fail or "5%", "--fail")}
+        show(base, **bounds, json=json, csv=csv, quiet=quiet)
+        return
     from flashbench import judge
     from flashbench.judge.sides import CONDITIONS
 

@@ -20,6 +20,8 @@ from flashbench.errors import EXIT_INTERRUPTED, GateError, UnavailableError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
+    from flashbench.fleet import Local
+    from flashbench.fleet.on_ray import OnRay
     from flashbench.isolation import Bench
     from flashbench.kernels import Target
     from flashbench.problem import Cell
@@ -41,7 +43,7 @@ def measure(request: Request) -> None:
     console.listen(quiet=request.flag("quiet"))
     out = request.out or new_folder(request.target)
     results = out / RESULTS
-    about = environment.collect(request.target)
+    about = dict(request.cluster.facts) if request.cluster else environment.collect(request.target)
     quiet = request.flag("quiet")
     try:
         with terminable(), sweep(request, results, about) as writer:
@@ -89,10 +91,9 @@ def new_folder(target: Target) -> Path:
 def sweep(request: Request, results: Path, about: dict[str, Any]) -> Iterator[Writer]:
     """Measure what is missing into the file, and leave it open for what follows; the device is free then."""
     from flashbench import console
-    from flashbench.isolation import Bench
+    from flashbench._cli import fleet
 
-    here = request.flag("in_process") or _only_here(request.cells)
-    bench = Bench(request.target, _how(request, about), in_process=here)
+    bench = fleet.bench(request.target, _how(request, about), request.values, request.cluster, request.cells)
     with ExitStack() as stack:
         with bench:
             writer, missing = _open(request, results, about, bench)
@@ -103,16 +104,8 @@ def sweep(request: Request, results: Path, about: dict[str, Any]) -> Iterator[Wr
         yield writer
 
 
-def _only_here(cells: Sequence[Cell]) -> bool:
-    """Whether one of them is of a function that no other process finds."""
-    from flashbench import kernels
-
-    origins = [kernels.get(name).origin for name in {cell.implementation for cell in cells}]
-    return any(origin.here for origin in origins if origin)
-
-
 def _open(
-    request: Request, results: Path, about: dict[str, Any], bench: Bench
+    request: Request, results: Path, about: dict[str, Any], bench: Bench | Local | OnRay
 ) -> tuple[Writer, Sequence[Cell]]:
     """The file to append to and the cells that it lacks."""
     from flashbench import ceilings, console, runfile
@@ -162,7 +155,7 @@ def _how(request: Request, about: dict[str, Any]) -> RunOptions:
     )
 
 
-def _run(request: Request, bench: Bench, cells: Sequence[Cell], writer: Writer) -> None:
+def _run(request: Request, bench: Bench | Local | OnRay, cells: Sequence[Cell], writer: Writer) -> None:
     """Measure the cells. Raises KeyboardInterrupt where it was stopped, once what was at work is kept."""
     from flashbench import console, units
     from flashbench._cli import live
@@ -346,7 +339,7 @@ def summary(
     fixed = [
         f"{name} {first[name]}"
         for name in first
-        if name in _SHAPE and name not in varies and first[name] != "none"
+        if name in _SHAPE and name not in (*varies, "card") and first[name] != "none"
     ]
     names = list(dict.fromkeys(map(_header, cells)))
     columns = [Column(name=name, header=name, justify="right") for name in (*varies, *names)]
@@ -377,4 +370,5 @@ _SHAPE: Mapping[str, Callable[[dict[str, Any]], str]] = {
     "heads": lambda c: _pair(c["num_heads"], c["num_kv_heads"]),
     "seqlen": lambda c: _pair(c["seqlen_q"], c["seqlen_k"], _length),
     "pass": lambda c: c["pass"],
+    "card": lambda c: c.get("card") or "none",
 }

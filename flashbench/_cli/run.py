@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashbench._cli import options
+from flashbench._cli import fleet, options
 from flashbench._cli.feature_options import with_features
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
+    from flashbench.fleet.on_ray import OnRay
     from flashbench.kernels import Target
     from flashbench.problem import Cell
     from flashbench.tuned import Tuned as TunedFile
@@ -146,6 +147,10 @@ def run(
     ] = None,
     time_budget: TimeBudget = None,
     cell_timeout: CellTimeout = None,
+    executor: fleet.Executor = None,
+    devices: fleet.Devices = None,
+    address: fleet.Address = None,
+    accelerator_type: fleet.AcceleratorType = None,
     in_process: Annotated[
         bool | None,
         options.flag(
@@ -211,7 +216,7 @@ def _remark(model: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A resolved command line: every option's value, where it runs and what."""
+    """A resolved command line: every option's value, where it runs and what. cluster: of --executor ray."""
 
     values: Mapping[str, Any]
     texts: Mapping[str, str | bool]
@@ -219,6 +224,7 @@ class Request:
     cells: tuple[Cell, ...]
     out: Path | None
     tuned: TunedFile | None = None
+    cluster: OnRay | None = None
 
     def flag(self, name: str) -> bool:
         """True where the flag is on."""
@@ -246,6 +252,7 @@ def resolve(line: dict[str, str | bool], config: str | None, *, allow_impl: bool
     if not allow_impl and "impl" not in typed:
         options.refuse_own(filed.get("impl", ()), f"--config {config!r}", ", or --allow-impl")
     joined = sweep.combine(typed, filed)
+    fleet.check(joined)
     options.own(joined.get("impl", ()))
     out = check_out(joined.get("out"), resume=joined.get("resume") is True)
     before = _earlier(out / RESULTS, joined) if out and joined.get("resume") else {}
@@ -265,21 +272,20 @@ def resolve(line: dict[str, str | bool], config: str | None, *, allow_impl: bool
             raise UsageError("--energy: a CPU's energy is not measured; accepted with a GPU")
         return values, sweep.sweep_of(values).cells()
 
-    asked = joined.get("device")
+    asked = fleet.first(joined)
     if asked is not None:
         complete(asked.split(":")[0])
-    from flashbench import environment
-
-    target = environment.target(asked)
+    target, cluster = fleet.target(asked, joined)
     values, cells = complete(target.type)
     options.settle(dict.fromkeys(cell.implementation for cell in cells), target)
     texts = sweep.combine(line, file, before, sweep.DEFAULTS[target.type])
-    kept = (*sweep.ASKED, *runfile.CONDITIONS, "time_budget", *KEPT)
+    kept = (*sweep.ASKED, *runfile.CONDITIONS, "time_budget", *KEPT, *fleet.TOLD)
     return Request(
         values=values,
         texts={name: texts[name] for name in kept if name in texts},
         target=target,
         cells=cells,
+        cluster=cluster,
         out=out,
         tuned=options.tuned(values.get("tuned"), target, quiet=values.get("quiet") is True),
     )

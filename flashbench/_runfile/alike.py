@@ -35,7 +35,9 @@ def of_another_source(record: Record, sources: Mapping[str, str]) -> bool:
 def refuse_unlike(found: RunFile, environment: Mapping[str, Any], options: Mapping[str, Any]) -> None:
     """Raise UsageError where rows measured now would not compare with those of the file."""
     before, now = found.header["environment"].get("device_name"), environment.get("device_name")
-    if before != now:
+    fleets = found.header["options"].get("executor") and options.get("executor")
+    types = {one.get("device_type") for one in (found.header["environment"], environment)}
+    if before != now and not (fleets and len(types) == 1):
         raise UsageError(
             f"{found.path} was measured on {before!r}; this is {now!r}, and a file holds one kind of device",
             hint="choose another --out",

@@ -21,7 +21,8 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -74,17 +75,18 @@ class Bench:
     """Where cells are measured.
 
     in_process: in this process instead, for a debugger and for what cannot crash. command: starts a worker,
-    for tests.
+    for tests. surroundings: environment variables that the worker has beside this process's.
     """
 
     def __init__(
         self, target: Target, options: RunOptions, *, in_process: bool = False,
-        command: Sequence[str] | None = None,
+        command: Sequence[str] | None = None, surroundings: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.target = target
         self.options = options
         self._in_process = in_process
-        self._supply = Supply(self._setup, command)
+        self._dropped = False
+        self._supply = Supply(self._setup, command, surroundings)
         self._names: Sequence[str] = ()
         self._timed: list[Record] = []
         self._began = time.monotonic()
@@ -92,12 +94,23 @@ class Bench:
         self._keep: OnRecord = lambda _: None
 
     def __enter__(self) -> Self:
+        self._dropped = False
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """End the worker for good, from any thread: a cell that is at work has no row."""
+        self._dropped = True
         self._supply.drop()
+
+    def ready(self) -> None:
+        """Start the worker ahead of its work; where it does not start, that is told then."""
+        with suppress(death.Ended):
+            self._supply.get()
 
     def overheads(self, *, cupti: bool) -> dict[str, Any]:
         """What timing itself costs, as profilers.measure_overheads; {} on a CPU and where it fails."""
@@ -115,18 +128,23 @@ class Bench:
         on_record: OnRecord,
         on_progress: OnProgress = lambda *_: None,
         stop: Callable[[], bool] = runner.never,
+        *,
+        groups: Iterable[Sequence[Cell]] | None = None,
+        ahead: Sequence[Cell] | None = None,
     ) -> dict[str, float]:
         """Measure the cells as runner.run_cells does; of what it returns starting_s is that of workers.
 
         A record comes as soon as it is there: where a worker was lost, not in the order of the cells.
+        groups: those of the cells that are measured here, of which the next is asked for once the one before
+        is done. ahead: of the cells, those that are compiled before; both are all where not given.
         """
         if self._in_process:
             return runner.run_cells(cells, self.target, self.options, on_record, on_progress, stop)
         start = self._began = time.monotonic()
         self._names = list(dict.fromkeys(cell.implementation for cell in cells))
         self._keep, self._begin = on_record, _once(on_progress, len(cells))
-        compiled_s = self._precompile(cells)
-        for group in runner.groups(cells):
+        compiled_s = self._precompile(cells if ahead is None else ahead)
+        for group in runner.groups(cells) if groups is None else groups:
             self._group(group, stop)
         wall_s = time.monotonic() - start
         return {"wall_s": wall_s, "precompile_s": compiled_s, "starting_s": self._supply.starting_s}
@@ -143,7 +161,7 @@ class Bench:
     def _group(self, cells: Sequence[Cell], stop: Callable[[], bool]) -> None:
         """Cells of one work: together; where one ends that, the others together, then that one."""
         batches = [_Batch(cells=cells)]
-        while batches and not stop():
+        while batches and not (self._dropped or stop()):
             batch = batches.pop(0)
             blame = self._measure(batch)
             if blame is not None:
@@ -154,7 +172,7 @@ class Bench:
                     batches.append(_Batch(cells=[blame.cell], alone=f"its first try failed: {reason}"))
                 else:
                     log.warning("%s: %s; a new process takes over", blame.cell.key, reason)
-                    self._keep(self._record(blame.cell, blame.outcome))
+                    self._keep(self.row(blame.cell, blame.outcome))
             if batch.rest:
                 batches.insert(0, _Batch(cells=batch.rest, alone=batch.alone))
 
@@ -164,9 +182,9 @@ class Bench:
             serving = self._supply.get()
         except death.Ended as error:
             outcome = {"status": "skipped", "reason": f"{LOST}: no process to measure in: {error}"}
-            for cell in batch.rest:
+            for cell in () if self._dropped else batch.rest:
                 self._begin(cell)
-                self._keep(self._record(cell, outcome))
+                self._keep(self.row(cell, outcome))
                 batch.measured.add(cell)
             return None
         cells = [cell.to_json() for cell in batch.cells]
@@ -180,7 +198,9 @@ class Bench:
                 outcome = {"status": error.status, "reason": str(error)}
                 # between two cells nobody is to blame
                 return (
-                    None if current in batch.measured else _Blame(cell=current, outcome=outcome, again=True)
+                    None
+                    if current in batch.measured or self._dropped
+                    else _Blame(cell=current, outcome=outcome, again=True)
                 )
             except death.Silent:
                 reason = f"no sign of life for {duration(self._limit_s(current))}{self._supply.where()}"
@@ -235,8 +255,8 @@ class Bench:
             self.target, self.options, elapsed_s=elapsed_s, timed=self._timed, names=self._names
         )
 
-    def _record(self, cell: Cell, outcome: Mapping[str, Any]) -> Record:
-        """The row of a cell that no worker told of."""
+    def row(self, cell: Cell, outcome: Mapping[str, Any]) -> Record:
+        """The row of a cell that no worker told of. outcome: its status and reason."""
         implementation = tuned.get(self.options.tuned, cell.implementation)
         return Record(
             cell=cell,

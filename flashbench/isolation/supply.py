@@ -21,13 +21,17 @@ STARTS = 2
 class Supply:
     """Gives out a worker that has had its first message (setup) and is ready.
 
-    starting_s: what starting took so far.
+    starting_s: what starting took so far. surroundings: environment variables that a worker has beside ours.
     """
 
-    def __init__(self, setup: Callable[[], Mapping[str, Any]], command: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, setup: Callable[[], Mapping[str, Any]], command: Sequence[str] | None = None,
+        surroundings: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.starting_s = 0.0
         self._setup = setup
         self._command = command or worker.COMMAND
+        self._surroundings = surroundings or {}
         self._worker: worker.Worker | None = None
         self._pid = 0
 
@@ -49,7 +53,7 @@ class Supply:
         return self._worker
 
     def _start(self) -> None:
-        self._worker = worker.Worker(self._command)
+        self._worker = worker.Worker(self._command, self._surroundings)
         self._worker.send(self._setup())
         message = self.heard(START_S)
         if "raised" in message:

@@ -31,12 +31,14 @@ DUMP_S = 0.3
 class Worker:
     """A worker process. Everything that it started ends with ``kill``, which may be called at any time."""
 
-    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, command: Sequence[str] = COMMAND, surroundings: Mapping[str, str] | None = None
+    ) -> None:
         self._kills = death.oom_kills()
         # a session of its own: Ctrl-C and a hangup of the terminal are the parent's to judge
         self._process = subprocess.Popen(
             [*command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, env=environment.for_child(), start_new_session=True,
+            stderr=subprocess.PIPE, env=environment.for_child(**(surroundings or {})), start_new_session=True,
         )  # fmt: skip
         self._inbox: queue.Queue[bytes | None] = queue.Queue()
         self._output = bytearray()

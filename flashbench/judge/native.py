@@ -18,12 +18,16 @@ UNKNOWN = "unknown"
 
 def run_of(file: RunFile) -> Run:
     """The run that a file holds; its metrics are worked out when they are asked for."""
-    about = file.header.get("environment") or {}
+    about = dict(file.header.get("environment") or {})
+    kinds = {record.environment.get("device_name") for record in file.records} - {None}
+    several = len(kinds) > 1
+    if several:  # each cell says its own
+        about |= {"device_name": None, "power_limit_w": None}
     value_of = table.values_of(file)
     return Run(
         path=file.path,
         kind="flashbench",
-        cells={record.cell.key: _measured(record, value_of) for record in file.records},
+        cells={record.cell.key: _measured(record, value_of, several) for record in file.records},
         conditions=_conditions(about, file.header.get("options") or {}),
         versions={name: str(about[name]) for name in VERSIONS if about.get(name) is not None},
         notes=file.notes,
@@ -43,9 +47,12 @@ def _conditions(about: Mapping[str, Any], options: Mapping[str, Any]) -> dict[st
     return found
 
 
-def _measured(record: Record, value_of: Callable[[Record, str], float | None]) -> Measured:
+def _measured(record: Record, value_of: Callable[[Record, str], float | None], several: bool) -> Measured:
+    """A cell. several: the file is of several kinds of card."""
     samples = record.samples
     told = {name: getattr(samples, name, None) for name in ("cache", "flush", "method", "load")}
+    if several:
+        told["device"] = record.environment.get("device_name")
     problem = record.cell.problem
     return Measured(
         samples=partial(_samples, record, value_of),
