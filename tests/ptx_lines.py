@@ -54,15 +54,11 @@ def _permute(a: Bits, b: Bits, selector: Bits) -> Bits:
     return sum((of[int(selector[0]) >> (4 * n) & 7] << (8 * n) for n in range(4)), np.zeros_like(a))  # type: ignore[return-value]
 
 
-def _larger(a: Any, b: Any) -> Any:
-    return np.fmax(a, b)
-
-
 OPERATIONS: dict[str, Callable[..., Bits]] = {
     "fma.rn.ftz.sat.f32": _f32(lambda a, b, c: np.clip(np.nan_to_num(a * b + c, nan=0.0), 0, 1)),
     "fma.rn.f32": _f32(lambda a, b, c: a * b + c),
     "add.f32": _f32(lambda a, b: a + b),
-    "max.f32": _f32(_larger),
+    "max.NaN.f32": _f32(np.maximum),
     "ex2.approx.ftz.f32": _f32(np.exp2),
     "max.s32": lambda a, b: np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32),
     "fma.rn.f16x2": _f16(lambda a, b, c: a * b + c),

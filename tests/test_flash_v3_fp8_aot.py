@@ -19,9 +19,9 @@ from flashbench.kernels import _compile, _triton
 pytest.importorskip("triton")
 
 SPILLS_ALLOWED = {
-    (3, 6): {(64, False, "2w.n256.s2.q2"): 32, (64, True, "2w.n256.s2.q2"): 12},
+    (3, 6): {(64, False, "2w.n256.s2.q2"): 61, (64, True, "2w.n256.s2.q2"): 69},
     (3, 7): {
-        (64, False, "2w.n256.s2.q2"): 100,
+        (64, False, "2w.n256.s2.q2"): 110,
         (64, True, "2w.n256.s2.q2"): 120,
         (128, False, "2w.n128.s4.q1.max3.e2"): 11,
         (128, False, "2w.n128.s4.q1.max3.e3"): 11,
@@ -91,6 +91,8 @@ def holds(done: _compile.Compiled) -> None:
     moved = done.sass.count("PRMT") - pairs
     assert moved <= (1 if tiles.emulated else 0), "no byte of P is moved but into an emulated pair"
     assert ("VIMNMX3" in done.sass) == tiles.max3
+    if tiles.max3:  # a row's maximum carries a NaN to the threads that have none; scales are held above 0
+        assert len(re.findall(r"\bFMNMX(?!\.NAN)", done.sass)) <= 2 * tiles.warpgroups
     assert len(re.findall(r"F2FP\.SATFINITE", done.sass)) == 2 * tiles.block_k // 4 * tiles.warpgroups
     expected = hopper_configs.ROWS * tiles.block_k // 128 * (8 - tiles.emulated) // 8
     assert all(count >= expected for count in exponentials_in_flight(done.sass)), "while P V is in flight"

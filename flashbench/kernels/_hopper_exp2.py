@@ -20,6 +20,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import _unwrap_if_constexpr, builtin
+from triton.language import PropagateNan
 from triton.runtime.jit import constexpr_function
 
 ROWS = gl.constexpr(64)
@@ -177,7 +178,7 @@ def max_asm(cols):
     for row in (0, 1):
         own = [i for i in range(n) if i % 4 // 2 == row]
         slow.append(
-            [f"mov.f32 f{row}, ${n + own[0]};"] + [f"max.f32 f{row}, f{row}, ${n + i};" for i in own[1:]]
+            [f"mov.f32 f{row}, ${n + own[0]};"] + [f"max.NaN.f32 f{row}, f{row}, ${n + i};" for i in own[1:]]
         )
         left, lines = [f"i{i}" for i in own], []
         while len(left) > 1:
@@ -223,6 +224,15 @@ def log2_of(n):
     return n.bit_length() - 1
 
 
+NAN_TOO = gl.constexpr(PropagateNan.ALL)
+
+
+@gluon.jit
+def larger(a, b):
+    """NaN where either is: without that, threads of a row that have none would hide another's."""
+    return gl.maximum(a, b, propagate_nan=NAN_TOO)
+
+
 @gluon.jit
 def row_max(s, BLOCK_N: gl.constexpr):
     """Maxima of the rows of s; NaN where one is in a row."""
@@ -233,7 +243,8 @@ def row_max(s, BLOCK_N: gl.constexpr):
     own, _unused = gl.split(gl.reshape(own, [ROWS, BLOCK_N // 8, 4, 2]))
     TIMES: gl.constexpr = log2_of(BLOCK_N // 8)
     return gl.convert_layout(
-        gl.max(gl.reshape(first_halves(own, TIMES), [ROWS, 4]), 1), gl.SliceLayout(1, s.type.layout)
+        gl.reduce(gl.reshape(first_halves(own, TIMES), [ROWS, 4]), 1, larger),
+        gl.SliceLayout(1, s.type.layout),
     )
 
 

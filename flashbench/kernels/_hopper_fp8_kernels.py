@@ -153,7 +153,8 @@ def consume(
         old_scale = v_scale
         weight = top
         if new:  # the scores that are issued next are the first of another tile of queries
-            weight = one.finish(total, top - SHIFT, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW)
+            weight = one.finish(total, top - SHIFT, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW,
+                        EMULATED)  # fmt: skip
             total = gl.zeros([ROWS, 4], gl.float32, SUMS)
             top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
             entry = next_entry
@@ -185,9 +186,10 @@ def consume(
         else:
             next_p, alpha, top = probabilities(s, top, factor)
             sums = one.partial_sums(next_p, BLOCK_N)
-            next_p = packed(next_p, E5M2, BLOCK_N)
         grown = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
         total = total * grown + sums
+        if not MAX3:
+            next_p = packed(next_p, E5M2, BLOCK_N)
         # ptxas would leave the exponentials, whose registers P V gives back, until after the wait for it
         next_p = asm.known(next_p, BLOCK_N)
         mbarrier.wait(VFULL.index(stage), phase)
@@ -202,7 +204,8 @@ def consume(
         p = next_p
         before = stage
     product = values(p, VS.index(before), E5M2, BLOCK_N, E, LO)
-    weight = one.finish(total, top - SHIFT, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW)
+    weight = one.finish(total, top - SHIFT, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW,
+                        EMULATED)  # fmt: skip
     product, p = warpgroup_mma_wait(0, [product, p])
     acc += product * v_scale
     one.store_rows(acc, acc, weight, OS, OS, O, O, entry,

@@ -108,7 +108,7 @@ def consume(
         factor = top
         if new:  # the scores that are issued next are the first of another tile of queries
             factor = one.finish(total, one.log_base(top, unit, EMULATED), LSE, entry, heads, seqlen_q, 1.0,
-                                WG, BLOCK_M, ROW)  # fmt: skip
+                                WG, BLOCK_M, ROW, EMULATED)  # fmt: skip
             total = gl.zeros([ROWS, 4], gl.float32, SUMS)
             top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
             entry = next_entry
@@ -177,7 +177,7 @@ def consume(
         acc0, p = warpgroup_mma_wait(0, [acc0, p])
     mbarrier.arrive(VEMPTY.index(before))
     factor = one.finish(total, one.log_base(top, unit, EMULATED), LSE, entry, heads, seqlen_q, 1.0,
-                        WG, BLOCK_M, ROW)  # fmt: skip
+                        WG, BLOCK_M, ROW, EMULATED)  # fmt: skip
     one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry,
                WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
     tma.store_wait(0)

@@ -196,11 +196,12 @@ def partial_sums(p, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def finish(total, top, LSE, entry, heads, seqlen_q, unit, WG: gl.constexpr, BLOCK_M: gl.constexpr,
-           LAYOUT: gl.constexpr):  # fmt: skip
+           LAYOUT: gl.constexpr, EMULATED: gl.constexpr):  # fmt: skip
     """What O is to be multiplied by (0 for a row without keys), once LSE, natural, is written."""
     total = gl.convert_layout(gl.sum(total, 1), LAYOUT)
-    # a NaN stays; a base of +inf comes of a score that emulated exponentials count as nothing, and makes NaN
-    seen = (total != 0) | (top == float("inf"))
+    seen = total != 0  # a NaN stays
+    if EMULATED > 0:  # a base of +inf is of a score that these exponentials count as nothing: NaN
+        seen = seen | (top == float("inf"))
     lse = gl.where(seen, (top * unit + asm.log2(total)) * LN2, float("-inf"))
     tile, b, h = unpacked(entry)
     row = tile * BLOCK_M + WG * ROWS
