@@ -22,6 +22,9 @@ FUSED = ("flash", "sdpa-flash", "sdpa-cudnn")
 OUTSIDE = ("flash-v1", "flash-v2-atomic")
 BUNDLED = sorted({record.cell.implementation for record in counted.records()} & set(_compile.BUNDLED))
 """Implementations with kernels of this package that were counted."""
+BEFORE = {"flash-v2 bwd b4 h16 n4096 d128 fp16 full bias=1hqk"}
+"""Counted when the gradient of a bias still read Q, K, V and dO by the L1: to be counted anew, and then no
+exception, as the tests below would say."""
 LENGTHS = [1024 * 2**step for step in range(7)]
 
 
@@ -75,7 +78,9 @@ def test_cells_that_were_counted_with_another_cut_are_named_as_such() -> None:
             wanted.add(cell.key)
     page = (ROOT / "docs" / "counters.md").read_text(encoding="utf-8")
     listed = page.split("**Counted with another cut**")[1].split(counted.END)[0]
-    assert {line.split("|")[1].strip() for line in listed.splitlines() if line.startswith("| flash")} == wanted
+    assert {
+        line.split("|")[1].strip() for line in listed.splitlines() if line.startswith("| flash")
+    } == wanted
     assert len(counted.bundled()) > len(wanted)
 
 
@@ -94,7 +99,8 @@ def test_each_bundled_kernel_requests_what_the_model_says_within_1_percent() -> 
     assert {"backward", "dkdv", "dq", "delta", "merge", ""} < {counted.kernel(row) for row in rows}
     assert len(rows) >= 250
     for row in rows:
-        assert counted.close(row), (row.record.cell.key, row.level.kernel, row.level.ratio)
+        old = row.record.cell.key in BEFORE and counted.kernel(row) == "dbias"
+        assert counted.close(row) != old, (row.record.cell.key, row.level.kernel, row.level.ratio)
         apart = counted.kernel(row) in ("dkdv", "dbias", "merge")
         assert (counted.spared(row) > 0) == apart, (row.record.cell.key, row.level.kernel)
 
@@ -106,18 +112,11 @@ def test_every_option_that_was_counted_is_shown_cell_by_cell() -> None:
     assert all(f"| {key} |" in shown for key in wanted)
 
 
-NEARBY = {"flash-v2 bwd b4 h16 n4096 d128 fp16 full bias=1hqk"}
-"""Cells of which the L1 answers more than 1 %: between nothing and all that it may."""
-
-
 @pytest.mark.parametrize("implementation", BUNDLED)
 def test_the_bundled_kernels_request_what_the_model_says_within_1_percent(implementation: str) -> None:
     for row in levels("L2 read", implementation):
         key = row.record.cell.key
-        if key in NEARBY:
-            assert row.level.within
-        else:
-            assert row.level.ratio == pytest.approx(1, abs=0.01), key
+        assert (row.level.ratio == pytest.approx(1, abs=0.01)) == (key not in BEFORE), key
 
 
 @pytest.mark.parametrize("implementation", BUNDLED)

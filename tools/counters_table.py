@@ -229,7 +229,7 @@ def moved(found: Sequence[Found]) -> dict[str, list[Op]]:
 def compared_ops(found: Sequence[Found]) -> list[str]:
     """What of naive's ops is within 2 %, and what is not."""
     lines = [
-        "| DRAM bytes of an op | ops | counted/predicted: least | most | within 2 % | most that is missing, of L2 |",
+        "| DRAM bytes of an op | ops | counted/predicted: least | most | within 2 % | missing, of L2 |",
         "|---|---|---|---|---|---|",
     ]
     for what, ops in moved(found).items():
