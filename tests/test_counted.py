@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,19 @@ from flashbench import decoding, iomodel, kernels, presets
 from flashbench.kernels import Target, _compile
 
 ROOT = Path(__file__).parent.parent
-_spec = importlib.util.spec_from_file_location("counters_table", ROOT / "tools" / "counters_table.py")
-assert _spec is not None
-assert _spec.loader is not None
-counted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(counted)
+
+
+def tool(name: str) -> Any:
+    """A script of tools/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+counted = tool("counters_table")
 
 FUSED = ("flash", "sdpa-flash", "sdpa-cudnn")
 OUTSIDE = ("flash-v1", "flash-v2-atomic")
@@ -342,3 +351,15 @@ def test_an_op_counted_again_and_again_reads_the_same_within_1_percent() -> None
 def test_the_page_shows_these_tables() -> None:
     shown = (ROOT / "docs" / "counters.md").read_text(encoding="utf-8")
     assert counted.page() in shown, "run: python tools/counters_table.py --write"
+
+
+def test_the_share_of_a_serial_bound_that_kernels_reach() -> None:
+    efficiency = tool("efficiency_table")
+    assert efficiency.page() in (ROOT / "docs" / "counters.md").read_text(encoding="utf-8")
+    found = efficiency.timed() | efficiency.tuned()
+    assert {key[0] for key in found} == set(efficiency.SHOWN)
+    assert all(0 < value < 1 for values in found.values() for value in values)
+    of_128 = [
+        value for key in found if key[1:3] == ("fwd", 128) and key[0] == "flash-v2" for value in found[key]
+    ]
+    assert min(of_128) > 0.6  # what was expected of a Triton kernel
