@@ -26,7 +26,7 @@ REPORTS = ROOT / "reports" / "h100-sxm"
 FILES = ("results.jsonl", "family/results.jsonl")
 TUNED = {
     "fwd": ("flash-v3.json", "flash-v3-64.json"),
-    "bwd": ("flash-v3-backward.json", "flash-v3-backward-2.json"),
+    "bwd": ("flash-v3-backward.json", "flash-v3-backward-2.json", "flash-v3-backward-wide.json"),
 }
 """Tables of flash-v3's configurations, pass by pass: the fastest that was tried counts."""
 PEERS = ("sdpa", "fa", "flash-v2")
