@@ -19,7 +19,10 @@ _QUIET = typer.Option("--quiet", "-q", help="No notes.")
 
 def report(
     files: Annotated[
-        list[str], typer.Argument(help="Results files (results.jsonl) of 'flashbench run'; several overlay.")
+        list[str],
+        typer.Argument(
+            help="Results files of 'flashbench run', or folders with results.jsonl; several overlay."
+        ),
     ],
     output: Annotated[
         str | None,
@@ -64,6 +67,7 @@ def report(
     from flashbench import console, runfile
 
     _refuse(output, markdown, terminal, figures, extra=bool(format_ or figure or style != "paper"))
+    files = _files(files)
     page = _page(output, files)
     loaded = [runfile.load(name) for name in files]
     results = results_of(loaded, timeline or (), ceilings or ())
@@ -92,6 +96,18 @@ def _refuse(output: str | None, markdown: bool, terminal: bool, figures: str | N
         raise UsageError(f"{' and '.join(given)} exclude each other; accepted: one of them")
     if extra and figures is None:
         raise UsageError("--format, --figure and --style are of --figures; accepted: --figures DIR with them")
+
+
+def _files(texts: Sequence[str]) -> list[str]:
+    """Files as they are, and of folders the results in them, as ``compare`` takes them. Raises UsageError."""
+    from flashbench.judge import sides
+
+    given = [(text, Path(text)) for text in texts]
+    return [
+        str(one)
+        for text, path in given
+        for one in (sides.in_folder(path, "FILE") if text and path.is_dir() else [text])
+    ]
 
 
 def _page(output: str | None, files: Sequence[str]) -> Path | None:
