@@ -19,10 +19,7 @@ _QUIET = typer.Option("--quiet", "-q", help="No notes.")
 
 def report(
     files: Annotated[
-        list[str],
-        typer.Argument(
-            help="Results files of 'flashbench run', or folders with results.jsonl; several overlay."
-        ),
+        list[str], typer.Argument(help="Results of 'flashbench run', or folders with them; several overlay.")
     ],
     output: Annotated[
         str | None,
@@ -67,14 +64,11 @@ def report(
     from flashbench import console, runfile
 
     _refuse(output, markdown, terminal, figures, extra=bool(format_ or figure or style != "paper"))
-    files = _files(files)
-    page = _page(output, files)
+    page = _page(output, files := _files(files))
     loaded = [runfile.load(name) for name in files]
     results = results_of(loaded, timeline or (), ceilings or ())
-    if not quiet:
-        for file in loaded:
-            for text in file.notes:
-                console.note(text)
+    for text in () if quiet else (text for file in loaded for text in file.notes):
+        console.note(text)
     if markdown or terminal or figures:
         _show(results, markdown=markdown, figures=figures, formats=format_, names=figure or [], style=style)
         return
