@@ -169,8 +169,9 @@ DEVICES: tuple[Device, ...] = (
         source="NVIDIA RTX Blackwell white paper, fp32 accumulation",
     ),
     _HOPPER_SXM(name="h100-sxm", reported=("H100 80GB HBM3",), hbm_bytes=80 * GIB,
-          hbm_bytes_per_s=3350e9, source="NVIDIA H100 data sheet; about 3.0 TB/s copy measured;"
-           " L2 9.7 TB/s as gpu-benches measures on an H200, with the same SMs;"
+          hbm_bytes_per_s=3350e9, l2_bytes_per_s=8.9e12,
+          source="NVIDIA H100 data sheet; about 3.0 TB/s copy and, of half the L2, 8.9 TB/s measured"
+           " (flashbench calibrate, reports/h100-sxm/ceilings.json);"
            " clock: the boost that the tensor peaks are quoted at (the highest is 1980 MHz)"),
     _HOPPER(
         name="h100-pcie", l2_bytes_per_s=6.9e12, num_sms=114, reported=("H100 PCIe",), hbm_bytes=80 * GIB,

@@ -31,6 +31,7 @@ from flashbench._iomodel.engine import (
     work,
 )
 from flashbench._iomodel.explain import explain
+from flashbench._iomodel.kv_append import Append, append
 from flashbench._iomodel.models import MODELS
 from flashbench._iomodel.paper import PaperView, crossover, lower_bound, paper_view
 from flashbench._iomodel.roofline import Roofs, roofs
@@ -45,11 +46,11 @@ from flashbench.problem import Problem
 ONCE = frozenset({"standard", "standard-hf", "standard-minimal"})
 """Models that count each operand of a product once: at L2 the tiles of a library's product ask for more."""
 
-__all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Alone", "Band", "BlockMask", "Choice", "Estimate", "Model",
-           "PaperView", "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant",
-           "compulsory", "crossover", "estimate", "explain", "find", "flops", "flops_half_convention",
-           "flops_materialised", "kernels_alone", "known", "lower_bound", "paper_view", "predict", "roofs",
-           "stated", "totals", "whole"]  # fmt: skip
+__all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Alone", "Append", "Band", "BlockMask", "Choice", "Estimate",
+           "Model", "PaperView", "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant",
+           "append", "compulsory", "crossover", "estimate", "explain", "find", "flops",
+           "flops_half_convention", "flops_materialised", "kernels_alone", "known", "lower_bound",
+           "paper_view", "predict", "roofs", "stated", "totals", "whole"]  # fmt: skip
 
 
 def estimate(

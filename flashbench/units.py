@@ -224,6 +224,11 @@ def parse_duration(text: str, option: str) -> float:
     return seconds
 
 
+def many(count: int, noun: str) -> str:
+    """``1 cell``, ``0 cells``, ``2 cells``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def format_length(value: int) -> str:
     """A length as it is typed: 65536 -> "64k", 1000 -> "1000", 1048576 -> "1m"."""
     for suffix, scale in (("m", 1024**2), ("k", 1024)):

@@ -106,7 +106,16 @@ def test_an_imported_file_without_certain_values_is_refused_and_broken_lines_are
     assert "'furlong'" in err.splitlines()[0]
     path.write_text(text[: text.rindex('"(2, 64, 1)"')], encoding="utf-8")
     code, out, err = run(capsys, "--import", str(path), "--json")
-    assert (code, len(json.loads(out)), "1 lines below the header" in err) == (0, 2, True)
+    assert (code, len(json.loads(out)), "1 line below the header" in err) == (0, 2, True)
+    odd = '"Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"\n"","byte","byte"\n"k",'
+    path.write_text(f'{odd}"5","n/a"\n"k","(!) nan","7"\n', encoding="utf-8")
+    code, out, err = run(capsys, "--import", str(path), "--json")
+    assert (code, [row["dram_write_bytes"] for row in json.loads(out)]) == (0, [None, 7])
+    assert "without a number: dram__bytes_write.sum ('n/a'), dram__bytes_read.sum ('(!) nan')" in err
+    path.write_text(f'{odd}"inf",""\n', encoding="utf-8")
+    code, out, err = run(capsys, "--import", str(path))
+    assert (code, out) == (EXIT_UNREADABLE, "")
+    assert "1 kernel, but no counter can be made of what is no number: dram__bytes_read.sum ('inf')" in err
     again = '"dram__bytes_read.sum","dram__bytes_read.sum"'
     path.write_text(f'"Kernel Name",{again}\n"","byte","byte"\n"k","1","2"\n', encoding="utf-8")
     code, out, err = run(capsys, "--import", str(path), "--json")
@@ -220,7 +229,7 @@ def test_what_cannot_be_traced_says_why(capsys: pytest.CaptureFixture[str]) -> N
     code, _, err = run(capsys, "--trace", *SMALL, "--impls", "naive")
     assert (code, "no Triton kernel" in err) == (EXIT_UNAVAILABLE, True)
     code, _, err = run(capsys, "--trace", *SMALL, "--impls", "naive,flash", "--passes", "fwd")
-    assert (code, "1 cells were not traced: naive is no Triton kernel" in err) == (0, True)
+    assert (code, "1 cell not traced: naive is no Triton kernel" in err) == (0, True)
     code, _, err = run(capsys, "--trace", *SMALL, "--trace-limit", "1")
     assert (code, "too many to interpret" in err) == (EXIT_UNAVAILABLE, True)
 

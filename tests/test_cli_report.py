@@ -48,6 +48,13 @@ def test_the_page_stands_beside_the_first_file(capsys: pytest.CaptureFixture[str
     assert "cpu a" in Path("a/report.html").read_text(encoding="utf-8")
 
 
+def test_a_folder_is_its_results(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["a"], capsys) == (0, "a/report.html\n", "")
+    Path("none").mkdir()
+    code, _, err = run(["none"], capsys)
+    assert (code, "FILE 'none': a folder without results; accepted: " in err) == (2, True)
+
+
 def test_several_files_overlay(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["a/results.jsonl", "b/results.jsonl", "-o", "both.html"], capsys) == (0, "both.html\n", "")
     page = Path("both.html").read_text(encoding="utf-8")
@@ -75,7 +82,7 @@ def test_a_page_that_cannot_be_written(page: str, capsys: pytest.CaptureFixture[
     assert len(err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("name", ["", "n" * 5000, "missing", "a/results.jsonl/x", "a"])
+@pytest.mark.parametrize("name", ["", "n" * 5000, "missing", "a/results.jsonl/x"])
 def test_a_file_that_cannot_be_read(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run([name], capsys)
     assert (code, out) == (2, "")

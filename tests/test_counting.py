@@ -417,7 +417,7 @@ def test_a_sweep_is_counted_afterwards_and_what_was_refused_leaves_its_times(
     assert [record.status for record in found] == ["ok", "ok"]
     assert found[0].counters["total"]["dram_read_bytes"] == 2000
     assert found[1].counters == {"reason": "OutOfMemoryError: no"}
-    assert "1 of 2 cells were not counted: OutOfMemoryError: no" in capsys.readouterr().err
+    assert "not counted: 1 of 2 cells: OutOfMemoryError: no" in capsys.readouterr().err
     assert (out / "counters" / "counters-001.csv").exists()
 
 

@@ -117,8 +117,8 @@ def test_the_text_has_a_column_for_the_trace_only_where_there_is_one(
     (record,) = profile([cell()], tmp_path / "b")
     said = capsys.readouterr()
     assert "traced" not in said.out
-    assert "1 cells were not traced: the trace took longer than 9 s" in said.err
-    assert "1 cells counted, 0 outside the model's band at DRAM" in said.err
+    assert "1 cell not traced: the trace took longer than 9 s" in said.err
+    assert "1 cell counted, 0 outside the model's band at DRAM" in said.err
     assert (record.status, record.trace) == ("profiled", {"reason": "the trace took longer than 9 s"})
     total = {"read_bytes": 7, "write_bytes": 0, "atomic_bytes": 0}
     played(monkeypatch, {"difference_bytes": 0, "difference_flops": 0, "total": total, "kernels": []})
@@ -142,7 +142,7 @@ def test_a_wrong_trace_fails_the_command_after_everything_is_kept(
     with pytest.raises(GateError) as stop:
         profile([cell()], tmp_path / "out", quiet=True)
     assert stop.value.exit_code == EXIT_GATE
-    assert f"1 traced cells are not as their model says, first: {cell().key}: {said}" in str(stop.value)
+    assert f"not as their model says: 1 traced cell, first: {cell().key}: {said}" in str(stop.value)
     (record,) = runfile.load(tmp_path / "out" / "results.jsonl").records
     assert record.counters["total"]["l2_read_bytes"] == COUNTED
     assert record.trace == {"tool": apart._tool(), **found}
@@ -185,7 +185,7 @@ def test_an_interrupted_trace_loses_no_cell(
         profile([cell()], tmp_path / "out")
     assert raised.value.exit_code == EXIT_INTERRUPTED
     said = capsys.readouterr()
-    assert "holds 1 of 1 cells" in said.err
+    assert "holds 1 of 1 cell" in said.err
     assert "L2 read" in said.out
     (record,) = runfile.load(tmp_path / "out" / "results.jsonl").records
     assert (record.counters["total"]["l2_read_bytes"], record.trace) == (COUNTED, None)
@@ -219,4 +219,4 @@ def test_a_sweep_is_counted_and_traced_and_a_resumed_one_only_what_is_missing(
     for key, record in after.items():
         if key.startswith("flash"):
             assert record.trace == before.get(key, {"reason": "asked again"})
-    assert "cells traced, 0 differ from the model" in capsys.readouterr().err
+    assert "traced, of them not as modelled: 0" in capsys.readouterr().err

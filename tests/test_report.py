@@ -23,6 +23,8 @@ from flashbench.report import page as page_module
 from flashbench.report.data import KEYS, Results
 from flashbench.report.sections import SECTIONS
 
+ROOT = Path(__file__).resolve().parent.parent
+
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'<b>"
 NAMES = {section.key: section for section in SECTIONS}
 FIGURES = [section for section in SECTIONS if section.figure is not None]
@@ -37,6 +39,18 @@ def results(*files: Any) -> Results:
 def page_of(*files: Any) -> str:
     shown = results(*files)
     return report.build(shown.table, shown.headers)
+
+
+def test_a_page_of_cells_that_were_counted_alone_says_in_one_line_what_it_lacks() -> None:
+    counted = ROOT / "reports" / "h100-sxm" / "counters" / "decode" / "results.jsonl"
+    text = page_of(runfile.load(counted))
+    (told,) = re.findall(r'id="without">([^<]*)<', text)
+    assert told.startswith("No cell was timed. Without data: Who is fastest; Latency; Throughput; ")
+    shown = set(re.findall(r'<section id="([\w-]+)"', text))
+    assert {"joined", "cells"} < shown
+    lacking = told.split(": ")[1].rstrip(".").split("; ")
+    assert {section.title for section in SECTIONS if section.key not in shown} == set(lacking)
+    assert set(re.findall(r'<a href="#([\w-]+)">', text)) <= shown
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
@@ -20,12 +20,18 @@ sys.path[:0] = [str(ROOT)]
 from flashbench import compared, kernels, runfile  # noqa: E402
 from flashbench.compared import Level  # noqa: E402
 from flashbench.devices import find  # noqa: E402
+from flashbench.kernels import Target, _compile  # noqa: E402
 from flashbench.record import Record  # noqa: E402
 
 FOLDER = ROOT / "reports" / "h100-sxm" / "counters"
 PAGE = ROOT / "docs" / "counters.md"
 BEGIN, END = "<!-- counters: tools/counters_table.py --write -->", "<!-- end of counters -->"
 DEVICE = find("h100-sxm")
+CARD = Target(
+    device="cuda", capability=DEVICE.capability, smem_per_block_bytes=DEVICE.smem_per_block_bytes,
+    l2_bytes=DEVICE.l2_bytes, num_sms=DEVICE.num_sms,
+)  # fmt: skip
+"""The same card as a place to run: what would be launched there today."""
 
 
 class Found(NamedTuple):
@@ -51,6 +57,47 @@ def records() -> tuple[Record, ...]:
 def _order(record: Record) -> tuple[object, ...]:
     p = record.cell.problem
     return record.cell.implementation, p.head_dim, p.causal, p.seqlen_k, record.cell.pass_ != "fwd"
+
+
+def cut(implementation: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a cell's bytes: which kernels ran, their tiles and splits. Not warps nor buffers."""
+    tiles = {name: value for name, value in config.items() if name.endswith(("_block_q", "_block_k"))}
+    return {"kernels": str(config.get("kernels", implementation)).partition(":")[0], **tiles}
+
+
+def today(record: Record) -> Mapping[str, Any]:
+    """The configuration with which a bundled implementation runs a counted cell on such a card today."""
+    cell = record.cell
+    return kernels.get(cell.implementation).on_card(cell.problem, cell.pass_, CARD)
+
+
+def bundled() -> list[Record]:
+    """Counted cells of kernels of this package."""
+    return [record for record in records() if record.cell.implementation in _compile.BUNDLED]
+
+
+def recut() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Cells that were counted with another cut than they run with today: key → what differs, then and now."""
+    found = {}
+    for record in bundled():
+        name = record.cell.implementation
+        then, now = cut(name, record.config), cut(name, today(record))
+        fields = [field for field in {**then, **now} if then.get(field) != now.get(field)]
+        if fields:
+            found[record.cell.key] = tuple({field: one.get(field) for field in fields} for one in (then, now))
+    return found
+
+
+def recuts() -> list[str]:
+    """A row per cell that was counted with another cut."""
+    found = recut()
+    if not found:
+        return ["None: every cell was counted with the kernels, tiles and splits that run it today."]
+    lines = ["| cell | counted with | runs today with |", "|---|---|---|"]
+    for key, sides in found.items():
+        then, now = (", ".join(f"{name} {value}" for name, value in one.items()) for one in sides)
+        lines.append(f"| {key} | {then} | {now} |")
+    return lines
 
 
 def _model(record: Record) -> str | None:
@@ -89,6 +136,107 @@ def table(found: Sequence[Found]) -> list[str]:
                 f"| {name} | {pass_} | {level} | {len(rows)} | {least:.3f} | {middle:.3f} | {most:.3f} |"
                 f" {inside}/{len(rows)} |"
             )
+    return lines
+
+
+def kernel(row: Found) -> str:
+    """The name of a kernel in its model; empty of a call that is one kernel."""
+    return row.level.kernel.partition(":")[0]
+
+
+def requested(found: Sequence[Found]) -> list[Found]:
+    """L2 reads of bundled kernels, kernel by kernel; of a call that is one kernel, the call."""
+    reads = [
+        row
+        for row in found
+        if row.level.level == "L2 read" and row.level.value
+        if row.record.cell.implementation in _compile.BUNDLED
+    ]
+    parted = {row.record.cell.key for row in reads if row.level.kernel}
+    return [row for row in reads if row.level.kernel or row.record.cell.key not in parted]
+
+
+def spared(row: Found) -> float:
+    """Of what a kernel asks for, the share that the L1 may answer at most."""
+    assert row.level.value is not None
+    assert row.level.low is not None
+    return 1 - row.level.low / row.level.value
+
+
+def by_kernel(found: Sequence[Found]) -> list[str]:
+    """A row per bundled kernel: L2 reads counted over predicted, and how much the L1 may answer at most."""
+    groups: dict[tuple[str, str, str], list[Found]] = {}
+    for row in requested(found):
+        cell = row.record.cell
+        groups.setdefault((cell.implementation, cell.pass_, kernel(row)), []).append(row)
+    lines = [
+        "| implementation | pass | kernel | launches | counted/predicted: least | median | most |"
+        " of it the L1 may answer | within 1 %, that apart |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (name, pass_, one), rows in sorted(groups.items()):
+        ratios = sorted(row.level.ratio for row in rows if row.level.ratio is not None)
+        least, middle, most = ratios[0], statistics.median(ratios), ratios[-1]
+        share = max(spared(row) for row in rows)
+        held = sum(close(row) for row in rows)
+        lines.append(
+            f"| {name} | {pass_} | {one or 'the only one'} | {len(rows)} | {least:.4f} | {middle:.4f} |"
+            f" {most:.4f} | {f'{share:.1%}' if share else '-'} | {held}/{len(rows)} |"
+        )
+    return lines
+
+
+def close(row: Found) -> bool:
+    """Whether a kernel's L2 reads are the model's to 1 %, but for what the L1 may answer."""
+    assert row.level.ratio is not None
+    return 0.99 - spared(row) <= row.level.ratio <= 1.01
+
+
+class Op(NamedTuple):
+    """DRAM bytes of one op of naive: reads, writes or both."""
+
+    name: str
+    counted: int
+    value: int
+
+    @property
+    def ratio(self) -> float:
+        """Counted over predicted."""
+        return self.counted / self.value
+
+    @property
+    def missing(self) -> float:
+        """What was counted less than predicted, as a share of the L2."""
+        return (self.value - self.counted) / DEVICE.l2_bytes
+
+
+def moved(found: Sequence[Found]) -> dict[str, list[Op]]:
+    """naive op by op, all cells, by what is compared: reads, reads and writes, writes; least ratio first."""
+    levels: dict[str, dict[str, Level]] = {}
+    for row in found:
+        op = row.level.kernel.rpartition(": ")[0]
+        if row.record.cell.implementation == "naive" and op:
+            levels.setdefault(f"{op} of {row.record.cell.key}", {})[row.level.level] = row.level
+    ops: dict[str, list[Op]] = {}
+    for name, found_levels in levels.items():
+        both = found_levels["DRAM read"], found_levels["DRAM write"]
+        for what, some in (("reads", both[:1]), ("reads and writes", both), ("writes", both[1:])):
+            sums = (sum(getattr(one, side) for one in some) for side in ("counted", "value"))
+            ops.setdefault(what, []).append(Op(name, *sums))
+    return {what: sorted(rows, key=lambda op: op.ratio) for what, rows in ops.items()}
+
+
+def compared_ops(found: Sequence[Found]) -> list[str]:
+    """What of naive's ops is within 2 %, and what is not."""
+    lines = [
+        "| DRAM bytes of an op | ops | counted/predicted: least | most | within 2 % | missing, of L2 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for what, ops in moved(found).items():
+        within = sum(abs(op.ratio - 1) <= 0.02 for op in ops)
+        least, most = (f"{op.ratio:.3f} ({op.name})" for op in (ops[0], ops[-1]))
+        missing = max(op.missing for op in ops)
+        lines.append(f"| {what} | {len(ops)} | {least} | {most} | {within}/{len(ops)} | {missing:.1%} |")
     return lines
 
 
@@ -164,7 +312,10 @@ def page() -> str:
         "**Options, decode, fp8 and other shapes, counted over predicted** (bold: outside the band)": others(
             found
         ),
-        "**`naive`, op by op**": operations(found),
+        "**Requested bytes of the bundled kernels, kernel by kernel**": by_kernel(found),
+        "**`naive`, every op of every cell, counted over predicted**": compared_ops(found),
+        "**`naive`, op by op at 4k**": operations(found),
+        "**Counted with another cut** than runs the cell today": recuts(),
     }
     lines = [line for title, rows in parts.items() for line in ("", title, "", *rows)]
     return "\n".join([BEGIN, "", *table(found), *lines, "", END])

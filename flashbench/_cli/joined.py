@@ -103,7 +103,7 @@ def _columns(*, kernels: bool, traced: bool, whole: bool) -> list[Column]:
 
 def notes(records: Sequence[Record], target: Target) -> list[str]:
     """How many cells were counted and traced, how many of them not as modelled, and why not all."""
-    from flashbench import compared, devices
+    from flashbench import compared, devices, units
 
     device = devices.match(target.name, sms=None, memory_bytes=target.total_bytes)
     missed = {
@@ -112,16 +112,18 @@ def notes(records: Sequence[Record], target: Target) -> list[str]:
     }  # fmt: skip
     texts = []
     if counted := sum("total" in record.counters for record in records):
-        texts.append(f"{counted} cells counted, {len(missed)} outside the model's band at DRAM")
+        texts.append(f"{units.many(counted, 'cell')} counted, {len(missed)} outside the model's band at DRAM")
     if traced := sum("total" in (record.trace or {}) for record in records):
-        texts.append(f"{traced} cells traced, {len(wrong(records))} differ from the model")
+        texts.append(f"{units.many(traced, 'cell')} traced, of them not as modelled: {len(wrong(records))}")
     return texts + reasons([compared.why_not_traced(record.trace) for record in records], "traced")
 
 
 def reasons(found: Iterable[str | None], verb: str) -> list[str]:
     """Why cells were not counted or traced, each reason once with how often; None is no reason."""
+    from flashbench import units
+
     counts = Counter(reason for reason in found if reason)
-    return [f"{count} cells were not {verb}: {reason}" for reason, count in counts.items()]
+    return [f"{units.many(count, 'cell')} not {verb}: {reason}" for reason, count in counts.items()]
 
 
 def wrong(records: Sequence[Record]) -> list[str]:

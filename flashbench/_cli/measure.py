@@ -185,7 +185,7 @@ def _run(request: Request, bench: Bench | Local | OnRay, cells: Sequence[Cell], 
 
 def _count(request: Request, results: Path, writer: Writer) -> None:
     """Count the cells that are timed and not counted yet; without counters the sweep stands as it is."""
-    from flashbench import console, counting, runfile
+    from flashbench import console, counting, runfile, units
     from flashbench._cli.profile_counters import RAW
 
     asked = {cell.key for cell in request.cells}
@@ -215,7 +215,7 @@ def _count(request: Request, results: Path, writer: Writer) -> None:
             tuned=request.tuned.path if request.tuned else None,
         )  # fmt: skip
     for reason, count in refused.items():
-        console.warn(f"{count} of {len(cells)} cells were not counted: {reason}")
+        console.warn(f"not counted: {count} of {units.many(len(cells), 'cell')}: {reason}")
 
 
 def _trace(request: Request, results: Path, writer: Writer) -> None:

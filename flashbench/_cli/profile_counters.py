@@ -49,7 +49,7 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
     Raises UnavailableError where nothing can be counted here, GateError where a kernel moves or computes
     other than its model says, or raises, as traced.
     """
-    from flashbench import console, counting, environment, runfile
+    from flashbench import console, counting, environment, runfile, units
     from flashbench._cli import joined
     from flashbench._cli.interrupt import terminable
 
@@ -69,7 +69,7 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
     records = runfile.load(out / RESULTS).records
     joined.show(records, target, kernels=options.kernels, json=options.json, csv=options.csv)
     if stopped:
-        console.warn(f"interrupted; {out / RESULTS} holds {len(records)} of {len(cells)} cells")
+        console.warn(f"interrupted; {out / RESULTS} holds {len(records)} of {units.many(len(cells), 'cell')}")
         raise typer.Exit(EXIT_INTERRUPTED)
     if not options.quiet:
         refused = joined.reasons((record.counters.get("reason") for record in records), "counted")
@@ -80,13 +80,14 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
 
 
 def _verdict(records: Sequence[Record], results: Path) -> None:
+    from flashbench import units
     from flashbench._cli import joined
 
     if records and all("reason" in record.counters for record in records):
         raise UnavailableError(f"no cell was counted: {records[0].counters['reason']}")
     if wrong := joined.wrong(records):
         raise GateError(
-            f"{len(wrong)} traced cells are not as their model says, first: {wrong[0]}",
+            f"not as their model says: {units.many(len(wrong), 'traced cell')}, first: {wrong[0]}",
             hint=f"{results} has it tensor by tensor",
         )
 

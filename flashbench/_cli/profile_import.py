@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ SHOWN = ("time_s", "dram_read_bytes", "dram_write_bytes", "l2_read_bytes", "l2_w
 
 def show(path: str, *, json: bool, csv: bool, quiet: bool) -> None:
     """Print each kernel's counters, in bytes and seconds. Raises UsageError, RunFileError."""
-    from flashbench import console
+    from flashbench import console, units
     from flashbench._profilers import counters, ncu_csv
 
     if not path:
@@ -24,14 +25,18 @@ def show(path: str, *, json: bool, csv: bool, quiet: bool) -> None:
     found = ncu_csv.read(_read(Path(path)), source=f"--import {path!r}", only=counters.READ)
     counted = counters.count(found.kernels)
     if found.dropped and not quiet:
-        console.note(f"{found.dropped} lines below the header are no whole rows (cut off?) and are left out")
+        console.note(
+            f"left out, as no whole rows (cut off?): {units.many(found.dropped, 'line')} below the header"
+        )
+    if found.unread and not quiet:
+        console.note(f"without a number: {_named(found.unread)}")
     if found.twice and not quiet:
         console.note(f"given more than once for a kernel: {', '.join(found.twice)}; the last one counts")
     if not counted:
         raise RunFileError(f"--import {path!r}: the profiler saw no kernel; accepted: a CSV with kernels")
     if not any(value is not None for row in counted for value in row.counters.values()):
         raise RunFileError(
-            f"--import {path!r}: {len(counted)} kernels, but none of the metrics that flashbench reads",
+            f"--import {path!r}: {units.many(len(counted), 'kernel')}, but {_nothing(found.unread)}",
             hint="print the whole report by 'ncu --import REP --page raw --csv' (the default page has other"
             f" names), or profile with --metrics {','.join(counters.metrics(detail=False))}",
         )
@@ -43,7 +48,18 @@ def show(path: str, *, json: bool, csv: bool, quiet: bool) -> None:
     shown = names if everything else [name for name in names if name in SHOWN]
     console.show_table(_columns(shown, everything), rows, json=json, csv=csv)
     if not quiet:
-        console.note(f"{len(rows)} kernels; times are the profiler's, no benchmark")
+        console.note(f"{units.many(len(rows), 'kernel')}; times are the profiler's, no benchmark")
+
+
+def _named(unread: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{name} ({', '.join(map(repr, texts))})" for name, texts in unread.items())
+
+
+def _nothing(unread: Mapping[str, Sequence[str]]) -> str:
+    """Why no counter has a value."""
+    if not unread:
+        return "none of the metrics that flashbench reads"
+    return f"no counter can be made of what is no number: {_named(unread)}"
 
 
 def _read(path: Path) -> str:

@@ -42,14 +42,16 @@ def show(
     options.one_format(json, csv)
     line = {"impls": impls, "head_dims": head_dims, "dtypes": dtypes, "causal": causal, "passes": passes}
     grid, notes = grid_of(options.given(line), arches, gpu)
-    from flashbench import console
+    from flashbench import console, units
     from flashbench._profilers import static
 
     reason = static.why_unavailable()
     if reason is not None:
         raise UnavailableError(f"--static: {reason}")
     if not quiet:
-        console.note(f"compiling {static.kernel_count(grid)} kernels; Triton's cache keeps them")
+        console.note(
+            f"compiling {units.many(static.kernel_count(grid), 'kernel')}; Triton's cache keeps them"
+        )
     try:
         rows = static.profile(grid)
     except UnavailableError as error:
@@ -68,6 +70,8 @@ def show(
 
 def _verdict(failed: Sequence[Mapping[str, Any]], count: int) -> None:
     """Raise GateError where kernels did not compile, naming the first."""
+    from flashbench import units
+
     if failed:
         row = failed[0]
         mask = "causal" if row["causal"] else "full"
@@ -75,7 +79,9 @@ def _verdict(failed: Sequence[Mapping[str, Any]], count: int) -> None:
             f"{row['implementation']} {row['kernel']} {row['arch']} {row['dtype']} d{row['head_dim']} {mask}"
         )
         reason = " ".join(str(row["reason"]).split())
-        raise GateError(f"{len(failed)} of {count} kernels did not compile, first: {name}: {reason}")
+        raise GateError(
+            f"{len(failed)} of {units.many(count, 'kernel')} did not compile, first: {name}: {reason}"
+        )
 
 
 def grid_of(line: Mapping[str, Any], arches: str | None, gpu: str | None = None) -> tuple[Grid, list[str]]:

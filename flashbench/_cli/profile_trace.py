@@ -48,7 +48,7 @@ def show(
 
 
 def _verdict(found: Sequence[tuple[Cell, Mapping[str, Any]]], *, quiet: bool) -> None:
-    from flashbench import console
+    from flashbench import console, units
 
     left_out = _reasons(row["reason"] for _, row in found if "reason" in row)
     traced = [(cell, row) for cell, row in found if "reason" not in row]
@@ -57,14 +57,17 @@ def _verdict(found: Sequence[tuple[Cell, Mapping[str, Any]]], *, quiet: bool) ->
     wrong = [(cell, why_wrong(row)) for cell, row in traced if why_wrong(row)]
     if not quiet:
         for reason, count in left_out.items():
-            console.note(f"{count} cells were not traced: {reason}")
+            console.note(f"{units.many(count, 'cell')} not traced: {reason}")
         without = sum("difference_bytes" in row and row["difference_bytes"] is None for _, row in traced)
-        alone = f"; {without} have no model to differ from" if without else ""
-        console.note(f"{len(traced)} cells traced, {len(wrong)} differ from the model{alone}")
+        alone = f"; without a model to differ from: {without}" if without else ""
+        console.note(
+            f"{units.many(len(traced), 'cell')} traced, of them not as modelled: {len(wrong)}{alone}"
+        )
     if wrong:
         cell, text = wrong[0]
+        among = units.many(len(traced), "cell")
         raise GateError(
-            f"{len(wrong)} of {len(traced)} cells are not as their model says, first: {cell.key}: {text}",
+            f"not as their model says: {len(wrong)} of {among}, first: {cell.key}: {text}",
             hint="'flashbench profile --trace --json' shows it tensor by tensor",
         )
 

@@ -19,7 +19,7 @@ _QUIET = typer.Option("--quiet", "-q", help="No notes.")
 
 def report(
     files: Annotated[
-        list[str], typer.Argument(help="Results files (results.jsonl) of 'flashbench run'; several overlay.")
+        list[str], typer.Argument(help="Results of 'flashbench run', or folders with them; several overlay.")
     ],
     output: Annotated[
         str | None,
@@ -64,13 +64,11 @@ def report(
     from flashbench import console, runfile
 
     _refuse(output, markdown, terminal, figures, extra=bool(format_ or figure or style != "paper"))
-    page = _page(output, files)
+    page = _page(output, files := _files(files))
     loaded = [runfile.load(name) for name in files]
     results = results_of(loaded, timeline or (), ceilings or ())
-    if not quiet:
-        for file in loaded:
-            for text in file.notes:
-                console.note(text)
+    for text in () if quiet else (text for file in loaded for text in file.notes):
+        console.note(text)
     if markdown or terminal or figures:
         _show(results, markdown=markdown, figures=figures, formats=format_, names=figure or [], style=style)
         return
@@ -92,6 +90,18 @@ def _refuse(output: str | None, markdown: bool, terminal: bool, figures: str | N
         raise UsageError(f"{' and '.join(given)} exclude each other; accepted: one of them")
     if extra and figures is None:
         raise UsageError("--format, --figure and --style are of --figures; accepted: --figures DIR with them")
+
+
+def _files(texts: Sequence[str]) -> list[str]:
+    """Files as they are, and of folders the results in them, as ``compare`` takes them. Raises UsageError."""
+    from flashbench.judge import sides
+
+    given = [(text, Path(text)) for text in texts]
+    return [
+        str(one)
+        for text, path in given
+        for one in (sides.in_folder(path, "FILE") if text and path.is_dir() else [text])
+    ]
 
 
 def _page(output: str | None, files: Sequence[str]) -> Path | None:

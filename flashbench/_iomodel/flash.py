@@ -54,6 +54,8 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
     Refined, norm is one more fp32 row vector: refining dQ sums P·K as well (one more product), writes norm
     and delta anew, 8 B per query row; the dK, dV kernel reads norm with lse and delta, 4 B more per row that
     it streams. With ALiBi, dQ reads a slope per program and dK, dV one per query head of the group.
+    Tiles of Q and dO go past the L1 into shared memory; these vectors go by it, which has them for the second
+    of two programs on neighbouring keys that are in step.
     """
     p = problem
     work = _flash_v2(flash_v2.backward, p, tiles, variant)
@@ -86,6 +88,7 @@ def backward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DE
                 **scores.slopes(p, dkdv.ctas * p.group),
                 **scores.lengths(p, dkdv.ctas),
             },
+            nearby=(2 + bool(norm)) * dkdv.read["lse"] * (scores.RESIDENT - 1) // scores.RESIDENT,
         ),
     ]
     steps += [scores.dbias(p, tiles["dq"], d + dv, refined=bool(norm))] if p.bias else []

@@ -11,7 +11,7 @@ from flashbench.flash_configs import SUMMED_ROWS
 from flashbench.problem import Problem
 
 RESIDENT = 2
-"""Programs of dbias that share an H100's SM: 210 registers for each of 128 threads (docs/counters.md)."""
+"""Programs of dbias, and of dkdv, that share an H100's SM: over 168 registers for each of 128 threads."""
 
 
 def slopes(problem: Problem, loads: int) -> dict[str, int]:
@@ -53,8 +53,9 @@ def dbias(problem: Problem, tile: Tiles, products: int, *, refined: bool) -> Ste
     """The gradient of the bias: every tile of every query head, whether or not the mask shows any of it.
 
     A program has a tile of the bias, or all tiles of queries where one row serves all, and goes over the
-    batches and heads that share it. The L1 may answer for the bias on all turns but the first, and for rows
-    of queries that programs of one SM, on neighbouring tiles, ask for. products: columns of head dim that are
+    batches and heads that share it. Q, K, V and dO go past the L1, which so keeps the bias for all turns but
+    the first, and may answer for lse and delta of rows that programs of one SM, on neighbouring tiles, ask
+    for. products: columns of head dim that are
     multiplied for each pair; refined: whether it reads the dq kernel's norm. A bias that all keys share has
     the sum of p_sink * delta instead.
     """
@@ -67,19 +68,18 @@ def dbias(problem: Problem, tile: Tiles, products: int, *, refined: bool) -> Ste
     every = band_visits(Band(nq, nk, -nq, nk), tile.block_q, tile.block_k)
     queries, keys = heads * every.query_rows, heads * every.key_rows
     pairs = heads * every.tiles * tile.block_q * tile.block_k
-    of_rows = {
-        "q": queries * p.head_dim * e, "do": queries * p.head_dim_v * e, "lse": queries * FP32,
-        "delta": queries * FP32, **({"norm": queries * FP32} if refined else {}),
-    }  # fmt: skip
+    vectors = dict.fromkeys(("lse", "delta", *(("norm",) if refined else ())), queries * FP32)
     again = _bias(p, every)
     turns = batches * bias_heads / heads
     return Step(
         name="dbias",
         read={
-            **of_rows, "k": keys * p.head_dim * e, "v": keys * p.head_dim_v * e,
+            "q": queries * p.head_dim * e, "do": queries * p.head_dim_v * e, **vectors,
+            "k": keys * p.head_dim * e, "v": keys * p.head_dim_v * e,
             **slopes(p, heads * every.tiles), **again, **looked_up(p, tile),
         },
-        nearby=sum(of_rows.values()) * (RESIDENT - 1) // RESIDENT + round(again["bias"] * (1 - turns)),
+        moved={"bias": round(again["bias"] * turns)},
+        nearby=sum(vectors.values()) * (RESIDENT - 1) // RESIDENT,
         write={"dbias": bias_bytes(p)},
         flops=2 * pairs * products,
         exps=pairs,

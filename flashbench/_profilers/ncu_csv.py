@@ -47,12 +47,14 @@ class Profiled:
     """What a file holds.
 
     dropped: lines below the header that are no whole rows of its table, or of no kernel. twice: metrics that
-    one kernel has more than once, in order; the last counts.
+    one kernel has more than once, in order; the last counts. unread: metrics that have something else than a
+    number (``n/a``, ``(!) nan``, ``inf``), and what; an empty cell is none.
     """
 
     kernels: tuple[Kernel, ...] = ()
     dropped: int = 0
     twice: tuple[str, ...] = ()
+    unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def parse(
@@ -71,6 +73,7 @@ def read(text: str, *, source: str = "ncu's output", only: Collection[str] | Non
     kernels: list[Kernel] = []
     dropped = 0
     twice: dict[str, None] = {}
+    unread: dict[str, dict[str, None]] = {}
     try:
         tables = _tables(text, source)
         for names, rows in tables:
@@ -78,11 +81,18 @@ def read(text: str, *, source: str = "ncu's output", only: Collection[str] | Non
             kernels += table.long(rows) if METRIC in names or VALUE in names else table.wide(rows)
             dropped += table.dropped
             twice |= table.twice
+            for name, texts in table.unread.items():
+                unread[name] = unread.get(name, {}) | texts
     except csv.Error as error:
         raise RunFileError(
             f"{source}: {error}; accepted: cells of {_FIELD_BYTES} characters", AGAIN
         ) from None
-    return Profiled(kernels=tuple(kernels), dropped=dropped, twice=tuple(twice))
+    return Profiled(
+        kernels=tuple(kernels),
+        dropped=dropped,
+        twice=tuple(twice),
+        unread={name: tuple(texts) for name, texts in unread.items()},
+    )
 
 
 def _tables(text: str, source: str) -> list[tuple[list[str], list[list[str]]]]:
@@ -131,6 +141,7 @@ class _Table:
         self.names, self.source, self.only = names, source, only
         self.dropped = 0
         self.twice: dict[str, None] = {}
+        self.unread: dict[str, dict[str, None]] = {}
 
     def wide(self, rows: Sequence[list[str]]) -> Iterator[Kernel]:
         """A row per kernel, below the row of units."""
@@ -189,6 +200,8 @@ class _Table:
             value = number(text, unit)
         except ValueError as error:
             raise RunFileError(f"{self.source}: column {name!r}: {error}", AGAIN) from None
+        if value is None and text.strip():
+            self.unread.setdefault(name, {})[text.strip()] = None
         if value is not None and not fits(name, unit):
             wanted = {"byte": "bytes", "second": "seconds"}.get(expected(name), "neither bytes nor seconds")
             raise RunFileError(

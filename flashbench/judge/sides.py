@@ -91,7 +91,7 @@ def paths_of(texts: str, name: str) -> list[Path]:
     for text in filter(None, (part.strip() for part in texts.split(","))):
         matches = [Path(path) for path in sorted(glob.glob(text, recursive=True))]
         for path in matches or [Path(text)]:
-            found += _in_folder(path, name) if path.is_dir() else [path]
+            found += in_folder(path, name) if path.is_dir() else [path]
     if not found:
         raise UsageError(
             f"{name} {texts!r}: no file; accepted: results files, folders or globs, comma-separated"
@@ -99,8 +99,11 @@ def paths_of(texts: str, name: str) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _in_folder(folder: Path, name: str) -> list[Path]:
-    """Its results.jsonl, or those of the folders in it, one run each, or its own JSON lines."""
+def in_folder(folder: Path, name: str) -> list[Path]:
+    """Its results.jsonl, or those of the folders in it, one run each, or its own JSON lines.
+
+    Raises UsageError for a folder with neither; name: of the option or argument, for the message.
+    """
     own = folder / "results.jsonl"
     below = (
         [own] if own.exists() else sorted(folder.glob("*/results.jsonl")) or sorted(folder.glob("*.jsonl"))

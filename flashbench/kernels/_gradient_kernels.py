@@ -44,7 +44,8 @@ def backward_dbias(
     """One block of the gradient of a bias that varies along the keys, summed over what shares it.
 
     Grid: blocks of the bias over its own rows and columns, times its own batches and heads. A program goes
-    over shared_batches batches, shared_heads heads, and all query tiles where one row serves all.
+    over shared_batches batches, shared_heads heads, and all query tiles where one row serves all. Tiles of Q,
+    K, V and dO come from L2 each, so that what is moved does not hang on which programs are in step.
     """
     pid = tl.program_id(0)
     own_m = tiles_m if BIAS_ROWS else 1
@@ -65,11 +66,11 @@ def backward_dbias(
         Kh = tiles.at(tiles.head_at(K, batch, k_b, h // group, k_h), start_n, k_n)
         Vh = tiles.at(tiles.head_at(V, batch, v_b, h // group, v_h), start_n, v_n)
         row = tiles.head_at(0, batch, l_b, h, l_h) + start_m
-        q = tiles.load(Qh, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
-        k = tiles.load(Kh, k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE)
+        q = tiles.load(Qh, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE, ".cg")
+        k = tiles.load(Kh, k_n, more, BLOCK_N, DIM, WIDEST, True, WIDE, ".cg")
         if EARLY:
-            do = tiles.load(DOh, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
-            v = tiles.load(Vh, v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
+            do = tiles.load(DOh, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE, ".cg")
+            v = tiles.load(Vh, v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE, ".cg")
         s, _ = scores.score(
             tiles.dot_t(q, k, PRECISION), r, c, start_m, start_n, seqlen_q, seqlen_k, scale, cap,
             flash.of_head(SLOPES, h), diagonal, flash.bias_at(BIAS, batch, b_b, h, b_h), b_m, b_n,
@@ -86,8 +87,8 @@ def backward_dbias(
             seen &= ~scores.alone(start_m + r, seqlen_k, low, high, LOWER, UPPER, SLOTS)
         p = tl.where(seen, p, 0.0)
         if not EARLY:
-            do = tiles.load(DOh, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE)
-            v = tiles.load(Vh, v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE)
+            do = tiles.load(DOh, do_n, left, BLOCK_M, DIM_V, WIDEST, True, WIDE, ".cg")
+            v = tiles.load(Vh, v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE, ".cg")
         dp = tiles.dot_t(do, v, PRECISION)
         if DROPS:
             kept = scores.kept(start_m + r, start_n + c, batch * num_heads + h, seed, threshold)

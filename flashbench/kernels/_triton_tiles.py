@@ -73,32 +73,41 @@ def _rows(ROWS: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def _load_piece(
     base, stride, left, ROWS: tl.constexpr, FROM: tl.constexpr, COLS: tl.constexpr, DIM: tl.constexpr,
-    MASKED: tl.constexpr, WIDE: tl.constexpr,
+    MASKED: tl.constexpr, WIDE: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
     rows = _rows(ROWS, WIDE)[:, None]
     cols = FROM + tl.arange(0, COLS)[None, :]
     at = base + rows * stride + cols
     if FROM + COLS > DIM:
         mask = (rows < left) & (cols < DIM) if MASKED else cols < DIM
-        piece = tl.load(at, mask=mask, other=0.0)
+        piece = tl.load(at, mask=mask, other=0.0, cache_modifier=CACHE)
     elif MASKED:
-        piece = tl.load(at, mask=rows < left, other=0.0)
+        piece = tl.load(at, mask=rows < left, other=0.0, cache_modifier=CACHE)
     else:
-        piece = tl.load(at)
+        piece = tl.load(at, cache_modifier=CACHE)
     return piece
 
 
 @triton.jit
 def load(
     base, stride, left, ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr,
-    MASKED: tl.constexpr, WIDE: tl.constexpr,
+    MASKED: tl.constexpr, WIDE: tl.constexpr, CACHE: tl.constexpr = "",
 ):  # fmt: skip
-    """A tile of ROWS rows; with MASKED only the first ``left`` are read."""
+    """A tile of ROWS rows; with MASKED only the first ``left`` are read. CACHE: ``.cg`` for past L1."""
     tile = ()
     for i in tl.static_range(count(DIM, WIDEST)):
         tile = tile + (
             _load_piece(
-                base, stride, left, ROWS, start(DIM, WIDEST, i), width(DIM, WIDEST, i), DIM, MASKED, WIDE
+                base,
+                stride,
+                left,
+                ROWS,
+                start(DIM, WIDEST, i),
+                width(DIM, WIDEST, i),
+                DIM,
+                MASKED,
+                WIDE,
+                CACHE,
             ),
         )
     return tile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -72,6 +72,12 @@ def section(row: Section, results: Results) -> str:
     body = f'<p class="empty">{escape(empty)}</p>' if frame.empty else row.page(row, frame)
     about = f'<p class="about">{escape(row.about)}</p>' if row.about and not frame.empty else ""
     return f'<section id="{row.key}">{heading(row.key, row.title)}{about}{body}</section>'
+
+
+def without(rows: Iterable[Section]) -> str:
+    """One line that names the sections that have nothing to show of cells that were not timed."""
+    told = "; ".join(row.title for row in rows)
+    return f'<p class="empty" id="without">No cell was timed. Without data: {escape(told)}.</p>'
 
 
 def heading(key: str, title: str) -> str:
