@@ -390,6 +390,7 @@ def install(module: str) -> Any:
         tma=types.SimpleNamespace(async_load=_load, async_store=_store, store_wait=_store_wait),
         warpgroup_mma=_multiply, warpgroup_mma_wait=_multiply_wait,
     )  # fmt: skip
+    _module("triton.language", PropagateNan=types.SimpleNamespace(ALL=None))
     _module("triton._C")
     _module("triton._C.libtriton", ir=None)
     _module("triton.runtime")
