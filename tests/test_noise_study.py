@@ -40,6 +40,7 @@ def test_each_block_has_one_run_of_each_variant_and_begins_with_another() -> Non
     assert [noise_study.name_of(share) for share in (0.0, 0.02, 0.055)] == ["same", "slower-2", "slower-5.5"]
 
 
+@pytest.mark.slow
 def test_a_sitting_leaves_runs_that_say_what_they_are(tmp_path: Path) -> None:
     """On a CPU, with calls that take twice as long; the second sitting adds to the first."""
     config = tmp_path / "tiny.toml"

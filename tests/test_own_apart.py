@@ -62,7 +62,7 @@ def test_the_model_and_the_limit_of_a_cell_ask_none_of_its_code(monkeypatch: pyt
     cell = Cell(implementation=spec, problem=problem(), pass_="fwd")
     bench = Bench(Target(), RunOptions())
     assert bench._limit_s(cell) > 0
-    assert bench._record(cell, {"status": "timeout", "reason": "late"}).config["source"] == spec
+    assert bench.row(cell, {"status": "timeout", "reason": "late"}).config["source"] == spec
 
 
 MARKED = "from pathlib import Path\nPath('imported').touch()\nprint('imported')\n" + RIGHT
