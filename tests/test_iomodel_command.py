@@ -471,6 +471,7 @@ def test_100_000_cells_in_three_seconds_and_500_mb() -> None:
         ),
     ],
 )
+@pytest.mark.slow
 def test_100_000_cells_of_a_group_with_options_cost_little_more(options: str) -> None:
     """2.9 to 3.4 s on an idle core; the limit leaves room for a neighbour that shares it."""
     line = f"io-model {options} --batch 1 --heads 8 --kv-heads 2 --csv -q"
