@@ -91,7 +91,7 @@ def _load_piece(
 @triton.jit
 def load(
     base, stride, left, ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr,
-    MASKED: tl.constexpr, WIDE: tl.constexpr, CACHE: tl.constexpr = "",
+    MASKED: tl.constexpr, WIDE: tl.constexpr, CACHE: tl.constexpr = tl.constexpr(""),
 ):  # fmt: skip
     """A tile of ROWS rows; with MASKED only the first ``left`` are read. CACHE: ``.cg`` for past L1."""
     tile = ()
