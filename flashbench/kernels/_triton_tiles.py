@@ -88,10 +88,14 @@ def _load_piece(
     return piece
 
 
+AS_USUAL = tl.constexpr("")
+"""No cache modifier; bare, Triton 3.6 would not know it for a constant where ``load`` hands it on."""
+
+
 @triton.jit
 def load(
     base, stride, left, ROWS: tl.constexpr, DIM: tl.constexpr, WIDEST: tl.constexpr,
-    MASKED: tl.constexpr, WIDE: tl.constexpr, CACHE: tl.constexpr = tl.constexpr(""),
+    MASKED: tl.constexpr, WIDE: tl.constexpr, CACHE: tl.constexpr = AS_USUAL,
 ):  # fmt: skip
     """A tile of ROWS rows; with MASKED only the first ``left`` are read. CACHE: ``.cg`` for past L1."""
     tile = ()
