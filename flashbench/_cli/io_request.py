@@ -89,7 +89,8 @@ def read(line: Mapping[str, str | None], given: Mapping[str, Any]) -> Request:
     names, kernels = _models(WORKLOAD_MODELS if workload and asked is None else asked)
     left_out = ""
     if asked is None and (missing := _uncounted(names, problems)):
-        left_out = f"{', '.join(missing)}: left out, as they do not count {', '.join(_named(missing))}"
+        options_ = sorted(frozenset().union(*missing.values()))
+        left_out = f"{', '.join(missing)}: left out, as they do not count {', '.join(options_)}"
         names = tuple(name for name in names if name not in missing) or (COUNTS_ALL,)
     cards = line.get("gpu")
     devices = gpu.choose(cards) if cards is not None else []
@@ -260,10 +261,8 @@ def _uncounted(names: Sequence[str], problems: Sequence[Problem]) -> dict[str, f
     """The models that do not count all options of the problems, with those that they do not."""
     from flashbench._iomodel import engine
 
-    asked = frozenset().union(*(problem.features for problem in problems))
-    found = {name: asked - engine.MODELLED - engine.find(name).covers for name in names}
+    found = {
+        name: frozenset().union(*(engine.uncounted(engine.find(name), problem) for problem in problems))
+        for name in names
+    }
     return {name: missing for name, missing in found.items() if missing}
-
-
-def _named(missing: Mapping[str, frozenset[str]]) -> list[str]:
-    return sorted(frozenset().union(*missing.values()))

@@ -56,10 +56,15 @@ MODELLED = frozenset({"window", "top-left", "dropout", "varlen", "fp8", "bshd", 
 """Features of a problem that every model counts, or refuses by itself; a row names others in ``covers``."""
 
 
+def uncounted(row: Model, problem: Problem) -> frozenset[str]:
+    """The features of the problem that the model does not count."""
+    return problem.features - MODELLED - row.covers if problem.options else frozenset()
+
+
 def check(row: Model, problem: Problem, variant: Variant) -> None:
     """Raise SpecError for what the model does not cover."""
     p = problem
-    if p.options and (missing := p.features - MODELLED - row.covers):
+    if missing := uncounted(row, p):
         named = ", ".join(sorted(missing))
         raise SpecError(f"model {row.name!r} does not cover {problem.key}: it does not count {named}")
     if not (row.packs or (p.seqlen_q and p.seqlen_k)):

@@ -6,7 +6,7 @@ Import through ``_triton.load``, as all modules that hold Triton kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -227,22 +227,6 @@ def check_scale(scale: float) -> None:
     """Raise ValueError for a softmax scale that is not positive and finite."""
     if not 0 < scale < math.inf:
         raise ValueError(f"softmax_scale {scale} is out of range; it must be greater than 0, and finite")
-
-
-def check_mask(causal: Any, window: Any) -> None:
-    """Raise ValueError for what is no bool and no pair of counts, or a count below -1."""
-    if not isinstance(causal, bool):
-        raise ValueError(f"causal {causal!r} must be True or False")
-    pair = isinstance(window, Sequence) and len(window) == 2
-    if not pair or not all(isinstance(side, int) and side >= -1 for side in window):
-        raise ValueError(f"window {window!r} is out of range; it must be two counts of keys, or -1")
-
-
-def check_tensors(**given: object) -> None:
-    """Raise ValueError for what is neither a tensor nor None."""
-    for name, x in given.items():
-        if not (x is None or isinstance(x, Tensor)):
-            raise ValueError(f"{name} must be a tensor; got {type(x).__name__}")
 
 
 def check_strides(**tensors: Tensor) -> None:

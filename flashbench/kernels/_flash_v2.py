@@ -23,16 +23,15 @@ from flashbench.kernels._call import (
     Call,
     Extra,
     check_devices,
-    check_mask,
     check_scale,
     check_shapes,
     check_strides,
-    check_tensors,
     computable,
     on,
     unit_stride,
 )
 from flashbench.kernels._launches import Backward, Saved, backward_launches, forward_launch
+from flashbench.kernels._misfits import check_mask, check_tensors
 
 __all__ = [
     "NOTHING",

@@ -186,10 +186,9 @@ def consume(
         else:
             next_p, alpha, top = probabilities(s, top, factor)
             sums = one.partial_sums(next_p, BLOCK_N)
+            next_p = packed(next_p, E5M2, BLOCK_N)
         grown = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
         total = total * grown + sums
-        if not MAX3:
-            next_p = packed(next_p, E5M2, BLOCK_N)
         # ptxas would leave the exponentials, whose registers P V gives back, until after the wait for it
         next_p = asm.known(next_p, BLOCK_N)
         mbarrier.wait(VFULL.index(stage), phase)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flashbench import hopper_configs
 from flashbench.kernels import Target, _hopper_row, _triton
+from flashbench.kernels._misfits import check_mask, check_tensors
 from flashbench.problem import LAYOUTS, Problem
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
@@ -75,9 +76,8 @@ def attention(
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is not known; it must be {' or '.join(LAYOUTS)}")
-    if not isinstance(causal, bool):
-        raise ValueError(f"causal {causal!r} must be True or False")
-    _check(window, alibi_slopes, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+    check_mask(causal, window)
+    _check(alibi_slopes, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
     swapped, packed = layout != LAYOUTS[0], cu_seqlens_q is not None
     if swapped and packed:
         q, k, v = q[None], k[None], v[None]
@@ -94,17 +94,9 @@ def attention(
     return (o, lse) if return_lse else o
 
 
-def _check(
-    window: Any, slopes: Tensor | None, cu: tuple[Tensor | None, ...], longest: tuple[int | None, ...]
-) -> None:
+def _check(slopes: Tensor | None, cu: tuple[Tensor | None, ...], longest: tuple[int | None, ...]) -> None:
     """What the operator's schema would refuse in words of its own, or take in silence."""
-    named = {"alibi_slopes": slopes, "cu_seqlens_q": cu[0], "cu_seqlens_k": cu[1]}
-    for name, x in named.items():
-        if not (x is None or isinstance(x, Tensor)):
-            raise ValueError(f"{name} must be a tensor; got {type(x).__name__}")
-    pair = isinstance(window, tuple | list) and len(window) == 2
-    if not pair or not all(isinstance(side, int) for side in window):
-        raise ValueError(f"window {window!r} is no pair; it must be two counts of keys, or -1")
+    check_tensors(alibi_slopes=slopes, cu_seqlens_q=cu[0], cu_seqlens_k=cu[1])
     if slopes is not None and slopes.requires_grad:
         raise ValueError("alibi_slopes have no gradient; accepted: alibi_slopes.detach()")
     if (cu[0] is None) != (cu[1] is None):
