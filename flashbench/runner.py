@@ -247,6 +247,8 @@ class Session:
             )
         except Exception as error:  # before any of them was timed
             found = [error] * len(entries)
+        if any(isinstance(one, profilers.Timing) and "method_refused" in one.how for one in found):
+            self._recover(entries[0].cell)  # what was refused may have cost the device
         told = {"schedule": "interleaved" if len(entries) > 1 else "alone"}
         if alone is not None:
             told["alone_because"] = alone

@@ -521,6 +521,28 @@ def test_killed_in_the_middle_then_resumed_equals_an_uninterrupted_run(tmp_path:
     assert all(record == before.get(record.cell.key, record) for record in after.records)
 
 
+def test_what_a_refused_way_of_timing_breaks_is_found_in_the_cells_that_broke_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A replay of a graph once broke the device, and the next cells were said to have done it."""
+    device = ["fine"]
+    real = profilers.time_together
+
+    def breaking(*args: Any) -> list[Any]:
+        device[0] = "broken"
+        return [replace(one, how={**one.how, "method_refused": "graph: it breaks"}) for one in real(*args)]
+
+    def recover(session: runner.Session, of: Cell) -> None:
+        if device[0] == "broken":
+            session.lost = f"{runner.LOST} in {of.key}: an illegal access"
+
+    monkeypatch.setattr(profilers, "time_together", breaking)
+    monkeypatch.setattr(runner.Session, "_recover", recover)
+    first, second = sweep(cell("naive"), cell("naive", pass_="bwd"))
+    assert first.status == "ok"
+    assert second.reason == f"{runner.LOST} in {first.cell.key}: an illegal access"
+
+
 def test_energy_that_fails_leaves_the_time_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure_energy(call: Callable[[], object], **_: Any) -> dict[str, Any]:
         call()

@@ -81,6 +81,15 @@ def test_a_launch_bound_cell_is_timed_by_graph_all_implementations_alike(pass_: 
         assert record.samples.median_s < before.median_s
 
 
+def test_graphs_of_one_cell_outlive_each_others_captures() -> None:
+    """A capture gives unused memory back to the driver, where a graph without its call then read."""
+    big = {**SHAPE, "batch": 16, "num_heads": 32, "num_kv_heads": 32, "seqlen_q": 1024, "seqlen_k": 1024}
+    group = cells(big, "naive", "sdpa-cudnn", "flash", pass_="bwd")
+    for record in sweep(*group, timing="graph"):
+        assert record.samples is not None
+        assert record.samples.method == "graph", record.timing.get("method_refused")
+
+
 def test_a_call_that_cannot_be_captured_keeps_all_on_events() -> None:
     x = torch.zeros(16, device=GPU)
 

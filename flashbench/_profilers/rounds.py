@@ -40,9 +40,10 @@ RETRIES = 3
 """Rounds of a call that are taken again because of a cap, at most."""
 RETRY_S = 0.2
 """A round that took longer is not taken again: its own load is what the chip is held back for."""
-PAUSES = 10
-"""Waits for a cap to end, of all rounds of a call, at most."""
-PAUSE_S, PAUSE_GROWS, PAUSE_MOST_S = 0.02, 1.5, 0.2
+WAITED_MOST_S = 0.12
+"""Seconds that a call waits for caps to end, of all its rounds; an H100 held back by its own power needs some
+20 ms. A chip that is at its cap all the time would only make a sweep longer."""
+PAUSE_S, PAUSE_GROWS = 0.02, 1.5
 LEAD_S = 0.3
 """Sustained: seconds of the call before each round; an H100's clock settles within 0.2 s."""
 SUSTAINED_ROUND_S = 0.1
@@ -118,7 +119,7 @@ class _Call:
         self.notes: list[dict[str, Any]] = []
         self.readings: list[Reading] = []
         self.set_aside: list[dict[str, Any]] = []
-        self.pauses = 0
+        self.pauses, self.waited_s = 0, 0.0
         self.before: Reading = {}
         self.stopped: str | None = None
         self.spent = dict.fromkeys(("warmup_s", "rounds_s", "load_s", "paused_s"), 0.0)
@@ -204,18 +205,22 @@ class _Call:
         clocks = self.setting.clocks
         if self.setting.load == BURST and clocks is not None:
             waits = 0
-            while self.pauses < PAUSES and clocks.read().get("throttle"):
+            while self.waited_s < WAITED_MOST_S and clocks.read().get("throttle"):
                 waits += 1
                 self._pause(waits)
 
     def _pause(self, times: int) -> None:
-        """Wait, the longer the more often in a row."""
+        """Wait, the longer the more often in a row, and in all no longer than a call may."""
+        wait_s = min(PAUSE_S * PAUSE_GROWS ** (times - 1), WAITED_MOST_S - self.waited_s)
         self.pauses += 1
+        self.waited_s += wait_s
         with self._spending("paused_s"):
-            self.setting.pause(min(PAUSE_S * PAUSE_GROWS ** (times - 1), PAUSE_MOST_S))
+            self.setting.pause(wait_s)
 
     def _again(self, took: float) -> bool:
-        return self.setting.load == BURST and len(self.set_aside) < RETRIES and took <= RETRY_S
+        """Whether a round under a cap, which took so long, is worth another after a wait."""
+        may = len(self.set_aside) < RETRIES and self.waited_s < WAITED_MOST_S
+        return self.setting.load == BURST and may and took <= RETRY_S
 
     def timing(self) -> Timing:
         """The outcome."""

@@ -122,7 +122,9 @@ class GraphTimer(EventTimer):
     method = "graph"
 
     def __init__(self, make: Callable[[], Call], device: str, flush: Before | None) -> None:
-        graph = capture(make, device)
+        # the call is kept: what it made before the capture, such as what a forward saved for its backward, is
+        # read at each replay and is not the graph's own
+        graph, self.captured = capture(make, device)
         super().__init__(graph.replay, device, flush)
 
 
@@ -180,8 +182,11 @@ def flush_seconds(flush: Before, device: str) -> float:
     return flush.seconds
 
 
-def capture(make: Callable[[], Call], device: str) -> Any:
-    """A CUDA graph of the call that ``make`` makes; made, run and captured on one stream of its own."""
+def capture(make: Callable[[], Call], device: str) -> tuple[Any, Call]:
+    """A CUDA graph of the call that ``make`` makes, and that call, which must live as long as the graph.
+
+    Made, run and captured on one stream of its own.
+    """
     import torch
 
     with _current(device):
@@ -200,7 +205,7 @@ def capture(make: Callable[[], Call], device: str) -> Any:
                     torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), graph.pool())
                 raise
         torch.cuda.synchronize()
-    return graph
+    return graph, call
 
 
 def busy_times(records: Sequence[tuple[str, float, float]], count: int, skip: int) -> list[float]:
