@@ -1,4 +1,4 @@
-"""The model against what hardware counted: reports/h100-sxm/counters, every counted cell once."""
+"""The model against what hardware counted: reports/*/counters, every counted cell once."""
 
 from __future__ import annotations
 
@@ -31,9 +31,6 @@ FUSED = ("flash", "sdpa-flash", "sdpa-cudnn")
 OUTSIDE = ("flash-v1", "flash-v2-atomic")
 BUNDLED = sorted({record.cell.implementation for record in counted.records()} & set(_compile.BUNDLED))
 """Implementations with kernels of this package that were counted."""
-BEFORE = {"flash-v2 bwd b4 h16 n4096 d128 fp16 full bias=1hqk"}
-"""Counted when the gradient of a bias still read Q, K, V and dO by the L1: to be counted anew, and then no
-exception, as the tests below would say."""
 LENGTHS = [1024 * 2**step for step in range(7)]
 
 
@@ -108,8 +105,7 @@ def test_each_bundled_kernel_requests_what_the_model_says_within_1_percent() -> 
     assert {"backward", "dkdv", "dq", "delta", "merge", ""} < {counted.kernel(row) for row in rows}
     assert len(rows) >= 250
     for row in rows:
-        old = row.record.cell.key in BEFORE and counted.kernel(row) == "dbias"
-        assert counted.close(row) != old, (row.record.cell.key, row.level.kernel, row.level.ratio)
+        assert counted.close(row), (row.record.cell.key, row.level.kernel, row.level.ratio)
         apart = counted.kernel(row) in ("dkdv", "dbias", "merge")
         assert (counted.spared(row) > 0) == apart, (row.record.cell.key, row.level.kernel)
 
@@ -125,7 +121,7 @@ def test_every_option_that_was_counted_is_shown_cell_by_cell() -> None:
 def test_the_bundled_kernels_request_what_the_model_says_within_1_percent(implementation: str) -> None:
     for row in levels("L2 read", implementation):
         key = row.record.cell.key
-        assert (row.level.ratio == pytest.approx(1, abs=0.01)) == (key not in BEFORE), key
+        assert row.level.ratio == pytest.approx(1, abs=0.01), key
 
 
 @pytest.mark.parametrize("implementation", BUNDLED)
@@ -295,7 +291,7 @@ def test_cudnns_backward_writes_what_the_model_says() -> None:
 
 
 def test_every_record_has_clocks() -> None:
-    for path in counted.FOLDER.glob("*/results.jsonl"):
+    for path in counted.files():
         for record in counted.runfile.load(path).records:
             assert record.clocks["before"]["sm_clock_mhz"], (path, record.cell.key)
 

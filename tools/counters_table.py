@@ -1,4 +1,4 @@
-"""How near the model is to what an H100 counted, from the results under reports/h100-sxm/counters.
+"""How near the model is to what cards counted, from the results under reports/*/counters.
 
 python tools/counters_table.py            print the tables
 python tools/counters_table.py --write    put them into docs/counters.md
@@ -17,21 +17,17 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT)]
 
-from flashbench import compared, kernels, runfile  # noqa: E402
+from flashbench import compared, devices, kernels, runfile  # noqa: E402
 from flashbench.compared import Level  # noqa: E402
-from flashbench.devices import find  # noqa: E402
+from flashbench.devices import Device  # noqa: E402
 from flashbench.kernels import Target, _compile  # noqa: E402
 from flashbench.record import Record  # noqa: E402
 
 FOLDER = ROOT / "reports" / "h100-sxm" / "counters"
 PAGE = ROOT / "docs" / "counters.md"
 BEGIN, END = "<!-- counters: tools/counters_table.py --write -->", "<!-- end of counters -->"
-DEVICE = find("h100-sxm")
-CARD = Target(
-    device="cuda", capability=DEVICE.capability, smem_per_block_bytes=DEVICE.smem_per_block_bytes,
-    l2_bytes=DEVICE.l2_bytes, num_sms=DEVICE.num_sms,
-)  # fmt: skip
-"""The same card as a place to run: what would be launched there today."""
+DEVICE = devices.find("h100-sxm")
+"""The card of nearly all counts."""
 
 
 class Found(NamedTuple):
@@ -41,10 +37,15 @@ class Found(NamedTuple):
     level: Level
 
 
+def files() -> list[Path]:
+    """Every file of counts, of any card."""
+    return sorted((ROOT / "reports").glob("*/counters/*/results.jsonl"))
+
+
 @cache
 def records() -> tuple[Record, ...]:
     """Every counted cell once, by key: of one that was counted more than once, the latest run's."""
-    runs = [runfile.load(path) for path in FOLDER.glob("*/results.jsonl")]
+    runs = [runfile.load(path) for path in files()]
     latest = {
         record.cell.key: record
         for run in sorted(runs, key=lambda run: str(run.header["created_at"]))
@@ -52,6 +53,21 @@ def records() -> tuple[Record, ...]:
         if "total" in record.counters
     }
     return tuple(sorted(latest.values(), key=_order))
+
+
+def card(record: Record) -> Device:
+    """The card that counted."""
+    found = devices.match(str(record.environment["device_name"]))
+    assert found is not None
+    return found
+
+
+def _place(device: Device) -> Target:
+    """The same card as a place to run: what would be launched there today."""
+    return Target(
+        device="cuda", capability=device.capability, smem_per_block_bytes=device.smem_per_block_bytes,
+        l2_bytes=device.l2_bytes, num_sms=device.num_sms,
+    )  # fmt: skip
 
 
 def _order(record: Record) -> tuple[object, ...]:
@@ -68,7 +84,7 @@ def cut(implementation: str, config: Mapping[str, Any]) -> dict[str, Any]:
 def today(record: Record) -> Mapping[str, Any]:
     """The configuration with which a bundled implementation runs a counted cell on such a card today."""
     cell = record.cell
-    return kernels.get(cell.implementation).on_card(cell.problem, cell.pass_, CARD)
+    return kernels.get(cell.implementation).on_card(cell.problem, cell.pass_, _place(card(record)))
 
 
 def bundled() -> list[Record]:
@@ -111,7 +127,7 @@ def load() -> tuple[Found, ...]:
     """Every level of every counted cell."""
     found: list[Found] = []
     for record in records():
-        levels = compared.compare(record.cell, record.counters, _model(record), record.config, DEVICE)
+        levels = compared.compare(record.cell, record.counters, _model(record), record.config, card(record))
         found += [Found(record, level) for level in levels]
     return tuple(found)
 
@@ -303,6 +319,12 @@ def lengths(found: Sequence[Found], level: str) -> list[str]:
     return lines
 
 
+def elsewhere() -> list[str]:
+    """Cells of the tables that another card than ``DEVICE`` counted."""
+    found = [record for record in records() if card(record) != DEVICE]
+    return ["| cell | card |", "|---|---|", *(f"| {one.cell.key} | {card(one).name} |" for one in found)]
+
+
 def page() -> str:
     """All tables, as they stand in the docs."""
     found = load()
@@ -315,6 +337,7 @@ def page() -> str:
         "**Requested bytes of the bundled kernels, kernel by kernel**": by_kernel(found),
         "**`naive`, every op of every cell, counted over predicted**": compared_ops(found),
         "**`naive`, op by op at 4k**": operations(found),
+        "**Counted on another card** than an H100 SXM, the latest count of the cell": elsewhere(),
         "**Counted with another cut** than runs the cell today": recuts(),
     }
     lines = [line for title, rows in parts.items() for line in ("", title, "", *rows)]
@@ -323,7 +346,7 @@ def page() -> str:
 
 def main() -> None:
     """Print, or write into the page."""
-    parser = argparse.ArgumentParser(description="The model against what an H100 counted.")
+    parser = argparse.ArgumentParser(description="The model against what cards counted.")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/counters.md")
     text = page()
     if not parser.parse_args().write:
