@@ -26,7 +26,7 @@ from flashbench.covering import (
 )
 from flashbench.decode_configs import DecodeConfig, Shape, math_of
 from flashbench.errors import SpecError
-from flashbench.problem import DTYPES, LAYOUTS, Problem
+from flashbench.problem import DTYPES, Problem
 
 QUERY_DTYPES = tuple(name for name, row in DTYPES.items() if row.bytes > 1)
 """Dtypes of q and o."""
@@ -44,15 +44,17 @@ TIMES_SCALE = (0.25, 4.0)
 TILES = DecodeConfig(16, 4, 1)
 """In the interpreter: tiles of 16 keys, so that a short cache has several."""
 
-ROWS = 6
-"""Rows of all heads and sequences at least; FEW_ROWS in fp32."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeScale(Scale):
-    """lengths: keys of a sequence. tile: the most keys of a tile."""
+    """lengths: keys of a sequence. queries: where there are several. tile: the most keys of a tile. rows:
+    queries of all heads and sequences at least, of fp16 and bf16, and of fp32: the largest error of a row or
+    two is no yardstick.
+    """
 
+    queries: tuple[int, ...]
     tile: int
+    rows: tuple[int, int]
 
 
 SCALES: Mapping[str, DecodeScale] = {
@@ -62,11 +64,13 @@ SCALES: Mapping[str, DecodeScale] = {
         odd_dims=(1, 24, 40, 72, 80, 96, 100, 112, 160, 192, 224),
         groups=(2, 3, 8),
         points=3,
+        queries=(2, 3, 5, 17, 33),
         tile=128,
+        rows=(6, FEW_ROWS),
     ),
     "cpu": DecodeScale(
         lengths=(1, 5, 16, 17, 33, 47), even_dims=(16, 32), odd_dims=(1, 24, 40), groups=(2, 3), points=1,
-        tile=TILES.block_k,
+        queries=(2, 5, 17), tile=TILES.block_k, rows=(4, 8),
     ),
 }  # fmt: skip
 """By kind of device: a GPU, or Triton's interpreter."""
@@ -101,7 +105,9 @@ class Case:
 
     def __post_init__(self) -> None:
         if self.new > min(self.lengths):
-            raise SpecError(f"new {self.new} is out of range; it must be at most the shortest sequence's keys")
+            raise SpecError(
+                f"new {self.new} is out of range; it must be at most the shortest sequence's keys"
+            )
 
     @property
     def problem(self) -> Problem:
@@ -125,9 +131,7 @@ class Case:
     @property
     def key(self) -> str:
         """Stable text that identifies the case."""
-        heads = f"h{self.num_heads}" + (
-            f"/{self.num_kv_heads}" if self.num_heads > self.num_kv_heads else ""
-        )
+        heads = f"h{self.num_heads}" + (f"/{self.num_kv_heads}" if self.num_heads > self.num_kv_heads else "")
         dims = f"d{self.head_dim}" + (f"/{self.head_dim_v}" if self.head_dim_v != self.head_dim else "")
         words = [heads, f"q{self.queries}", "keys" + _counted(self.lengths), dims, self.dtype]
         words.append("causal" if self.causal else "full")
@@ -194,6 +198,11 @@ def _few_more(generator: Random, scale: Scale, fields: Fields) -> Fields:
     return {"new": new, "lengths": tuple(max(n, new) for n in fields["lengths"])}
 
 
+def _queries(generator: Random, scale: Scale, fields: Fields) -> Fields:
+    assert isinstance(scale, DecodeScale)
+    return {"queries": generator.choice(scale.queries)}
+
+
 def _several(generator: Random, scale: Scale, fields: Fields) -> Fields:
     """Two K/V heads, each of several query heads."""
     return {"num_kv_heads": 2, "num_heads": 2 * generator.choice(scale.groups)}
@@ -224,9 +233,7 @@ FACTORS: Mapping[str, Factor[Case]] = {
         Factor(name="head_dim_v", shows=lambda case: case.head_dim_v != case.head_dim, draw=other_width),
         Factor(name="gqa", shows=lambda case: case.num_heads > case.num_kv_heads > 1, draw=_several),
         Factor(name="mqa", shows=lambda case: case.num_heads > case.num_kv_heads == 1, draw=_one_for_all),
-        Factor(
-            name="queries", shows=lambda case: case.queries > 1, draw=one_of("queries", 2, 3, 5, 17, 33)
-        ),
+        Factor(name="queries", shows=lambda case: case.queries > 1, draw=_queries),
         Factor(name="full", shows=lambda case: not case.causal, draw=one_of("causal", False)),
         Factor(name="ragged", shows=lambda case: len({*case.lengths} - {0}) > 1, draw=_ragged),
         Factor(name="no keys", shows=lambda case: 0 in case.lengths, draw=_empty),
@@ -261,12 +268,13 @@ FACTORS: Mapping[str, Factor[Case]] = {
 
 
 def _start(generator: Random, scale: Scale, names: Collection[str]) -> tuple[Scale, Fields]:
+    assert isinstance(scale, DecodeScale)
     exact = not {"fp32", "tf32"}.isdisjoint(names)
     sizes = replace(scale, lengths=tuple(n for n in scale.lengths if not exact or n >= FEW_ROWS))
     heads, dim = generator.choice((1, 2, 3)), generator.choice(scale.even_dims)
     rows = 4 if "gqa" in names else 2 if "mqa" in names else heads
     rows *= 2 if "queries" in names else 1
-    batch = -(-(FEW_ROWS if exact else ROWS) // rows)
+    batch = -(-scale.rows[exact] // rows)
     return sizes, {
         "num_heads": heads, "num_kv_heads": heads, "head_dim": dim, "head_dim_v": dim,
         "lengths": (generator.choice(sizes.lengths),) * batch,

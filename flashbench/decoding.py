@@ -247,7 +247,9 @@ def why_not(case: Case, target: Target) -> str | None:
     limit = target.smem_per_block_bytes
     if _triton.interpreted(target) or limit is None:
         return None
-    need = decode_configs.shared_bytes(decode_configs.choose(case.shape, target.capability, limit), case.shape)
+    need = decode_configs.shared_bytes(
+        decode_configs.choose(case.shape, target.capability, limit), case.shape
+    )
     return f"it needs {need} B of shared memory per block, limit {limit} B" if need > limit else None
 
 

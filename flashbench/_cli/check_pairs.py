@@ -45,7 +45,9 @@ def cells(impls: Iterable[str], dtypes: Iterable[str] | None, target: Target) ->
     return tuple(found)
 
 
-def _array(implementation: Implementation, pass_: str, dtypes: Iterable[str] | None, target: Target) -> Array[Problem]:
+def _array(
+    implementation: Implementation, pass_: str, dtypes: Iterable[str] | None, target: Target
+) -> Array[Problem]:
     from flashbench import covering
     from flashbench.problem import DTYPES
 

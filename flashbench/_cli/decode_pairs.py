@@ -89,9 +89,7 @@ def _target(device: str | None) -> Target:
     return target
 
 
-def _check(
-    found: Array[Case], target: Target, seed: int, rows: list[dict[str, Any]], *, quiet: bool
-) -> None:
+def _check(found: Array[Case], target: Target, seed: int, rows: list[dict[str, Any]], *, quiet: bool) -> None:
     """Check case after case; each row is in rows before the next begins."""
     from flashbench import console, decoding
     from flashbench._cli.interrupt import terminable

@@ -24,7 +24,7 @@ from flashbench.kernels._precision import torch_dtype
 from flashbench.kernels._reference import Reference
 
 ROOM = 5
-"""Rows that a contiguous cache has beyond its longest sequence, columns between strided rows, unused pages."""
+"""Rows of a contiguous cache beyond its longest sequence, columns between strided rows, unused pages."""
 
 SCALES = (0.25, 3.0, 0.5, 1.75, 7.0)
 """Of fp8 caches, head by head: times e4m3 exact in fp16, and but for the powers of two no exact divisors."""
@@ -63,9 +63,7 @@ def make(case: Case, device: str, seed: int) -> Made:
     )
     new = None
     if case.new:
-        k, v = (
-            torch.stack([x[b, :, n - case.new : n] for b, n in enumerate(case.lengths)]) for x in rows
-        )
+        k, v = (torch.stack([x[b, :, n - case.new : n] for b, n in enumerate(case.lengths)]) for x in rows)
         new = k, v
     k_descale, v_descale = scales
     whole = {"k_descale": k_descale, "v_descale": v_descale, "max_seqlen_k": case.announced or longest}
