@@ -153,8 +153,11 @@ def modelled(case: Case, split_keys: int) -> list[Any]:
 
 
 def smallest(factor: str) -> Case:
-    """Of the cases of FAST that show the factor, the one with the least to do."""
-    return min((case for case in FAST if factor in DECODING.shown(case)), key=lambda case: sum(case.lengths))
+    """Of the cases of FAST that show the factor, the one with the least to do; contiguous where there is one:
+    a fault may look up a page that no table has.
+    """
+    showing = (case for case in FAST if factor in DECODING.shown(case))
+    return min(showing, key=lambda case: (case.page_size > 0, sum(case.lengths)))
 
 
 def with_cache(**changed: Callable[[Any], Any]) -> Callable[[Any], Any]:

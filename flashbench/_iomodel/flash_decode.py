@@ -97,7 +97,7 @@ def _ends(p: Problem, block_q: int) -> list[tuple[int, int, int]]:
 
 
 def _parts(keys: int, share: int, count: int) -> int:
-    """Splits that hold some of the first keys; a single one is always written, the last takes what is left."""
+    """Splits that hold some of the first keys; a single one is always written, the last takes the rest."""
     return 1 if count == 1 else min(count, -(-keys // share))
 
 
