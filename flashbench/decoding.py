@@ -2,6 +2,7 @@
 
     measure(step, target, copy_bytes_per_s=3e12) -> {"time_s": …, "bytes_per_s": …, "copy_fraction": …, …}
     check(step, target) -> {"status": "ok", "max_abs_error": …, "budget": …, …}
+    check_case(case, target) -> the same of a case of the covering array, errors and budgets by tensor
 
 One layer, one step: every sequence of the batch has kv_len keys in its cache, the new ones among them,
 and asks ``queries`` new tokens of it. What is timed is the attention alone, without the append.
@@ -11,11 +12,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flashbench import devices, environment, iomodel, presets
+from flashbench import decode_cases, decode_configs, devices, environment, iomodel, presets
+from flashbench.decode_cases import Case
 from flashbench.decode_configs import DecodeConfig, Shape, math_of
 from flashbench.flash_configs import FP8_CAPABILITY
 from flashbench.iomodel import Estimate, Variant
@@ -235,7 +237,54 @@ def _run(
         return row | (then(call) if row["status"] == "ok" else {})
 
 
-def document(rows: list[dict[str, Any]], target: Target, copy: dict[str, Any] | None) -> dict[str, Any]:
+def why_not(case: Case, target: Target) -> str | None:
+    """Why the kernels do not take a case there, one sentence, or None."""
+    if case.fp8 and target.capability is not None and target.capability < FP8_CAPABILITY:
+        return f"an fp8 cache needs sm89, this is sm{target.capability[0]}{target.capability[1]}"
+    dense = replace(case.problem, lengths=(), dtype=case.dtype)
+    if reason := get("flash-decode").why_unsupported(dense, "fwd", target):
+        return reason
+    limit = target.smem_per_block_bytes
+    if _triton.interpreted(target) or limit is None:
+        return None
+    need = decode_configs.shared_bytes(
+        decode_configs.choose(case.shape, target.capability, limit), case.shape
+    )
+    return f"it needs {need} B of shared memory per block, limit {limit} B" if need > limit else None
+
+
+def check_case(case: Case, target: Target, seed: int = 0) -> dict[str, Any]:
+    """Decode once and compare o, lse and the cache. status: ok, wrong or failed, with the reason."""
+    row = {"case": case.key, **{field.name: getattr(case, field.name) for field in fields(case)}}
+    try:
+        return row | _checked(case, target, seed)
+    except Exception as error:  # as above
+        return row | {"status": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())}
+
+
+def _checked(case: Case, target: Target, seed: int) -> dict[str, Any]:
+    import torch
+
+    decode = _triton.load(target.type, "_flash_decode")
+    from flashbench.kernels import _decode_case as cases
+
+    with torch.no_grad():
+        made = cases.make(case, target.device, seed)
+        how = cases.call_of(case, decode_cases.TILES if _triton.interpreted(target) else None)
+        config, split_keys, splits = decode.plan(made.q, made.after, how)
+        errors, budgets = cases.compare(made, *cases.run(made, how), seed)
+    wrong = [name for name, error in errors.items() if not error <= budgets[name]]  # a NaN is wrong
+    said = [f"{name} is off by {errors[name]:.3g}, allowed {budgets[name]:.3g}" for name in wrong]
+    return {
+        "launched_splits": splits, "split_keys": split_keys, "block_k": config.block_k,
+        "num_warps": config.num_warps, "num_stages": config.num_stages, "max_abs_error": errors,
+        "budget": budgets, "status": "wrong" if wrong else "ok", "reason": "; ".join(said) or None,
+    }  # fmt: skip
+
+
+def document(
+    rows: list[dict[str, Any]], target: Target, copy: dict[str, Any] | None, **more: Any
+) -> dict[str, Any]:
     """What ``flashbench decode --out`` writes: type ``decode``, the machine, the measured copy, the rows."""
     return {
         "type": "decode",
@@ -243,6 +292,7 @@ def document(rows: list[dict[str, Any]], target: Target, copy: dict[str, Any] | 
         "created_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "environment": environment.collect(target),
         "copy": copy,
+        **more,
         "rows": rows,
     }
 

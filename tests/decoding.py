@@ -11,8 +11,9 @@ from torch import Tensor
 
 from flashbench.kernels import _triton
 
-decode: Any = _triton.load("cuda" if torch.cuda.is_available() else "cpu", "_flash_decode")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+decode: Any = _triton.load(DEVICE, "_flash_decode")
+_decode_reference: Any = _triton.load(DEVICE, "_decode_reference")
 
 
 def lengths(*values: int) -> Tensor:
@@ -40,25 +41,12 @@ def make(
     return q, decode.Cache(k=k, v=v, seqused_k=used)
 
 
-def paged(cache: Any, page_size: int, *, spare: int = 3, seed: int = 0, garbage: int = 2**31 - 1) -> Any:
+def paged(cache: Any, page_size: int) -> Any:
     """The same cache in shuffled pages; unused pages are NaN, table entries past the end garbage."""
-    used, batch = cache.seqused_k.tolist(), cache.k.shape[0]
-    needed = [-(-n // page_size) for n in used]
-    wide = max(1, -(-cache.k.shape[2] // page_size))
-    order = torch.randperm(sum(needed) + spare, generator=torch.Generator().manual_seed(seed)).tolist()
-    table = torch.full((batch, wide), garbage, dtype=torch.int32)
-    shape = len(order), page_size, cache.k.shape[1]
-    k, v = (
-        torch.full((*shape, x.shape[3]), float("nan"), device=DEVICE).to(x.dtype) for x in (cache.k, cache.v)
-    )
-    for b, pages in enumerate(needed):
-        for i in range(pages):
-            page = table[b, i] = order.pop()
-            rows = slice(i * page_size, min((i + 1) * page_size, used[b]))
-            count = rows.stop - rows.start
-            k[page, :count] = cache.k[b, :, rows].transpose(0, 1)
-            v[page, :count] = cache.v[b, :, rows].transpose(0, 1)
-    return replace(cache, k=k, v=v, block_table=table.to(DEVICE))
+    (k, v), table = _decode_reference.paged(
+        (cache.k, cache.v), cache.seqused_k.tolist(), page_size, spare=3
+    )  # fmt: skip
+    return replace(cache, k=k, v=v, block_table=table)
 
 
 def exact(q: Tensor, cache: Any, causal: bool = True) -> tuple[Tensor, Tensor]:

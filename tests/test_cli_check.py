@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from flashbench import runfile, runner, sweep
-from flashbench._cli import check
+from flashbench._cli import check, worst
 from flashbench.cli import main
 from flashbench.record import Accuracy, Record
 
@@ -126,7 +126,8 @@ def test_the_worst_cell_is_found_and_nan_is_the_worst_of_all() -> None:
         for cell, error in zip(cells, errors, strict=True)
     ]
     same = [Record(cell=cells[0], status="wrong", reason="x", accuracy=record.accuracy) for record in records]
-    by_tensor = {row["tensor"]: row for row in check.worst(same)}
+    rows = worst.by_tensor(map(check.compared, same), check.TENSORS)
+    by_tensor = {row["tensor"]: row for row in rows}
     assert by_tensor["o"]["cells"] == 3
     assert by_tensor["o"]["max_error_ratio"] == "nan"
     assert by_tensor["dq"]["max_error_ratio"] == "0.1"

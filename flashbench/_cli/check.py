@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashbench._cli import check_pairs, options
+from flashbench._cli import check_pairs, options, worst
 from flashbench._cli.feature_options import with_features
 from flashbench._cli.run import RESULTS, TimeBudget, check_out
+from flashbench._cli.worst import Checked
 from flashbench.errors import EXIT_INTERRUPTED, EXIT_UNDECIDED, GateError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -279,7 +278,8 @@ def _show(records: Sequence[Record], *, json: bool, csv: bool, quiet: bool) -> N
     if json or csv:
         console.show_table(_raw_columns(), [_raw_row(record) for record in records], json=json, csv=csv)
     else:
-        console.show_table(_summary_columns(), worst(records), title="worst error by dtype and tensor")
+        rows = worst.by_tensor(map(compared, records), TENSORS)
+        console.show_table(worst.columns(), rows, title=worst.TITLE)
         bad = [_raw_row(record) for record in records if record.status in BAD]
         if bad:
             console.show_table(_failure_columns(), bad, title="wrong or failed")
@@ -304,47 +304,20 @@ def verdict(records: Sequence[Record]) -> None:
     raise typer.Exit(EXIT_UNDECIDED)
 
 
-def ratio(record: Record, tensor: str) -> float | None:
-    """Largest error over its budget; up to 1 is correct, None where the tensor was not compared."""
-    accuracy = record.accuracy
-    if accuracy is None or tensor not in accuracy.max_abs_error:
-        return None
-    error, budget = accuracy.max_abs_error[tensor], accuracy.budget[tensor]
-    if budget > 0:
-        return error / budget
-    return 0.0 if error == 0 else float("inf")
-
-
-def badness(record: Record, tensor: str) -> float:
-    """The ratio as an order: a NaN is the worst of all."""
-    value = ratio(record, tensor)
-    return float("inf") if value is None or math.isnan(value) else value
-
-
-def worst(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Per implementation, dtype and tensor: how many cells compared it, and the worst of them."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
-    for record in records:
-        for tensor in TENSORS:
-            if ratio(record, tensor) is not None:
-                key = (record.cell.implementation, record.cell.problem.dtype, tensor)
-                groups.setdefault(key, []).append(record)
-    rows = []
-    for (implementation, dtype, tensor), group in groups.items():
-        at = max(group, key=partial(badness, tensor=tensor))
-        accuracy = at.accuracy
-        assert accuracy is not None
-        rows.append({
-            "implementation": implementation, "dtype": dtype, "tensor": tensor, "cells": len(group),
-            "max_error_ratio": f"{ratio(at, tensor):.3g}",
-            "max_abs_error": f"{accuracy.max_abs_error[tensor]:.2e}",
-            "budget": f"{accuracy.budget[tensor]:.2e}", "at": f"{at.cell.pass_} {at.cell.problem.key}",
-        })  # fmt: skip
-    return rows
+def compared(record: Record) -> Checked:
+    """As the table of the worst errors takes it."""
+    accuracy, cell = record.accuracy, record.cell
+    return Checked(
+        implementation=cell.implementation,
+        dtype=cell.problem.dtype,
+        at=f"{cell.pass_} {cell.problem.key}",
+        max_abs_error=accuracy.max_abs_error if accuracy else {},
+        budget=accuracy.budget if accuracy else {},
+    )
 
 
 def _raw_row(record: Record) -> dict[str, Any]:
-    ratios = [value for tensor in TENSORS if (value := ratio(record, tensor)) is not None]
+    ratios = [value for tensor in TENSORS if (value := compared(record).ratio(tensor)) is not None]
     row = {
         "implementation": record.cell.implementation,
         "pass": record.cell.pass_,
@@ -367,21 +340,6 @@ def _raw_columns() -> list[Column]:
     names = ["implementation", "pass", *Problem.__dataclass_fields__, "status", "reason", "max_error_ratio"]
     names += [f"{what}_{tensor}" for tensor in TENSORS for what in ("max_abs_error", "budget")]
     return [Column(name=name, header=name) for name in names]
-
-
-def _summary_columns() -> list[Column]:
-    from flashbench.console import Column
-
-    return [
-        Column(name="implementation", header="implementation"),
-        Column(name="dtype", header="dtype"),
-        Column(name="tensor", header="tensor"),
-        Column(name="cells", header="cells", justify="right"),
-        Column(name="max_error_ratio", header="error/budget", justify="right"),
-        Column(name="max_abs_error", header="max |error|", justify="right"),
-        Column(name="budget", header="budget", justify="right"),
-        Column(name="at", header="at"),
-    ]
 
 
 def _failure_columns() -> list[Column]:

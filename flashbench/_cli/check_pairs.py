@@ -11,7 +11,7 @@ from flashbench.errors import UsageError
 if TYPE_CHECKING:
     from flashbench.covering import Array
     from flashbench.kernels import Implementation, Target
-    from flashbench.problem import Cell
+    from flashbench.problem import Cell, Problem
 
 TAKES = ("impls", "dtypes", "impl", "device", "seed", "out", "time_budget", "tuned")
 """Options of ``check`` that mean something here."""
@@ -38,20 +38,18 @@ def cells(impls: Iterable[str], dtypes: Iterable[str] | None, target: Target) ->
         implementation = kernels.get(name)
         pass_ = "bwd" if _array(implementation, "bwd", dtypes, target).problems else "fwd"
         array = _array(implementation, pass_, dtypes, target)
-        pairs = sum(len(one) == 2 for one in array.covered)
-        console.note(
-            f"{name}: {len(array.covered) - pairs} features and {pairs} pairs of them in"
-            f" {len(array.problems)} problems, each at {array.points} or more points"
-        )
+        console.note(f"{name}: {array.words}")
         found += [Cell(implementation=name, problem=problem, pass_=pass_) for problem in array.problems]
     if not found:
         raise UsageError("--pairs: no implementation takes any of these dtypes; accepted: another --dtypes")
     return tuple(found)
 
 
-def _array(implementation: Implementation, pass_: str, dtypes: Iterable[str] | None, target: Target) -> Array:
+def _array(
+    implementation: Implementation, pass_: str, dtypes: Iterable[str] | None, target: Target
+) -> Array[Problem]:
     from flashbench import covering
-    from flashbench.problem import DTYPES, Problem
+    from flashbench.problem import DTYPES
 
     def takes(problem: Problem) -> bool:
         return implementation.why_unsupported(problem, pass_, target) is None

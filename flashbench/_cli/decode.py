@@ -69,6 +69,13 @@ def decode(
     check: Annotated[
         bool, typer.Option("--check", help="Compare with fp64 and time nothing; needs no GPU.")
     ] = False,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs",
+            help="With --check: every feature of caches and queries alone, and every pair of features.",
+        ),
+    ] = False,
     device: options.Device = None,
     seed: options.Seed = None,
     tuned: options.Tuned = None,
@@ -89,7 +96,16 @@ def decode(
     """Time one layer's attention of a decode step: µs, GB/s, share of a measured copy, beside the model.
 
     Each row is checked against fp64 before it is timed. Exits 5 if one is wrong or failed, 3 without a GPU.
+
+    With --check --pairs pages, splits, fp8 caches, appends, lengths, heads, dtypes and the rest are checked
+    alone and each with every other, at three points on a GPU and one on a CPU.
     """
+    line = options.given(locals())
+    if pairs:
+        from flashbench._cli import decode_pairs
+
+        decode_pairs.show(line)
+        return
     names = {name: value for name, value in locals().items() if isinstance(value, str)}
     given = {name: names[name] for name in DEFAULTS if name in names}
     options.one_format(json, csv)

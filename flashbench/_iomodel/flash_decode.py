@@ -2,7 +2,8 @@
 
 Every query tile (rows of all heads of a group) reads Q once per split and the keys that it may see, and
 leaves O and LSE of each split in fp32; a second kernel reads those that a row has and merges them. With
-one split O and LSE are written at once. Each thread block also reads its sequence's length, and of a
+one split O and LSE are written at once. Of a packed batch every sequence has a cache of its own length. Each
+thread block also reads its sequence's length, and of a
 paged cache the page of each tile, or where a page is smaller than a tile (or cuts it) of each row. Held to
 the kernels themselves, traced in Triton's interpreter, by tests/test_decode_model.py.
 """
@@ -35,18 +36,19 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
     Source: Dao, Haziza, Massa, Sizov 2023, "Flash-Decoding for long-context inference".
     """
     p, s, tile, share = problem, sizes(problem), tiles["fwd"], tiles["split"].block_k
-    heads, count = p.batch * p.num_kv_heads, -(-p.seqlen_k // share)
+    count = max(1, -(-(variant.announced or p.seqlen_k) // share))
     ends = _ends(p, tile.block_q)
-    blocks = heads * sum(-(-end // tile.block_k) for _, end in ends)
-    keys = heads * sum(end for _, end in ends)
-    parts = [(rows, _parts(end, share, count)) for rows, end in ends]
-    running, rows = heads * sum(used for _, used in parts), heads * sum(n * used for n, used in parts)
+    programs = sum(heads for heads, _, _ in ends)
+    blocks = sum(heads * -(-end // tile.block_k) for heads, _, end in ends)
+    keys = sum(heads * end for heads, _, end in ends)
+    running = sum(heads * _parts(end, share, count) for heads, _, end in ends)
+    rows = sum(heads * used * _parts(end, share, count) for heads, used, end in ends)
     kv_bytes = variant.cache_bytes or p.dtype_bytes
     read = {
         "q": rows * p.head_dim * p.dtype_bytes,
         "k": keys * p.head_dim * kv_bytes,
         "v": keys * p.head_dim_v * kv_bytes,
-        "seqused_k": heads * len(ends) * count * INT32,
+        "seqused_k": programs * count * INT32,
     }
     if variant.page_size:
         read["block_table"] = (keys if variant.page_size % tile.block_k else blocks) * INT32
@@ -58,11 +60,11 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
     pairs = blocks * tile.block_q * tile.block_k
     step = Step(
         name="decode", read=read, write=partial if count > 1 else whole, flops=2 * pairs * (d + dv),
-        exps=pairs, ctas=heads * len(ends) * count,
+        exps=pairs, ctas=programs * count,
         moved=_moved(p, tile, running, read, "lse_part" if count > 1 else "lse"),
     )  # fmt: skip
     if variant.page_size:
-        pages = heads * sum(_table_sectors(end, share, count, variant.page_size) for _, end in ends)
+        pages = sum(heads * _table_sectors(end, share, count, variant.page_size) for heads, _, end in ends)
         step = step._replace(moved={**step.moved, "block_table": sectors.alone(pages)})
     kept = s.o + s.lse
     if count == 1:
@@ -81,16 +83,22 @@ def _visible(p: Problem, query: int) -> int:
     return max(0, min(p.seqlen_k, query + 1 + p.seqlen_k - p.seqlen_q)) if p.causal else p.seqlen_k
 
 
-def _ends(p: Problem, block_q: int) -> list[tuple[int, int]]:
-    """(rows, keys that the last row sees) of each query tile of one K/V head, heads of a group packed."""
+def _ends(p: Problem, block_q: int) -> list[tuple[int, int, int]]:
+    """(K/V heads, rows, keys that the last row sees) of each query tile, heads of a group packed; the heads
+    of all sequences of one length together.
+    """
     packed = p.group * p.seqlen_q
-    stops = (min(first + block_q, packed) for first in range(0, packed, block_q))
-    return [((stop - 1) % block_q + 1, _visible(p, (stop - 1) // p.group)) for stop in stops]
+    stops = [min(first + block_q, packed) for first in range(0, packed, block_q)]
+    return [
+        (part.batch * p.num_kv_heads, (stop - 1) % block_q + 1, _visible(part, (stop - 1) // p.group))
+        for part in p.parts()
+        for stop in stops
+    ]
 
 
 def _parts(keys: int, share: int, count: int) -> int:
-    """Splits that hold some of the first keys; a single one is always written."""
-    return 1 if count == 1 else -(-keys // share)
+    """Splits that hold some of the first keys; a single one is always written, the last takes the rest."""
+    return 1 if count == 1 else min(count, -(-keys // share))
 
 
 def _moved(p: Problem, tile: Tiles, running: int, read: Mapping[str, int], lse: str) -> dict[str, int]:
@@ -110,7 +118,7 @@ def _table_sectors(end: int, share: int, count: int, page_size: int) -> int:
     """Sectors of a page table that the splits of the first keys look into."""
     per_sector = sectors.SECTOR // INT32
     firsts = [split * share for split in range(_parts(end, share, count))]
-    stops = [*firsts[1:], end]
+    stops = [*firsts[1:], end][: len(firsts)]  # without keys there are no splits
     spans = [(first // page_size, (stop - 1) // page_size) for first, stop in zip(firsts, stops, strict=True)]
     return sum(last // per_sector - first // per_sector + 1 for first, last in spans if last >= first)
 
@@ -130,7 +138,9 @@ def _merge(p: Problem, share: int, count: int, write: Mapping[str, int]) -> Step
 
 def _merged(p: Problem, share: int, count: int) -> dict[str, int]:
     """What the merge reads: each row's parts; their LSEs and the length once per piece of columns."""
-    parts = p.batch * p.num_heads * sum(_parts(_visible(p, i), share, count) for i in range(p.seqlen_q))
+    parts = p.num_heads * sum(
+        part.batch * _parts(_visible(part, i), share, count) for part in p.parts() for i in range(p.seqlen_q)
+    )
     pieces = -(-p.head_dim_v // decode_configs.merge_columns(p.head_dim_v))
     rows = p.batch * p.num_heads * p.seqlen_q
     return {
@@ -173,6 +183,8 @@ def refuses(problem: Problem) -> str | None:
         return f"the bundled kernels take head dims up to {flash_configs.MAX_HEAD_DIM}"
     if problem.dtype_bytes == 1:
         return f"the bundled decode kernels do not take {problem.dtype}"
-    if missing := problem.features - {"bshd", "deterministic"}:
+    if len({queries for queries, _ in problem.lengths}) > 1:
+        return "the bundled decode kernels take as many queries of every sequence"
+    if missing := problem.features - {"bshd", "deterministic", "varlen"}:
         return f"the bundled decode kernels do not take {', '.join(sorted(missing))}"
     return None

@@ -84,7 +84,8 @@ class Variant:
     (AUTO, 0: flash-attention's heuristic for the device). page_size: rows of K/V per page of a paged
     cache, 0: not paged. density: share of the visible tiles that are computed, spread evenly, in
     (0, 1]; blocks: exactly which. cache_bytes: of a cached number of K and V where it is not of q's dtype
-    (1: fp8, with fp32 scales), 0: it is. num_splits, page_size and pack_gqa concern the forward.
+    (1: fp8, with fp32 scales), 0: it is. announced: the keys that splits are counted for, where a cache may
+    hold more; 0: the longest sequence's. num_splits, page_size and pack_gqa concern the forward.
 
     Raises SpecError for values out of range.
     """
@@ -95,6 +96,7 @@ class Variant:
     density: float = 1.0
     blocks: BlockMask | None = None
     cache_bytes: int = 0
+    announced: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.num_splits <= MAX_SPLITS:
@@ -103,6 +105,8 @@ class Variant:
             )
         if self.page_size < 0:
             raise SpecError(f"page_size {self.page_size} is out of range; it must be 1 or more, or 0")
+        if self.announced < 0:
+            raise SpecError(f"announced {self.announced} is out of range; it must be 1 or more, or 0")
         if not 0 < self.density <= 1:
             raise SpecError(f"density {self.density} is out of range; it must be above 0 and at most 1")
         if self.blocks is not None and (self.density != 1 or self.pack_gqa or self.page_size):

@@ -275,7 +275,7 @@ def _quantised(tile, DESCALE, at, DTYPE: tl.constexpr, BY_HAND: tl.constexpr):
         descale = tl.load(DESCALE + at)
     scaled = ()
     for i in tl.static_range(len(tile)):
-        x = tile[i].to(tl.float32) / descale
+        x = tl.div_rn(tile[i].to(tl.float32), descale)  # "/" may be off by 2 ulp: a tie goes the wrong way
         x = tl.minimum(tl.maximum(x, -FP8_MAX, ANY_NAN), FP8_MAX, ANY_NAN)
         scaled = scaled + (fp8.rounded(x, DTYPE, BY_HAND),)
     return scaled

@@ -6,6 +6,8 @@ naive being the textbook op list in q's dtype over the dequantised cache.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -46,6 +48,37 @@ def make(problem: Problem, page_size: int, is_fp8: bool, device: str, seed: int)
         k=k, v=v, seqused_k=used, block_table=table, k_descale=scale, v_descale=scale,
         max_seqlen_k=p.seqlen_k,
     )  # fmt: skip
+
+
+def paged(
+    rows: Sequence[Tensor], lengths: Sequence[int], page_size: int, *, spare: int = 0, seed: int = 0,
+    garbage: int = 2**31 - 1,
+) -> tuple[tuple[Tensor, ...], Tensor]:  # fmt: skip
+    """Contiguous caches (batch, heads, capacity, dim) in shuffled pages, and their block table.
+
+    Rows past a sequence's length and ``spare`` pages that none uses are NaN, table entries past its end
+    garbage.
+    """
+    device, needed = rows[0].device, [-(-n // page_size) for n in lengths]
+    order = torch.randperm(sum(needed) + spare, generator=torch.Generator().manual_seed(seed % 2**63))
+    wide = max(1, -(-rows[0].shape[2] // page_size))
+    table = torch.full((len(lengths), wide), garbage, dtype=torch.int32)
+
+    def empty(pages: int, x: Tensor) -> Tensor:
+        shape = pages, page_size, x.shape[1], x.shape[3]
+        return torch.full(shape, float("nan"), device=device).to(x.dtype)
+
+    found = tuple(empty(len(order), x) for x in rows)
+    first = 0
+    for b, (n, pages) in enumerate(zip(lengths, needed, strict=True)):
+        own = order[first : first + pages]
+        table[b, :pages], first = own, first + pages
+        for x, to in zip(rows, found, strict=True):
+            filled = empty(pages, x)
+            filled.flatten(0, 1)[:n] = x[b, :, :n].transpose(0, 1)
+            # as bytes: not every dtype can be put in places
+            to.view(torch.uint8)[own.to(device)] = filled.view(torch.uint8)
+    return found, table.to(device)
 
 
 def compare(problem: Problem, inputs: Inputs, o: Tensor) -> tuple[float, float]:
