@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_cli_help import options
 
-from flashbench import claims, kernels
+from flashbench import claims, kernels, runfile
 from flashbench.cli import main
 from flashbench.errors import RunFileError, UsageError
 
@@ -94,6 +94,26 @@ def test_what_is_no_claim_is_refused_in_one_line(tmp_path: Path, text: str, said
     with pytest.raises(UsageError, match=re.escape(said)) as error:
         judged(tmp_path, text)
     assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"No such file.*; accepted: a TOML file of claims"):
+        claims.load(tmp_path / "none.toml")
+
+
+def test_layers_and_cards_are_read_from_files(tmp_path: Path) -> None:
+    """What ``block --out`` writes, and the card that wrote it."""
+    environment = {"device_name": "a card"}
+    path = tmp_path / "b.jsonl"
+    head = runfile.header(argv=["flashbench"], options={}, environment=environment, cells=())
+    with runfile.create(path, head) as writer:
+        for name, time_s in (("naive", 3.0), ("flash", 2.0)):
+            writer.put({"type": "blocks", "implementation": name, "model": "m", "seqlen": 16,
+                        "time_s": time_s, "samples_s": [time_s] * 5})  # fmt: skip
+    sides = [f'{{ file = "b.jsonl", model = "m", implementation = "{name}" }}' for name in ("naive", "flash")]
+    one = judged(tmp_path, f"[[claim]]\n{HEAD}ratio = [{{ of = {sides[0]}, to = {sides[1]} }}]")
+    assert [(seen.cell, seen.value, seen.card) for seen in one.found] == [("m naive n16", 1.5, "a card")]
+    assert one.row()["cards"] == ["a card"]
 
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:

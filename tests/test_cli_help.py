@@ -32,7 +32,7 @@ EXPECTED = {
     "compare": "--baseline --store --metric --warn --fail --noise --floor --allow --fail-on --by --all "
     "--output --markdown --json --csv --quiet",
     "noise": "--metric --out --json --csv --quiet",
-    "report": "--output --quiet",
+    "report": "--output --claims --quiet",
     "verify": "--json --quiet",
     "claims": "--results --markdown --json",
     "new-impl": "--triton",

@@ -10,7 +10,10 @@ from flashbench._cli import options
 
 
 def claims(
-    file: Annotated[str, typer.Argument(help="Claims in TOML.")] = "configs/claims.toml",
+    file: Annotated[
+        str | None,
+        typer.Argument(help="Claims in TOML. Default: those that come along, configs/claims.toml."),
+    ] = None,
     results: Annotated[
         str, typer.Option("--results", metavar="DIR", help="Folder of results files that the claims name.")
     ] = "reports/h100-sxm",
