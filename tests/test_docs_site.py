@@ -42,6 +42,13 @@ def test_contents_are_the_pages_that_there_are() -> None:
     assert sorted(contents) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
+def test_ci_builds_the_site_and_hears_its_warnings() -> None:
+    """With --quiet mkdocs does not count warnings, and --strict fails for none."""
+    assert "make docs" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    [build] = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert build.split()[2:] == ["--strict"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     for link in LINK.findall(prose(page)):

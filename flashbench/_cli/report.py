@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flashbench.runfile import RunFile
 
 _QUIET = typer.Option("--quiet", "-q", help="No notes.")
+_CLAIMS = typer.Option(metavar="DIR", help="Hold the literature's claims to the results below this folder.")
 
 
 def report(
@@ -58,10 +59,7 @@ def report(
         list[str] | None,
         typer.Option(metavar="FILE", help="Roofs as 'calibrate' measured them, for cards of that name."),
     ] = None,
-    claims: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="Hold the literature's claims to the results below this folder."),
-    ] = None,
+    claims: Annotated[str | None, _CLAIMS] = None,
     quiet: Annotated[bool, _QUIET] = False,
 ) -> None:
     """Build the HTML report of one or more results files. Needs neither GPU nor torch."""
