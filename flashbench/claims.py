@@ -61,6 +61,11 @@ class Claim:
     at_most: float = math.inf
     seen: Mapping[str, Any]
 
+    @property
+    def of_cells(self) -> bool:
+        """Whether it is about cells, and not data sheets or arithmetic."""
+        return not {"device", "product"} & set(self.seen)
+
     def holds(self, value: float) -> bool:
         """Whether a number is within the bounds."""
         return self.at_least <= value <= self.at_most
@@ -84,6 +89,11 @@ class Judged:
         if 0 < count < len(self.found):
             return f"holds in {count} of {len(self.found)} cells"
         return "holds" if count else "does not hold"
+
+    @property
+    def cells_measured(self) -> bool:
+        """Whether cells say something of it, and not data sheets or arithmetic alone."""
+        return bool(self.found) and self.claim.of_cells
 
     @property
     def cards(self) -> tuple[str, ...]:
@@ -167,8 +177,7 @@ def of_rows(claims: Iterable[Claim], rows: list[Row]) -> list[Judged]:
     """What the rows of one run say of the claims that are about cells, whatever files these name: what else a
     side names tells its rows. Claims of which they say nothing are left out.
     """
-    about = (claim for claim in claims if not {"device", "product"} & set(claim.seen))
-    judged = (Judged(claim=claim, found=_found(claim, lambda _: rows)) for claim in about)
+    judged = (Judged(claim=one, found=_found(one, lambda _: rows)) for one in claims if one.of_cells)
     return [one for one in judged if one.found]
 
 

@@ -34,7 +34,7 @@ EXPECTED = {
     "noise": "--metric --out --json --csv --quiet",
     "report": "--output --claims --quiet",
     "verify": "--json --quiet",
-    "claims": "--results --markdown --json",
+    "claims": "--results --measured --markdown --json",
     "new-impl": "--triton",
     "list": "--impl --json --csv",
     "doctor": "--json --csv",

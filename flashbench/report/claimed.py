@@ -55,7 +55,7 @@ def page(_: Section, frame: DataFrame) -> str:
     several = frame["run"].nunique() > 1
     head = ["claim", "source and conditions", "what is seen here", "verdict", "card"]
     lines = [row_of(_line(item, several)) for item in frame.to_dict("records")]
-    return html_table([*(["run"] if several else []), *head], lines)
+    return html_table([*(["run"] if several else []), *head], lines, ' class="texts"')
 
 
 def _line(item: dict[str, Any], several: bool) -> Iterable[str]:
