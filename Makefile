@@ -60,7 +60,7 @@ lint: $(VENV)/.test-installed
 	$(BIN)/mypy
 
 docs: $(VENV)/.docs-installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo build/site/index.html
 
 gate: measured-exactly

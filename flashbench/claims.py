@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 SAME = (
     "pass", "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "kv_len", "queries", "head_dim",
-    "head_dim_v", "dtype", "causal", "options", "page_size",
+    "head_dim_v", "dtype", "causal", "options", "page_size", "model", "mode", "seqlen", "layers",
 )  # fmt: skip
 """Fields in which the two sides of a ratio are the same, but those that a side names."""
 
@@ -34,11 +34,14 @@ FIELDS = {"name", "says", "source", "conditions", "command", "untestable", "at_l
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """One number that bears on a claim: of which cell, and its spread (interquartile range over median)."""
+    """One number that bears on a claim: of which cell on which card, and its spread (interquartile range over
+    median).
+    """
 
     cell: str
     value: float
     spread: float = 0.0
+    card: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +60,11 @@ class Claim:
     at_least: float = -math.inf
     at_most: float = math.inf
     seen: Mapping[str, Any]
+
+    @property
+    def of_cells(self) -> bool:
+        """Whether it is about cells, and not data sheets or arithmetic."""
+        return not {"device", "product"} & set(self.seen)
 
     def holds(self, value: float) -> bool:
         """Whether a number is within the bounds."""
@@ -83,6 +91,16 @@ class Judged:
         return "holds" if count else "does not hold"
 
     @property
+    def cells_measured(self) -> bool:
+        """Whether cells say something of it, and not data sheets or arithmetic alone."""
+        return bool(self.found) and self.claim.of_cells
+
+    @property
+    def cards(self) -> tuple[str, ...]:
+        """The cards on which it was measured."""
+        return tuple(sorted({one.card for one in self.found} - {""}))
+
+    @property
     def shown(self) -> str:
         """The numbers in one line: one, or the least, the median and the most, and the largest spread."""
         if not self.found:
@@ -100,15 +118,24 @@ class Judged:
         claim = self.claim
         return {
             "name": claim.name, "says": claim.says, "source": claim.source, "conditions": claim.conditions,
-            "command": claim.command, "verdict": self.verdict, "shown": self.shown,
+            "command": claim.command, "verdict": self.verdict, "shown": self.shown, "cards": list(self.cards),
             "cells": [{"cell": one.cell, "value": one.value, "spread": one.spread} for one in self.found],
         }  # fmt: skip
 
 
-def load(path: Path | str) -> tuple[Claim, ...]:
-    """The claims of a TOML file. Raises UsageError, in one line, for what is none."""
+def bundled() -> Path:
+    """The claims that come along: in a wheel beside this module, in a clone in configs/."""
+    here = Path(__file__).with_suffix(".toml")
+    return here if here.is_file() else here.parent.parent / "configs" / "claims.toml"
+
+
+def load(path: Path | str | None = None) -> tuple[Claim, ...]:
+    """The claims of a TOML file, by default ``bundled``. Raises UsageError, in one line, for what is none."""
+    path = bundled() if path is None else path
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("claim", [])
+    except OSError as error:
+        raise UsageError(f"{str(path)!r}: {error.strerror}; accepted: a TOML file of claims") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no TOML: {error}") from None
     if not isinstance(tables, list) or not tables:
@@ -146,6 +173,28 @@ def judge(claims: Iterable[Claim], folder: Path | str) -> list[Judged]:
     return [Judged(claim=claim, found=_found(claim, rows)) for claim in claims]
 
 
+def of_rows(claims: Iterable[Claim], rows: list[Row]) -> list[Judged]:
+    """What the rows of one run say of the claims that are about cells, whatever files these name: what else a
+    side names tells its rows. Claims of which they say nothing are left out.
+    """
+    judged = (Judged(claim=one, found=_found(one, lambda _: rows)) for one in claims if one.of_cells)
+    return [one for one in judged if one.found]
+
+
+def columns(claims: Iterable[Claim]) -> set[str]:
+    """The fields of rows that a verdict on the claims, or the name of a cell, takes."""
+    sides = [side for claim in claims for given in claim.seen.values() for side in _sides(given)]
+    named = {name for side in sides for name in side} | {name for side in sides for name in _metrics(side)}
+    return {*SAME, *_PARTS, *named, "status", "spread", "device"} - {"file", "metric"}
+
+
+def _sides(given: Any) -> list[Mapping[str, Any]]:
+    """The sides of what is seen: none of what is no row's."""
+    if isinstance(given, list):
+        return [pair[which] for pair in given if isinstance(pair, dict) for which in ("of", "to")]
+    return [given] if "file" in given else []
+
+
 def _found(claim: Claim, rows: Callable[[str], list[Row]]) -> tuple[Seen, ...]:
     try:
         for kind, given in claim.seen.items():
@@ -160,12 +209,19 @@ def _rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []
     if path.suffix == ".jsonl":
-        return list(table.rows(table.build([runfile.load(path)])))
+        file = runfile.load(path)
+        card = (file.header.get("environment") or {}).get("device_name")
+        return [*table.rows(table.build([file])), *timed(file.blocks, card)]
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    except (ValueError, KeyError, TypeError):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return timed(document["rows"], (document.get("environment") or {}).get("device_name"))
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise RunFileError(f"{path} has no rows") from None
-    return [{**row, "spread": _spread(row.get("samples_s"))} for row in found]
+
+
+def timed(rows: Iterable[Row], card: str | None) -> list[Row]:
+    """Rows that carry their samples, with the spread of these and the card that they were taken on."""
+    return [{**row, "spread": _spread(row.get("samples_s")), "device": card} for row in rows]
 
 
 def _spread(samples: list[float] | None) -> float:
@@ -209,13 +265,13 @@ def _ratio(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
             other, base = below.get(_key(row, keys), (row, 0.0))
             if base:
                 spread = math.hypot(_spread_of(row, pair["of"]), _spread_of(other, pair["to"]))
-                yield Seen(cell=_name(row), value=value / base / pair.get("per", 1), spread=spread)
+                yield _seen(row, value / base / pair.get("per", 1), spread)
 
 
 def _value(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
     """The metric itself."""
     for row, value in _chosen(given, rows):
-        yield Seen(cell=_name(row), value=value, spread=_spread_of(row, given))
+        yield _seen(row, value, _spread_of(row, given))
 
 
 def _slope(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
@@ -231,13 +287,13 @@ def _slope(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
             mid_x, mid_y = (sum(side) / len(points) for side in zip(*points, strict=True))
             run = sum((x - mid_x) ** 2 for x, _ in points)
             rise = sum((x - mid_x) * (y - mid_y) for x, y in points)
-            yield Seen(cell=_name({**group[0][0], "batch": None, "seqlen_q": "…"}), value=rise / run)
+            yield _seen({**group[0][0], "batch": None, "seqlen_q": "…"}, rise / run)
 
 
 def _ran(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
     """1 for each row that ran, 0 for one that did not."""
     for row, _ in _chosen({**given, "metric": []}, rows):
-        yield Seen(cell=_name(row), value=float(row["status"] == "ok"))
+        yield _seen(row, float(row["status"] == "ok"))
 
 
 def _device(given: Any, _: Callable[[str], list[Row]]) -> Iterator[Seen]:
@@ -266,13 +322,17 @@ def _key(row: Row, names: Iterable[str]) -> tuple[Any, ...]:
     return tuple(row.get(name) for name in names)
 
 
-def _name(row: Row) -> str:
-    parts = {
-        "implementation": "", "pass": "", "batch": "b", "num_heads": "h", "seqlen_q": "n", "kv_len": "kv",
-        "head_dim": "d", "dtype": "", "options": "",
-    }  # fmt: skip
-    said = [f"{short}{row[name]}" for name, short in parts.items() if row.get(name) not in (None, "")]
-    return " ".join([*said, *(["causal"] if row.get("causal") else [])])
+_PARTS = {
+    "model": "", "mode": "", "implementation": "", "pass": "", "batch": "b", "num_heads": "h", "seqlen": "n",
+    "seqlen_q": "n", "kv_len": "kv", "head_dim": "d", "dtype": "", "options": "",
+}  # fmt: skip
+"""What names a cell, and the letter before it."""
+
+
+def _seen(row: Row, value: float, spread: float = 0.0) -> Seen:
+    said = [f"{short}{row[name]}" for name, short in _PARTS.items() if row.get(name) not in (None, "")]
+    name = " ".join([*said, *(["causal"] if row.get("causal") else [])])
+    return Seen(cell=name, value=value, spread=spread, card=row.get("device") or "")
 
 
 def markdown(judged: Iterable[Judged]) -> str:

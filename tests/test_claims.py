@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from test_cli_help import options
 
-from flashbench import claims, kernels
+from flashbench import claims, kernels, runfile
 from flashbench.cli import main
 from flashbench.errors import RunFileError, UsageError
 
@@ -96,6 +96,26 @@ def test_what_is_no_claim_is_refused_in_one_line(tmp_path: Path, text: str, said
     assert "\n" not in str(error.value)
 
 
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"No such file.*; accepted: a TOML file of claims"):
+        claims.load(tmp_path / "none.toml")
+
+
+def test_layers_and_cards_are_read_from_files(tmp_path: Path) -> None:
+    """What ``block --out`` writes, and the card that wrote it."""
+    environment = {"device_name": "a card"}
+    path = tmp_path / "b.jsonl"
+    head = runfile.header(argv=["flashbench"], options={}, environment=environment, cells=())
+    with runfile.create(path, head) as writer:
+        for name, time_s in (("naive", 3.0), ("flash", 2.0)):
+            writer.put({"type": "blocks", "implementation": name, "model": "m", "seqlen": 16,
+                        "time_s": time_s, "samples_s": [time_s] * 5})  # fmt: skip
+    sides = [f'{{ file = "b.jsonl", model = "m", implementation = "{name}" }}' for name in ("naive", "flash")]
+    one = judged(tmp_path, f"[[claim]]\n{HEAD}ratio = [{{ of = {sides[0]}, to = {sides[1]} }}]")
+    assert [(seen.cell, seen.value, seen.card) for seen in one.found] == [("m naive n16", 1.5, "a card")]
+    assert one.row()["cards"] == ["a card"]
+
+
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text("[]")
     with pytest.raises(RunFileError, match="has no rows"):
@@ -116,10 +136,32 @@ def test_every_claim_is_measured_by_a_command_that_there_is() -> None:
         assert set(names) <= set(kernels.registry()), one.name
 
 
-def test_the_page_is_what_the_results_say(capsys: pytest.CaptureFixture[str]) -> None:
+TABLES = re.findall(
+    r"<!-- claims ?([^>]*?) ?-->\n(.*?)\n<!-- /claims -->",
+    (ROOT / "docs" / "claims.md").read_text(encoding="utf-8"), flags=re.DOTALL,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "shown"), TABLES, ids=[given for given, _ in TABLES])
+def test_the_page_is_what_the_results_say(
+    given: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as stop:
-        main(["claims", str(FILE), "--results", str(RESULTS), "--markdown"])
+        main(["claims", *given.split(), "--markdown"])
     assert stop.value.code == 0
-    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    shown = re.findall(r"<!-- claims -->\n(.*)\n<!-- /claims -->", page, flags=re.DOTALL)
-    assert shown == [capsys.readouterr().out.rstrip("\n")], "flashbench claims --markdown"
+    assert shown == capsys.readouterr().out.rstrip("\n"), f"flashbench claims {given} --markdown"
+
+
+def test_the_page_shows_all_of_them() -> None:
+    assert TABLES[0][0] == ""
+    assert TABLES[0][1].count("\n") == 1 + len(claims.load(FILE))
+
+
+def test_measured_leaves_out_what_is_only_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["claims", "--results", str(RESULTS / "decode" / ".."), "--measured", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert {one["name"] for one in found} >= {"fwd-over-eager", "paging-costs"}
+    assert all(one["cells"] and one["cards"] for one in found)
+    assert not {one["name"] for one in found} & {"score-matrix-40gb", "on-chip-memory-doubled", "path-x"}

@@ -32,9 +32,9 @@ EXPECTED = {
     "compare": "--baseline --store --metric --warn --fail --noise --floor --allow --fail-on --by --all "
     "--output --markdown --json --csv --quiet",
     "noise": "--metric --out --json --csv --quiet",
-    "report": "--output --quiet",
+    "report": "--output --claims --quiet",
     "verify": "--json --quiet",
-    "claims": "--results --markdown --json",
+    "claims": "--results --measured --markdown --json",
     "new-impl": "--triton",
     "list": "--impl --json --csv",
     "doctor": "--json --csv",

@@ -15,7 +15,7 @@ from flashbench import kernels
 from flashbench.kernels import Target, _triton
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGES = ("index.md", "own.md", "python.md", "ring.md", "flash-attn.md")
+PAGES = ("index.md", "own.md", "python.md", "ring.md", "flash-attn.md", "tiling.md")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -29,6 +29,7 @@ def test_there_is_something_to_run() -> None:
     assert len(blocks("python.md", "python")) == 2
     assert len(blocks("flash-attn.md", "python")) == 1
     assert len(blocks("ring.md", "console")) == 1
+    assert len(blocks("tiling.md", "python")) == 1
 
 
 @pytest.mark.slow

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -40,6 +43,28 @@ def test_contents_are_the_pages_that_there_are() -> None:
 
     contents = pages(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     assert sorted(contents) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+
+
+def test_ci_builds_the_site_and_hears_its_warnings() -> None:
+    """With --quiet mkdocs does not count warnings, and --strict fails for none."""
+    assert "make docs" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    [build] = re.findall(r"mkdocs build.*", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert build.split()[2:] == ["--strict"]
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    done = subprocess.run([sys.executable, ROOT / "tools" / "reference.py"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), f"{done.stdout}: python tools/reference.py --write"
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="no man here")
+def test_the_manual_page_is_one() -> None:
+    """groff warns of what it does not know; the text is that of the page."""
+    command = ["man", "--warnings", "-E", "UTF-8", "-l", ROOT / "docs" / "flashbench.1"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "MANWIDTH": "200"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "flashbench report [OPTIONS] FILES…" in done.stdout
+    assert "EXIT STATUS" in done.stdout
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -52,10 +52,11 @@ def test_a_wheel_has_every_file_and_runs_alone(tmp_path: Path) -> None:
     listed = subprocess.run(["git", "ls-files", "flashbench"], cwd=ROOT, capture_output=True, text=True)
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     if not listed.returncode:
-        assert held == set(listed.stdout.splitlines())
+        page = f"flashbench-{flashbench.__version__}.data/data/share/man/man1/flashbench.1"
+        assert held == {*listed.stdout.splitlines(), "flashbench/claims.toml", page}
     there = tmp_path / "there"
     subprocess.run([*pip, "install", "--quiet", "--no-deps", "--target", there, wheel], check=True)
-    for arguments in (["--help"], ["io-model", "--sram", "192KB"], ["new-impl", "mine.py"]):
+    for arguments in (["--help"], ["io-model", "--sram", "192KB"], ["new-impl", "mine.py"], ["claims"]):
         code = f"import sys; sys.path.insert(0, {str(there)!r}); from flashbench import cli; " + (
             f"assert cli.__file__.startswith({str(there)!r}); cli.main({arguments!r})"
         )

@@ -10,10 +10,16 @@ from flashbench._cli import options
 
 
 def claims(
-    file: Annotated[str, typer.Argument(help="Claims in TOML.")] = "configs/claims.toml",
+    file: Annotated[
+        str | None,
+        typer.Argument(help="Claims in TOML. Default: those that come along, configs/claims.toml."),
+    ] = None,
     results: Annotated[
         str, typer.Option("--results", metavar="DIR", help="Folder of results files that the claims name.")
     ] = "reports/h100-sxm",
+    measured: Annotated[
+        bool, typer.Option("--measured", help="Leave out claims that nothing was measured for.")
+    ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
     json: options.Json = False,
 ) -> None:
@@ -29,6 +35,7 @@ def claims(
     if json and markdown:
         raise UsageError("--json and --markdown exclude each other; accepted: one of them")
     judged = claiming.judge(claiming.load(file), results)
+    judged = [one for one in judged if one.cells_measured or not measured]
     if json:
         console.show_json([one.row() for one in judged])
     elif markdown:

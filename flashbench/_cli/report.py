@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flashbench.runfile import RunFile
 
 _QUIET = typer.Option("--quiet", "-q", help="No notes.")
+_CLAIMS = typer.Option(metavar="DIR", help="Hold the literature's claims to the results below this folder.")
 
 
 def report(
@@ -58,6 +59,7 @@ def report(
         list[str] | None,
         typer.Option(metavar="FILE", help="Roofs as 'calibrate' measured them, for cards of that name."),
     ] = None,
+    claims: Annotated[str | None, _CLAIMS] = None,
     quiet: Annotated[bool, _QUIET] = False,
 ) -> None:
     """Build the HTML report of one or more results files. Needs neither GPU nor torch."""
@@ -66,7 +68,7 @@ def report(
     _refuse(output, markdown, terminal, figures, extra=bool(format_ or figure or style != "paper"))
     page = _page(output, files := _files(files))
     loaded = [runfile.load(name) for name in files]
-    results = results_of(loaded, timeline or (), ceilings or ())
+    results = results_of(loaded, timeline or (), ceilings or (), claims)
     for text in () if quiet else (text for file in loaded for text in file.notes):
         console.note(text)
     if markdown or terminal or figures:
@@ -152,13 +154,18 @@ def _show(
 
 
 def results_of(
-    files: Sequence[RunFile], timelines: Sequence[str] = (), ceilings: Sequence[str] = ()
+    files: Sequence[RunFile],
+    timelines: Sequence[str] = (),
+    ceilings: Sequence[str] = (),
+    claims: str | None = None,
 ) -> Results:
-    """What the sections of a report are made from. timelines, ceilings: paths of files beside the results.
+    """What the sections of a report are made from. timelines, ceilings: paths of files beside the results;
+    claims: a folder of results that the literature's are held to, in place of the files.
 
-    Raises RunFileError for a path that is not such a file.
+    Raises RunFileError for a path that is not such a file, UsageError for what is no folder.
     """
     from flashbench import ceilings as ceilings_
+    from flashbench import claims as claims_
     from flashbench import table
     from flashbench.report import timelines as timelines_
     from flashbench.report.data import Results
@@ -167,7 +174,15 @@ def results_of(
         table=table.build(files), headers=table.headers(files), numerics=table.numerics(files),
         blocks=table.blocks(files), ceilings=table.ceilings(files, list(map(ceilings_.load, ceilings))),
         timelines={key: one for path in timelines for key, one in timelines_.load(path).items()},
+        claims=() if claims is None else claims_.judge(claims_.load(), _folder(claims)),
     )  # fmt: skip
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if not path.is_dir():
+        raise UsageError(f"--claims {text!r}: no such folder; accepted: a folder of results files")
+    return path
 
 
 def write_page(files: Sequence[RunFile], page: Path) -> None:

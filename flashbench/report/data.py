@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
     from flashbench.ceilings import Ceilings
+    from flashbench.claims import Judged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,7 @@ class Results:
     """The joined table (table.build), and by run its header, numerics and blocks, as table gives them.
 
     ceilings: what the run's card was measured to reach, by run; timelines: what ``profile --timeline``
-    recorded of a cell, by the cell's key.
+    recorded of a cell, by the cell's key; claims: what a folder's results say of the literature's.
     """
 
     table: DataFrame
@@ -36,6 +37,7 @@ class Results:
     blocks: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
     timelines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    claims: Sequence[Judged] = ()
 
     @cached_property
     def labelled(self) -> DataFrame:

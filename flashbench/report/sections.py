@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from flashbench.report import (
     blocks,
     cells,
+    claimed,
     data,
     figures,
     glance,
@@ -208,6 +209,14 @@ SECTIONS = (
         " (infer), no optimizer. MFU: matrix FLOPs, three forwards to a training step, over the dense peak."
         " The share of attention is its calls timed alone over the step.",
         data=blocks.data, page=blocks.page, empty="No layers were measured ('block --out').",
+    ),
+    Section(
+        key="claims", title="The literature's claims",
+        about="Claims of papers and documentation, each computed from these cells, or from a folder's"
+        " ('--claims'); the papers' cards and lengths stand beside them. The spread is that of both sides.",
+        data=claimed.data, page=claimed.page,
+        empty="No claim is about these cells ('report --claims DIR' holds all to the results below a folder,"
+        " 'flashbench claims' names what measures each).",
     ),
     Section(
         key="untimed", title="What was not timed, and why", about="", data=data.untimed, page=page.untimed,

@@ -1,0 +1,71 @@
+"""The section of the literature's claims: what the cells of the page, or of a folder, say of each."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from flashbench import claims, table
+from flashbench.report.data import Results
+from flashbench.report.html import row_of
+from flashbench.report.html import table as html_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pandas import DataFrame
+
+    from flashbench.claims import Judged
+    from flashbench.report.sections import Section
+
+_COLUMNS = ("run", "says", "source", "conditions", "shown", "verdict", "cards")
+
+
+def data(results: Results) -> DataFrame:
+    """A row per claim and run: the folder's, if one was given, else those that a run's own cells bear on."""
+    import pandas as pd
+
+    judged = [("", one) for one in results.claims] or list(_of_runs(results))
+    return pd.DataFrame([_row(run, one) for run, one in judged], columns=list(_COLUMNS), dtype=object)
+
+
+def _of_runs(results: Results) -> Iterator[tuple[str, Judged]]:
+    """Each run by itself: two cards, or two versions, are not set beside each other."""
+    known = claims.load()
+    frame = results.table
+    wanted = [name for name in frame.columns if name in claims.columns(known)]
+    for run, header in results.headers.items():
+        card = (header.get("environment") or {}).get("device_name")
+        rows = table.rows(frame.loc[frame["run"] == run, wanted])
+        blocks = claims.timed(results.blocks.get(run, ()), card)
+        yield from ((run, one) for one in claims.of_rows(known, [*rows, *blocks]))
+
+
+def _row(run: str, one: Judged) -> dict[str, Any]:
+    claim = one.claim
+    return {
+        "run": run, "says": claim.says, "source": claim.source, "conditions": claim.conditions,
+        "shown": one.shown, "verdict": one.verdict, "cards": ", ".join(one.cards),
+    }  # fmt: skip
+
+
+def page(_: Section, frame: DataFrame) -> str:
+    """A row per claim; the run where there are several."""
+    several = frame["run"].nunique() > 1
+    head = ["claim", "source and conditions", "what is seen here", "verdict", "card"]
+    lines = [row_of(_line(item, several)) for item in frame.to_dict("records")]
+    return html_table([*(["run"] if several else []), *head], lines, ' class="texts"')
+
+
+def _line(item: dict[str, Any], several: bool) -> Iterable[str]:
+    cells = [
+        item["says"], f"{item['source']}; {item['conditions']}", item["shown"], item["verdict"],
+        item["cards"] or "–",
+    ]  # fmt: skip
+    return map(_text, [*([item["run"]] if several else []), *cells])
+
+
+def _text(value: str) -> str:
+    """Escaped, with commands in backticks as code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", escape(value))
