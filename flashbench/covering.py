@@ -112,7 +112,7 @@ def _other_keys(generator: Random, scale: Scale, fields: Fields) -> Fields:
     return {"seqlen_k": generator.choice([n for n in scale.lengths if n != fields["seqlen_q"]])}
 
 
-def gqa(generator: Random, scale: Scale, fields: Fields) -> Fields:
+def _gqa(generator: Random, scale: Scale, fields: Fields) -> Fields:
     """One or two K/V heads, each of several query heads."""
     heads = generator.choice((1, 2))
     return {"num_kv_heads": heads, "num_heads": heads * generator.choice(scale.groups)}
@@ -145,63 +145,58 @@ def _masked(generator: Random, scale: Scale, fields: Fields) -> Fields:
     return {"block_mask": generator.choice(names)}
 
 
-FACTORS: Mapping[str, Factor[Problem]] = {
-    row.name: row
-    for row in (
-        # shapes first: what follows may depend on them
-        Factor(
-            name="odd head dim",
-            shows=lambda p: p.head_dim & (p.head_dim - 1) != 0 or p.head_dim < 8,
-            draw=odd_dims,
-        ),
-        Factor(name="head_dim_v", shows=lambda p: p.head_dim_v != p.head_dim, draw=other_width),
-        Factor(
-            name="seqlen_k",
-            shows=lambda p: any(q != k for q, k in p.lengths or ((p.seqlen_q, p.seqlen_k),)),
-            draw=_other_keys,
-        ),
-        Factor(name="gqa", shows=lambda p: p.group > 1, draw=gqa),
-        Factor(name="varlen", shows=lambda p: bool(p.lengths), draw=_packed),
-        Factor(name="bshd", shows=lambda p: p.layout == "bshd", draw=one_of("layout", "bshd")),
-        Factor(
-            name="causal",
-            shows=lambda p: p.causal and p.alignment == "bottom-right",
-            draw=lambda *_: {"causal": True, "alignment": "bottom-right"},
-        ),
-        Factor(
-            name="top-left",
-            shows=lambda p: p.causal and p.alignment == "top-left",
-            draw=lambda *_: {"causal": True, "alignment": "top-left"},
-        ),
-        Factor(
-            name="window",
-            shows=lambda p: p.window != (UNLIMITED, UNLIMITED),
-            draw=one_of("window", (20, 9), (33, UNLIMITED), (UNLIMITED, 5), (7, 50), (0, 0)),
-        ),
-        Factor(
-            name="block-mask",
-            shows=lambda p: bool(p.block_mask),
-            draw=_masked,
-        ),
-        Factor(name="softcap", shows=lambda p: p.softcap > 0, draw=one_of("softcap", 0.7, 5.0, 30.0)),
-        Factor(name="alibi", shows=lambda p: p.alibi, draw=one_of("alibi", True)),
-        Factor(
-            name="bias",
-            shows=lambda p: bool(p.bias),
-            draw=one_of("bias", "bhqk", "1hqk", "b1qk", "11qk", "bh1k", "111k", "bhq1", "1111"),
-        ),
-        Factor(name="sinks", shows=lambda p: p.sinks, draw=one_of("sinks", True)),
-        Factor(name="dropout", shows=lambda p: p.dropout_p > 0, draw=one_of("dropout_p", 0.1, 0.5)),
-        Factor(
-            name="deterministic", shows=lambda p: p.deterministic, draw=one_of("deterministic", True)
-        ),
-        Factor(
-            name="fp8-scale", shows=lambda p: bool(p.fp8_scale), draw=one_of("fp8_scale", *FP8_SCALES)
-        ),
-        Factor(name="hadamard", shows=lambda p: p.hadamard, draw=one_of("hadamard", True)),
-        *map(_dtype, DTYPES),
-    )
-}  # fmt: skip
+_ROWS: tuple[Factor[Problem], ...] = (
+    # shapes first: what follows may depend on them
+    Factor(
+        name="odd head dim",
+        shows=lambda p: p.head_dim & (p.head_dim - 1) != 0 or p.head_dim < 8,
+        draw=odd_dims,
+    ),
+    Factor(name="head_dim_v", shows=lambda p: p.head_dim_v != p.head_dim, draw=other_width),
+    Factor(
+        name="seqlen_k",
+        shows=lambda p: any(q != k for q, k in p.lengths or ((p.seqlen_q, p.seqlen_k),)),
+        draw=_other_keys,
+    ),
+    Factor(name="gqa", shows=lambda p: p.group > 1, draw=_gqa),
+    Factor(name="varlen", shows=lambda p: bool(p.lengths), draw=_packed),
+    Factor(name="bshd", shows=lambda p: p.layout == "bshd", draw=one_of("layout", "bshd")),
+    Factor(
+        name="causal",
+        shows=lambda p: p.causal and p.alignment == "bottom-right",
+        draw=lambda *_: {"causal": True, "alignment": "bottom-right"},
+    ),
+    Factor(
+        name="top-left",
+        shows=lambda p: p.causal and p.alignment == "top-left",
+        draw=lambda *_: {"causal": True, "alignment": "top-left"},
+    ),
+    Factor(
+        name="window",
+        shows=lambda p: p.window != (UNLIMITED, UNLIMITED),
+        draw=one_of("window", (20, 9), (33, UNLIMITED), (UNLIMITED, 5), (7, 50), (0, 0)),
+    ),
+    Factor(
+        name="block-mask",
+        shows=lambda p: bool(p.block_mask),
+        draw=_masked,
+    ),
+    Factor(name="softcap", shows=lambda p: p.softcap > 0, draw=one_of("softcap", 0.7, 5.0, 30.0)),
+    Factor(name="alibi", shows=lambda p: p.alibi, draw=one_of("alibi", True)),
+    Factor(
+        name="bias",
+        shows=lambda p: bool(p.bias),
+        draw=one_of("bias", "bhqk", "1hqk", "b1qk", "11qk", "bh1k", "111k", "bhq1", "1111"),
+    ),
+    Factor(name="sinks", shows=lambda p: p.sinks, draw=one_of("sinks", True)),
+    Factor(name="dropout", shows=lambda p: p.dropout_p > 0, draw=one_of("dropout_p", 0.1, 0.5)),
+    Factor(name="deterministic", shows=lambda p: p.deterministic, draw=one_of("deterministic", True)),
+    Factor(name="fp8-scale", shows=lambda p: bool(p.fp8_scale), draw=one_of("fp8_scale", *FP8_SCALES)),
+    Factor(name="hadamard", shows=lambda p: p.hadamard, draw=one_of("hadamard", True)),
+    *map(_dtype, DTYPES),
+)
+
+FACTORS = {row.name: row for row in _ROWS}
 """Every factor by name, in the order that they are drawn in."""
 
 

@@ -220,50 +220,48 @@ def _pages(name: str, *sizes: int) -> Factor[Case]:
     return Factor(name=name, shows=lambda case: case.page_size in sizes, draw=one_of("page_size", *sizes))
 
 
-FACTORS: Mapping[str, Factor[Case]] = {
-    row.name: row
-    for row in (
-        # lengths first: what follows may depend on them
-        *map(_splits, SPLITS),
-        Factor(
-            name="odd head dim",
-            shows=lambda case: case.head_dim & (case.head_dim - 1) != 0 or case.head_dim < 8,
-            draw=odd_dims,
-        ),
-        Factor(name="head_dim_v", shows=lambda case: case.head_dim_v != case.head_dim, draw=other_width),
-        Factor(name="gqa", shows=lambda case: case.num_heads > case.num_kv_heads > 1, draw=_several),
-        Factor(name="mqa", shows=lambda case: case.num_heads > case.num_kv_heads == 1, draw=_one_for_all),
-        Factor(name="queries", shows=lambda case: case.queries > 1, draw=_queries),
-        Factor(name="full", shows=lambda case: not case.causal, draw=one_of("causal", False)),
-        Factor(name="ragged", shows=lambda case: len({*case.lengths} - {0}) > 1, draw=_ragged),
-        Factor(name="no keys", shows=lambda case: 0 in case.lengths, draw=_empty),
-        Factor(name="append", shows=lambda case: case.new > 0, draw=_few_more),
-        Factor(
-            name="longer than announced",
-            shows=lambda case: 0 < case.announced < max(case.lengths),
-            draw=lambda generator, scale, fields: {"announced": -(-max(fields["lengths"]) // 2)},
-        ),
-        _pages("pages of 1", 1),
-        _pages("pages of 16", 16),
-        _pages("odd pages", 3, 5, 7, 33),
-        _pages("pages of tiles", 128, 256),
-        *(
-            Factor(
-                name=f"fp8 cache, a scale per {of}",
-                shows=lambda case, of=of: case.fp8 == of,
-                draw=one_of("fp8", of),
-            )
-            for of in FP8_CACHES
-        ),
-        Factor(name="strides", shows=lambda case: case.strided, draw=one_of("strided", True)),
-        Factor(
-            name="softmax scale",
-            shows=lambda case: case.times_scale != 1,
-            draw=one_of("times_scale", *TIMES_SCALE),
-        ),
-        *map(_dtype, QUERY_DTYPES),
-    )
-}  # fmt: skip
+def _fp8(of: str) -> Factor[Case]:
+    return Factor(
+        name=f"fp8 cache, a scale per {of}", shows=lambda case: case.fp8 == of, draw=one_of("fp8", of)
+    )  # fmt: skip
+
+
+_ROWS: tuple[Factor[Case], ...] = (
+    # lengths first: what follows may depend on them
+    *map(_splits, SPLITS),
+    Factor(
+        name="odd head dim",
+        shows=lambda case: case.head_dim & (case.head_dim - 1) != 0 or case.head_dim < 8,
+        draw=odd_dims,
+    ),
+    Factor(name="head_dim_v", shows=lambda case: case.head_dim_v != case.head_dim, draw=other_width),
+    Factor(name="gqa", shows=lambda case: case.num_heads > case.num_kv_heads > 1, draw=_several),
+    Factor(name="mqa", shows=lambda case: case.num_heads > case.num_kv_heads == 1, draw=_one_for_all),
+    Factor(name="queries", shows=lambda case: case.queries > 1, draw=_queries),
+    Factor(name="full", shows=lambda case: not case.causal, draw=one_of("causal", False)),
+    Factor(name="ragged", shows=lambda case: len({*case.lengths} - {0}) > 1, draw=_ragged),
+    Factor(name="no keys", shows=lambda case: 0 in case.lengths, draw=_empty),
+    Factor(name="append", shows=lambda case: case.new > 0, draw=_few_more),
+    Factor(
+        name="longer than announced",
+        shows=lambda case: 0 < case.announced < max(case.lengths),
+        draw=lambda generator, scale, fields: {"announced": -(-max(fields["lengths"]) // 2)},
+    ),
+    _pages("pages of 1", 1),
+    _pages("pages of 16", 16),
+    _pages("odd pages", 3, 5, 7, 33),
+    _pages("pages of tiles", 128, 256),
+    *map(_fp8, FP8_CACHES),
+    Factor(name="strides", shows=lambda case: case.strided, draw=one_of("strided", True)),
+    Factor(
+        name="softmax scale",
+        shows=lambda case: case.times_scale != 1,
+        draw=one_of("times_scale", *TIMES_SCALE),
+    ),
+    *map(_dtype, QUERY_DTYPES),
+)
+
+FACTORS = {row.name: row for row in _ROWS}
 """Every factor by name, in the order that they are drawn in."""
 
 

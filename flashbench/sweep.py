@@ -283,16 +283,16 @@ def parse(raw: Raw, label: Callable[[str], str], implementations: Collection[str
 
     Raises SpecError or UnknownName for a bad value, UsageError where two options of a pair stand.
     """
+    parsed: dict[str, Any] = {}
+    for name, value in raw.items():
+        rule = OPTIONS[name].parse
+        parsed[name] = value if rule is None else rule(str(value), label(name), implementations)
     for one, other in EXCLUSIVE:
         if raw.get(one, False) is not False and raw.get(other, False) is not False:
             raise UsageError(
                 f"{_shown(label(one), raw[one])} and {_shown(label(other), raw[other])} exclude each other;"
                 " accepted: one of the two"
             )
-    parsed: dict[str, Any] = {}
-    for name, value in raw.items():
-        rule = OPTIONS[name].parse
-        parsed[name] = value if rule is None else rule(str(value), label(name), implementations)
     return parsed
 
 

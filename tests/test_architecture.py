@@ -32,6 +32,7 @@ LAYERS = [
         "sweep",
         "features",
         "covering",
+        "decode_cases",
         "declared",
         "iomodel",
         "_iomodel",
@@ -73,7 +74,7 @@ TORCH_FREE = {"errors", "paths", "units", "problem", "block_masks", "named_masks
               "iomodel", "_iomodel", "kvcache", "record", "record_json", "record_shape", "runfile",
               "metrics", "table", "whatif",
               "console", "report", "flash_configs", "decode_configs", "hopper_configs",
-              "features", "covering", "declared"}  # fmt: skip
+              "features", "covering", "decode_cases", "declared"}  # fmt: skip
 NO_KERNELS = {"runfile", "metrics", "table", "report", "console"}
 LINES_PER_MODULE = 400
 LINES_PER_FUNCTION = 60

@@ -125,6 +125,8 @@ OTHER = [
     ("run --heads 6 --kv-heads 4 --device cpu", ["--kv-heads '4'", "6 query heads", "divisor of 6"]),
     ("run --hidden 512 --kv-heads 3 --head-dims 64 --device cpu", ["8 query heads", "--hidden 512", "by 3"]),
     ("check --heads 6 --kv-heads 2,4 --device cpu", ["6 query heads", "by 4"]),
+    ("check --varlen 3,x --seqlens 33", ["--varlen '3,x': 'x' is no length", "accepted: a length such as"]),
+    ("check --varlen 3,4 --seqlens 33", ["--varlen '3,4'", "--seqlens '33'", "exclude each other"]),
     ("run --json --csv", ["--json", "--csv", "exclude"]),
     ("run --quiet --verbose", ["--quiet", "--verbose", "exclude"]),
     ("check --json --csv", ["--json", "--csv", "exclude"]),

@@ -87,14 +87,15 @@ if importlib.util.find_spec("triton") is None:
 TARGET = environment.target(None)
 
 
-def cases(points: int) -> list[Case]:
+def array_here(points: int) -> covering.Array[Case]:
     """The array of this machine, at so many points."""
     scale = replace(SCALES[TARGET.type], points=points)
-    return list(array(lambda case: decoding.why_not(case, TARGET) is None, scale).problems)
+    return array(lambda case: decoding.why_not(case, TARGET) is None, scale)
 
 
-FAST = cases(1)
-MORE = [case for case in cases(3) if case not in FAST]
+WHOLE = array_here(1)
+FAST = WHOLE.problems
+MORE = [case for case in array_here(3).problems if case not in FAST]
 
 
 @pytest.mark.parametrize("case", tiers(FAST, MORE), ids=lambda case: case.key)
@@ -258,12 +259,7 @@ def kernels_of() -> Any:
 def few(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     """Three cases are all that a command finds."""
     found = [smallest(name) for name in ("fp16", "append", "pages of 16")]
-    whole = decode_cases.array
-
-    def small(*args: Any, **options: Any) -> Any:
-        return replace(whole(*args, **options), problems=tuple(found))
-
-    monkeypatch.setattr(decode_cases, "array", small)
+    monkeypatch.setattr(decode_cases, "array", lambda *_: replace(WHOLE, problems=tuple(found)))
     return found
 
 
@@ -286,11 +282,7 @@ def test_the_command_checks_the_array_says_what_it_covers_and_keeps_every_row(
     )
     assert re.findall(r"flash-decode +\w+ +(\w+) +\d", out)[:3] == ["o", "lse", "cache"]
     document = json.loads(path.read_text(encoding="utf-8"))
-    assert (document["type"], document["seed"], document["points"]) == (
-        "decode",
-        0,
-        SCALES[TARGET.type].points,
-    )
+    assert (document["type"], document["seed"], document["points"]) == ("decode", 0, 1)
     assert "append + odd pages" in document["covered"]
     assert [row["case"] for row in document["rows"]] == [case.key for case in found]
     assert all(row["max_abs_error"]["cache"] == row["budget"]["cache"] == 0 for row in document["rows"])
@@ -364,9 +356,12 @@ def test_bad_input_is_one_line(line: str, said: str, capsys: pytest.CaptureFixtu
     assert err.splitlines()[-1].startswith(said)
 
 
-def test_a_dtype_that_is_taken_nowhere_here_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dtype_that_is_taken_nowhere_here_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     if TARGET.type == "cuda":
         pytest.skip("a GPU takes every dtype")
+    monkeypatch.setattr(covering, "DRAWS", 1)
     code, _, err = run("--check --dtype tf32", capsys)
     assert code == 2
     assert "error: --dtype: flash-decode takes none of tf32 here; accepted: another --dtype" in err

@@ -23,7 +23,7 @@ from flashbench._profilers import trace as tracing
 from flashbench.decode_configs import DecodeConfig
 from flashbench.errors import SpecError
 from flashbench.iomodel import Variant
-from flashbench.problem import Cell, Problem
+from flashbench.problem import Cell, Problem, packed
 
 TORCH = {"fp16": torch.float16, "fp32": torch.float32}
 
@@ -126,6 +126,29 @@ def test_the_model_takes_the_tiles_of_the_card_and_predicts_the_time_of_the_cach
     assert 1 < found.time_s / (row.compulsory.total_bytes / h100.hbm_bytes_per_s) < 1.3
     half = iomodel.estimate("flash-decode", p, "fwd", device=h100, variant=Variant(cache_bytes=1))
     assert 0.49 < half.requested.read["k"] / row.requested.read["k"] < 0.51
+
+
+def test_caches_of_different_lengths_are_those_of_each_and_the_same_queries_are_wanted() -> None:
+    """Splits are counted for the longest, as one launch has one length of a split."""
+    tiles = {"fwd_block_q": 16, "fwd_block_k": 16, "split_block_q": 16, "split_block_k": 48}
+
+    def read(*lengths: tuple[int, int], **changes: int) -> iomodel.Estimate:
+        p = packed(asked(causal=True), lengths)
+        return iomodel.estimate("flash-decode", p, "fwd", tiles=tiles, variant=Variant(**changes))
+
+    long, short, both = read((2, 100)), read((2, 9)), read((2, 100), (2, 9), (2, 9), (2, 0))
+    for name in ("k", "v"):
+        one, other = (row.requested.read[name] for row in (long, short))
+        assert both.requested.read[name] == one + 2 * other
+    assert [step.ctas for step in both.steps][:1] == [4 * long.steps[0].ctas]
+    assert len(read((2, 100), announced=48).steps) == 1
+    assert read((2, 100), announced=48).requested.read["k"] == long.requested.read["k"]
+    with pytest.raises(SpecError, match="as many queries of every sequence"):
+        read((2, 100), (1, 9))
+    with pytest.raises(SpecError, match="announced -1 is out of range"):
+        Variant(announced=-1)
+    with pytest.raises(SpecError, match="has no announced; accepted: flash-decode"):
+        iomodel.estimate("flash-v2", asked(), "fwd", variant=Variant(announced=3))
 
 
 def test_decoding_has_no_backward() -> None:

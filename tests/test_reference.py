@@ -319,6 +319,28 @@ def test_lse_is_judged_as_the_fp32_number_that_it_is(dtype: str, size: float) ->
     assert wrong.max_abs_error["lse"] > wrong.budget["lse"]
 
 
+def test_lse_is_computed_where_it_is_given_and_nothing_else_depends_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    p = problem(dtype="fp16", seqlen_q=20, seqlen_k=20)
+    inputs = make_inputs(p, "cpu", seed=2)
+    o, *_ = exact(p, inputs)
+    asked, rows = [], _yardstick.Yardstick.rows
+    monkeypatch.setattr(
+        _yardstick.Yardstick, "rows", lambda *args, **how: asked.append(how.get("lse")) or rows(*args, **how)
+    )
+    reference = Reference(p, inputs)
+    without = reference.compare(o.half())
+    assert {*asked} == {False}
+    given = reference.compare(o.half(), lse=reference.expected(gradients=False)["lse"].refs[0].float())
+    assert asked[-1] is True
+    assert given.max_abs_error.keys() == {"o", "lse"}
+    assert (without.max_abs_error["o"], without.budget["o"]) == (given.max_abs_error["o"], given.budget["o"])
+    count = len(asked)
+    assert reference.compare(o.half()).budget == without.budget
+    assert len(asked) == count, "it is kept"
+
+
 def test_another_shape_or_dtype_is_an_error_that_says_so() -> None:
     p = problem()
     inputs = make_inputs(p, "cpu", seed=0)

@@ -474,6 +474,14 @@ def test_without_a_gpu_it_says_so_in_one_line(
         (["--kv-lens", "1k", "--head-dims", "64"], "--head-dims does nothing with --kv-lens"),
         (["--kv-lens", "1k", "--impls", "flash"], "--impls 'flash' with --kv-lens; accepted: flash-decode"),
         (["--causal", "top-left"], "--causal 'top-left'"),
+        (
+            ["--head-dims", "64,300"],
+            "--head-dims '64,300': no kernel takes a head dim of 300; accepted: at most",
+        ),
+        (
+            ["--dry-run", "--head-dims", "64", "--head-dims-v", "512"],
+            "--head-dims-v '512': no kernel takes a head dim of 512; accepted: at most 256",
+        ),
         (["--budget", "soon"], "--budget 'soon'"),
         (["--candidates", "0"], "--candidates '0'"),
         (["--gpu", "h100-sxm"], "--gpu: is of --dry-run"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,7 @@ from flashbench.errors import EXIT_INTERRUPTED, GateError, SpecError, Unavailabl
 
 if TYPE_CHECKING:
     from flashbench.kernels import Target
+    from flashbench.problem import Cell
     from flashbench.tuning import Case, Options
 
 DEFAULTS: Mapping[str, str] = {
@@ -169,9 +170,27 @@ def _cells(line: Mapping[str, str]) -> list[Case]:
     typed = sweep.parse(grid, options.on_line, known)
     cells = sweep.sweep_of(sweep.combine(typed, sweep.parse(DEFAULTS, options.on_line, known))).cells()
     features.check_not_empty((cell.problem for cell in cells), options.on_line, line)
+    _check_head_dims(cells, line)
     if "top-left" in typed.get("causal", ()):
         raise SpecError("--causal 'top-left': tuned is one mask of either alignment; accepted: yes, no, both")
     return tuning.cases_of(cells)
+
+
+def _check_head_dims(cells: Iterable[Cell], line: Mapping[str, str]) -> None:
+    """Raise SpecError for a head dim that no kernel with configurations takes."""
+    from flashbench import units
+    from flashbench.flash_configs import MAX_HEAD_DIM
+
+    for cell in cells:
+        p = cell.problem
+        if max(p.head_dim, p.head_dim_v) <= MAX_HEAD_DIM:
+            continue
+        wide_v = p.head_dim_v > MAX_HEAD_DIM and "head_dims_v" in line
+        name = "head_dims_v" if wide_v else "head_dims" if "head_dims" in line else "model"
+        raise SpecError(
+            f"{options.on_line(name)} {units.quoted(line[name])}: no kernel takes a head dim of"
+            f" {p.head_dim_v if wide_v else p.head_dim}; accepted: at most {MAX_HEAD_DIM}"
+        )
 
 
 def _steps(line: Mapping[str, str]) -> list[Case]:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from flashbench.errors import UnavailableError
+
 if TYPE_CHECKING:
     from flashbench._cli.tune import Request
     from flashbench.console import Column
@@ -42,7 +44,10 @@ def found(document: Mapping[str, Any], *, json: bool, csv: bool) -> None:
 
 
 def candidates(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
-    """Compile the candidates of every case and print a row for each."""
+    """Compile the candidates of every case and print a row for each.
+
+    Raises UnavailableError where no case has any.
+    """
     from flashbench import console, tuning
 
     budget = request.options.budget_s
@@ -70,6 +75,8 @@ def candidates(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
         _candidate_columns(), rows, json=json, csv=csv, title=f"candidates on {request.target.name}",
         notes=() if quiet else notes,
     )  # fmt: skip
+    if every and len(refused) == len(every):
+        raise UnavailableError(f"nothing could be tuned: {refused[0]}")
 
 
 def _candidate_columns() -> Sequence[Column]:

@@ -123,7 +123,7 @@ class Entry:
         """Prepare, compare with fp64 and measure memory; None leaves the entry ready to be timed."""
         with self.spending("reference_s"):
             try:
-                shared.reference.prepare(gradients=self.cell.pass_ != "fwd")
+                shared.reference.prepare(gradients=self.cell.pass_ != "fwd", lse=self._gives_lse)
             except Exception as error:
                 raise ReferenceFailed(error) from error
         self._make_room()
@@ -184,10 +184,14 @@ class Entry:
         self._fields["apart"] = shared.reference.apart(o)
         return found
 
+    @property
+    def _gives_lse(self) -> bool:
+        return not self.how.timed and self.implementation.prepare_lse is not None
+
     def _lse(self, inputs: Inputs) -> Tensor | None:
         """What a check compares beside o, where the implementation gives it."""
         prepare = self.implementation.prepare_lse
-        if self.how.timed or prepare is None:
+        if prepare is None or not self._gives_lse:
             return None
         return prepare(self.cell.problem, inputs, {})()[1]
 

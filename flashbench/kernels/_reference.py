@@ -95,17 +95,20 @@ class Reference:
 
         self._parts_of = parts
         self._draws = problem.dtype == "fp32" and pairs <= _other_units.LIMIT
+        self._forward: dict[str, Expected] = {}
         self.parts = parts(inputs)
         self._rounded = parts(_fp8.rounded(problem, inputs)) if problem.dtype_bytes == 1 else self.parts
 
-    def prepare(self, *, gradients: bool) -> None:
+    def prepare(self, *, gradients: bool, lse: bool = True) -> None:
         """Compute now what ``compare`` will need, so that a caller can tell its cost apart."""
-        self.expected(gradients=gradients)
+        self.expected(gradients=gradients, lse=lse)
 
-    def expected(self, *, gradients: bool) -> dict[str, Expected]:
-        """o and lse, and with gradients dq, dk, dv and, where the problem has them, dbias and dsinks."""
+    def expected(self, *, gradients: bool, lse: bool = True) -> dict[str, Expected]:
+        """o, and lse if it is wanted; with gradients dq, dk, dv and, where there are, dbias and dsinks."""
         # whether a library's TF32 products are TF32 depends on the sizes; the yardstick's must not
         with precision(replace(self.problem, dtype="fp32", fp8_scale="", hadamard=False)):
+            if not self._forward or (lse and "lse" not in self._forward):
+                self._forward = self._of_rows(lse)
             return self._forward if not gradients else {**self._forward, **self._backward}
 
     def compare(
@@ -122,7 +125,7 @@ class Reference:
         if gradients is not None:
             likes = self._inputs.differentiable().items()
             found |= {f"d{name}": (x, like) for (name, like), x in zip(likes, gradients, strict=True)}
-        expected = self.expected(gradients=gradients is not None)
+        expected = self.expected(gradients=gradients is not None, lse=lse is not None)
         errors, budgets = {}, {}
         for name, (tensor, like) in found.items():
             if tensor.shape != like.shape or tensor.dtype != like.dtype:
@@ -145,7 +148,7 @@ class Reference:
         """How far o is from exact attention over the compared rows: ``max_abs_error``, and ``relative``, the
         RMS error over the RMS of the reference.
         """
-        refs = self.expected(gradients=False)["o"].refs
+        refs = self.expected(gradients=False, lse=False)["o"].refs
         picked = self._picked("o", o.detach())
         wrong = torch.cat([(x.double() - ref).flatten() for x, ref in zip(picked, refs, strict=True)])
         right = torch.cat([ref.flatten() for ref in refs])
@@ -167,12 +170,17 @@ class Reference:
             for part, start in zip(self.parts, self._starts, strict=True)
         ]
 
+    def _of_rows(self, lse: bool) -> dict[str, Expected]:
+        def naive(part: Part, dtype: torch.dtype) -> Tensors:
+            return part.in_slices(partial(Yardstick(part, dtype).rows, gradients=False, lse=lse))
+
+        return self._expected(self._exact_rows, naive)
+
     @cached_property
-    def _forward(self) -> dict[str, Expected]:
-        return self._expected(
-            lambda part: part.in_slices(partial(_exact.rows, part, gradients=False)),
-            lambda part, dtype: part.in_slices(partial(Yardstick(part, dtype).rows, gradients=False)),
-        )
+    def _exact_rows(self) -> list[Tensors]:
+        """o and lse in fp64."""
+        every = (part.in_slices(partial(_exact.rows, part, gradients=False)) for part in self.parts)
+        return [_shaped(part, found) for part, found in zip(self.parts, every, strict=True)]
 
     @cached_property
     def _backward(self) -> dict[str, Expected]:
@@ -188,15 +196,17 @@ class Reference:
             sums = joined([yardstick.columns(heads) for heads in slices(part)], dim=0)
             return {**part.in_slices(partial(yardstick.rows, gradients=True)), **sums}
 
-        return self._expected(exact, naive)
+        return self._expected([_shaped(part, exact(part)) for part in self.parts], naive)
 
     def _expected(
-        self, exact: Callable[[Part], Tensors], naive: Callable[[Part, torch.dtype], Tensors]
+        self, refs: list[Tensors], naive: Callable[[Part, torch.dtype], Tensors]
     ) -> dict[str, Expected]:
-        """References and budgets: naive in the dtype, or rounded fp32 where that is not finite."""
+        """References and budgets: naive in the dtype, or rounded fp32 where that is not finite.
+
+        refs: exact, of each part; those that naive does not compute are left out.
+        """
         dtype = input_dtype(self.problem)
         computed = torch.float32 if self.problem.dtype_bytes == 1 else dtype  # of fp8 numbers, in fp32
-        refs = [_shaped(part, exact(part)) for part in self.parts]
         yardsticks = []
         for part, ref in zip(self._rounded, refs, strict=True):
             found = _shaped(part, naive(part, computed))
@@ -212,7 +222,7 @@ class Reference:
 
             drawn = _other_units.deviations(self._inputs, again, refs)
         expected = {}
-        for name in refs[0]:
+        for name in yardsticks[0]:
             mine, theirs = ([part[name] for part in parts] for parts in (refs, yardsticks))
             if name == "dsinks":  # shared by all sequences
                 by_row, found_by_row = torch.cat(mine, 1), torch.cat(theirs, 1)

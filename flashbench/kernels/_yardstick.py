@@ -33,20 +33,21 @@ class Yardstick:
         self.part = part
         self.dtype = dtype
 
-    def rows(self, heads: slice, numbers: Tensor, *, gradients: bool) -> dict[str, Tensor]:
-        """o and lse, or dq and dbias where it has rows, on some query rows."""
+    def rows(self, heads: slice, numbers: Tensor, *, gradients: bool, lse: bool = True) -> dict[str, Tensor]:
+        """o and, unless it is not wanted, lse; or dq and dbias where it has rows; on some query rows."""
         p, terms = self.part.problem, self.part.terms
         q, dout = (x[heads].index_select(2, numbers).to(self.dtype) for x in (self.part.q, self.part.dout))
         k, v = self.part.k[heads].to(self.dtype), self.part.v[heads].to(self.dtype)
         at = self.part.where(heads, numbers, self.part.columns)
-        probabilities, slope, lse = self._softmax(per_head(q * p.softmax_scale, k.mT, self._product), at)
+        probabilities, slope, sums = self._softmax(per_head(q * p.softmax_scale, k.mT, self._product), at)
         kept = terms.kept(at)
         if not gradients:
-            if self.dtype.itemsize == 2:  # lse is fp32 whatever the inputs are
-                scores = per_head(q.float() * p.softmax_scale, k.float().mT, self._product)
-                lse = self._softmax(scores, at)[2]
             weights = terms.drop(self._stored(probabilities[..., : p.seqlen_k]), kept)
-            return {"o": per_head(weights, v, self._product), "lse": lse}
+            found = {"o": per_head(weights, v, self._product)}
+            if lse and self.dtype.itemsize == 2:  # lse is fp32 whatever the inputs are
+                scores = per_head(q.float() * p.softmax_scale, k.float().mT, self._product)
+                sums = self._softmax(scores, at)[2]
+            return {**found, "lse": sums} if lse else found
         dp = terms.drop(per_head(dout, v.mT, self._product), kept)
         ds = self._softmax_backward(dp, probabilities)[..., : p.seqlen_k]
         found = {"dbias": self.part.of_bias(ds)} if p.bias and p.bias[2] == "q" else {}
