@@ -29,7 +29,8 @@ class Rates(NamedTuple):
 
     mma: share of the dense peak that its matrix products alone would take. softmax: time per score
     that they do not hide, in exponentials of the MUFU (which stand for the maxima, sums, scales and
-    conversions as well). fixed_clocks: prologue and epilogue of a thread block. resident: thread
+    conversions as well). fixed_clocks: prologue and epilogue of a thread block, or of each tile that a
+    persistent program takes. resident: thread
     blocks per SM. smem_bytes: read from shared memory per FLOP and byte of an element. mufu: share of
     the exponentials that the MUFU computes; the rest are polynomials on the FMA units.
     """
@@ -47,7 +48,8 @@ Pace = tuple[tuple[float, float], ...]
 
 
 class Family(NamedTuple):
-    """One implementation family. rates: by (kernel "fwd" or "bwd", generation).
+    """One implementation family. rates: by (kernel, generation): "fwd", "bwd", or "apart" for a backward of
+    two kernels.
 
     stream: share of the memory bandwidth that kernels without products reach, by (kernel, generation).
     gemm: share of the peak that library products reach. calibrated: whether a published table was fitted.
@@ -156,6 +158,17 @@ FAMILIES: dict[str, Family] = {
             _FLASH_STREAM,
         ),
         Family(
+            "gluon",
+            "flashbench's own Gluon kernels on an H100 SXM, reports/h100-sxm: counters/sweep and sweep-128 (one"
+            " call at 1980 MHz), tuning/flash-v3*.json (today's tiles, sustained load)",
+            {
+                ("fwd", "sm90"): Rates(1.0, 0.86, 4500, 1, _smem(_WGMMA, 1.25)),
+                ("bwd", "sm90"): Rates(0.73, 1.39, 6600, 1, _smem(_WGMMA, _BWD)),
+                ("apart", "sm90"): Rates(0.73, 1.39, 6600, 1, _smem(_WGMMA, _BWD)),
+            },
+            _FLASH_STREAM,
+        ),
+        Family(
             "triton",
             "Triton in FlashAttention-3, arXiv:2407.08608, figure 5, rows without a mask; its backward is not"
             " published: FA2's",
@@ -204,6 +217,6 @@ OF_MODEL = {
     "standard": "naive", "standard-added": "eager", "flash-v1": "fa1", "flash-v1-cuda": "fa1",
     "flash-v1-triton": "fa1", "flash-v2": "triton", "flash": "bundled", "sdpa-flash": "fa2",
     "sdpa-cudnn": "cudnn", "flash-v2-atomic": "fa2", "flash-v3": "fa3", "flash-v4": "fa4",
-    "flash-decode": "bundled", "flash-v3-gluon": "fa3", "flash-v3-fp8": "fa3",
+    "flash-decode": "bundled", "flash-v3-gluon": "gluon", "flash-v3-fp8": "fa3",
 }  # fmt: skip
 """Whose constants a model takes unless told otherwise; else triton's, as the bundled kernels."""
