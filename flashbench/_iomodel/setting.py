@@ -59,8 +59,8 @@ class Setting(NamedTuple):
 
     def pace(self, op: str, row: int) -> float:
         """Requested bytes per second of an op over rows of that length; infinite where its bytes decide."""
-        share = next((share for longest, share in self.paces.get(op, ()) if row <= longest), math.inf)
-        return share * self.dram
+        pace = next((pace for longest, pace in self.paces.get(op, ()) if row <= longest), math.inf)
+        return pace * self.sms * self.clock
 
 
 _made: dict[tuple[int, int, str], Setting] = {}

@@ -101,7 +101,7 @@ def predict(estimate: Estimate, device: Device, family: str | None = None) -> Pr
     for step, grid, bytes_ in zip(estimate.steps, grids, moved.steps, strict=True):
         backward = backward or step.name == _FIRST_OF_BACKWARD
         memory = bytes_ / ((on.stream_bwd if backward else on.stream_fwd) * on.dram)
-        if step.name in _MASKS:
+        if step.name in _MASKS and step.name not in on.paces:
             memory /= on.family.mask
         requested = sum(step.read.values()) + sum(step.write.values()) + sum(step.atomic.values())
         requested += step.spills.written
