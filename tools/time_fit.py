@@ -209,9 +209,7 @@ def _shared(used: list[Key], key: Key, name: str) -> bool:
     return name != "mma" and key != first
 
 
-def _rates(
-    known: dict[Key, Rates], free: list[tuple[Key, str]], logs: Sequence[float]
-) -> dict[Key, Rates]:
+def _rates(known: dict[Key, Rates], free: list[tuple[Key, str]], logs: Sequence[float]) -> dict[Key, Rates]:
     rates = dict(known)
     for (key, name), log in zip(free, logs, strict=True):
         value = min(math.exp(log), 1.0) if name == "mma" else math.exp(log)

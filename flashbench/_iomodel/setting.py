@@ -28,10 +28,10 @@ class Setting(NamedTuple):
     """family, device: where the numbers come from. roof: the card's ceilings, as they are shown.
 
     flops, dram: its ceilings as data sheets count them, which the constants refer to. fwd, bwd: rates
-    of tiled kernels, None for a family without; apart: of a backward whose dQ
-    has a kernel of its own, where those two differ from the single one. stream_fwd, stream_bwd: shares of the memory bandwidth.
-    calibrated: whether a published table of the card's generation stands behind the constants. paces: of
-    the family, for that generation.
+    of tiled kernels, None for a family without; apart: of a backward whose dQ has a kernel of its own, where
+    those two differ from the single one. stream_fwd, stream_bwd: shares of the memory bandwidth. calibrated:
+    whether a table of the card's generation stands behind the constants. paces: of the family, for that
+    generation.
     """
 
     family: Family
