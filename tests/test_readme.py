@@ -55,7 +55,7 @@ def test_figures_are_those_of_the_results_file() -> None:
 
 
 def test_figures_may_come_from_another_cards_run(tmp_path: Path) -> None:
-    """Of a run whose rows name the kernels: the card's name, what ``flash`` ran, and no page that is not there."""
+    """Of a run whose rows name the kernels: the card, what ``flash`` ran, and no page that is not there."""
     import json
 
     sys.path.insert(0, str(ROOT / "tools"))

@@ -219,6 +219,10 @@ def _rates(known: dict[Key, Rates], free: list[tuple[Key, str]], logs: Sequence[
     return rates
 
 
+SETTLED = 1e-8
+"""Of the least loss, what the corners of a simplex that has come to rest differ by."""
+
+
 def minimise(loss: Callable[[Sequence[float]], float], start: list[float], rounds: int = 600) -> list[float]:
     """Nelder-Mead. Source: Nelder and Mead, A simplex method for function minimization, 1965."""
     n = len(start)
@@ -228,6 +232,8 @@ def minimise(loss: Callable[[Sequence[float]], float], start: list[float], round
         points.append((loss(moved), moved))
     for _ in range(rounds):
         points.sort(key=lambda point: point[0])
+        if points[-1][0] - points[0][0] < SETTLED * points[0][0]:
+            break
         centre = [sum(point[1][i] for point in points[:-1]) / n for i in range(n)]
 
         def along(step: float) -> tuple[float, list[float]]:

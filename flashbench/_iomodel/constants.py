@@ -44,7 +44,7 @@ class Rates(NamedTuple):
 
 
 Pace = tuple[tuple[float, float], ...]
-"""(longest row, requested bytes per clock and SM), ascending, of the kernels that a library has for one op."""
+"""(longest row, requested bytes per clock and SM), ascending, of a library's kernels for one op."""
 
 
 class Family(NamedTuple):
@@ -162,8 +162,8 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "gluon",
-            "flashbench's own Gluon kernels on an H100 SXM, reports/h100-sxm: counters/sweep and sweep-128 (one"
-            " call at 1980 MHz), tuning/flash-v3*.json (today's tiles, sustained load)",
+            "flashbench's own Gluon kernels on an H100 SXM, reports/h100-sxm: counters/sweep and sweep-128"
+            " (one call at 1980 MHz), tuning/flash-v3*.json (today's tiles, sustained load)",
             {
                 ("fwd", "sm90"): Rates(0.95, 0.78, 4000, 1, _smem(_WGMMA, 1.25)),
                 ("bwd", "sm90"): Rates(0.68, 0.4, 7600, 1, _smem(_WGMMA, _BWD)),
