@@ -54,15 +54,39 @@ def test_figures_are_those_of_the_results_file() -> None:
     assert readme_figures.render(ROOT) in README, "run: python tools/readme_figures.py --write"
 
 
+def test_figures_may_come_from_another_cards_run(tmp_path: Path) -> None:
+    """Of a run whose rows name the kernels: the card, what ``flash`` ran, and no page that is not there."""
+    import json
+
+    sys.path.insert(0, str(ROOT / "tools"))
+    import readme_figures
+
+    header, *records = map(json.loads, (ROOT / readme_figures.RESULTS).read_text().splitlines())
+    records = [record for record in records if record["cell"]["problem"]["head_dim"] == 128]
+    for record in records:
+        record["environment"] = {**record["environment"], "device_name": "NVIDIA H200"}
+        record["backend"] = "flash-v3" if record["cell"]["implementation"] == "flash" else None
+    results = "reports/h200-sxm/results.jsonl"
+    (tmp_path / results).parent.mkdir(parents=True)
+    (tmp_path / results).write_text("\n".join(map(json.dumps, (header, *records))))
+    block = readme_figures.render(tmp_path, results)
+    assert "On one NVIDIA H200 (torch" in block
+    assert "`flash` ran the kernels of `flash-v3`." in block
+    assert f"(from [{results}]({results}))" in block
+    rows = [line for line in block.splitlines() if line.startswith(("| fwd", "| bwd"))]
+    own = [line for line in readme_figures.render(ROOT).splitlines() if line.startswith(("| fwd", "| bwd"))]
+    assert rows == own
+
+
 def test_pictures_are_of_the_results_file(tmp_path: Path) -> None:
     """Their JSON and data, which stand beside them, are what the tool writes now."""
     from flashbench import runfile
     from flashbench._cli.report import results_of
     from flashbench.report import export
 
-    folder = ROOT / "reports" / "h100-sxm"
     pictures = [ROOT / path for path in re.findall(r"!\[[^]]+\]\((\S+\.svg)\)", README)]
     assert len(pictures) == 2
+    (folder,) = {path.parent.parent for path in pictures}
     results = results_of([runfile.load(folder / "results.jsonl")])
     names = [path.name.split("-")[0] for path in pictures]
     export.write(results, tmp_path, formats=(), names=names, style="paper")

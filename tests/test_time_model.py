@@ -359,6 +359,39 @@ def test_the_explanations_products_are_right() -> None:
         assert checked >= 8
 
 
+def test_a_persistent_program_pays_for_each_tile() -> None:
+    """Its prologue and epilogue for each of them; a whole wave of tiles more where all are alike, and no
+    wave where they are dealt out, the longest first; each kernel by its own constants."""
+    clock, t0 = H100.clock_hz, FAMILIES["gluon"].rates["fwd", "sm90"].fixed_clocks
+    for causal in (False, True):
+        shape = problem(seqlen_q=1024, seqlen_k=1024, dtype="bf16", batch=16, causal=causal)
+        (part,) = predict(estimate("flash-v3-gluon", shape, "fwd", device=H100), H100).parts
+        tiles = 16 * 16 * 8
+        assert part.fixed == pytest.approx(tiles * t0 / (132 * clock))
+        busy = part.products + part.softmax + part.fixed
+        assert part.waiting == pytest.approx(0 if causal else busy * (16 * 132 / tiles - 1), abs=1e-12)
+    one = problem(seqlen_q=4096, seqlen_k=4096, batch=1, num_heads=1, num_kv_heads=1, causal=True)
+    (part,) = predict(estimate("flash-v3-gluon", one, "fwd", device=H100), H100).parts
+    busy = part.products + part.softmax + part.fixed
+    assert part.time_s > LAUNCH_S + 1.5 * busy * 132 / 32  # of 32 tiles the longest is nearly two mean ones
+    wide = problem(head_dim=256, head_dim_v=256, causal=True)
+    row = estimate("flash-v3-gluon", wide, "bwd", device=H100)
+    text = explain(row, predict(row, H100))
+    apart = FAMILIES["gluon"].rates["apart", "sm90"]
+    assert text.count(f"{apart.fixed_clocks:g} clocks a tile") == 2
+    assert text.count("tiles are dealt out, the longest first") == 2
+
+
+def test_instructions_go_with_the_clock_and_not_with_the_memory() -> None:
+    """torch's softmax and masked_fill take as long on an H200 as on an H100; its other ops are faster."""
+    row = estimate("standard", problem(causal=True), "fwd", device=H100)
+    ours, theirs = (predict(row, find(name)) for name in ("h100-sxm", "h200"))
+    for one, other in zip(ours.parts, theirs.parts, strict=True):
+        held = one.name in ("softmax", "mask")
+        assert (one.limiting == "instructions") == held
+        assert other.time_s == pytest.approx(one.time_s) if held else other.time_s < 0.8 * one.time_s
+
+
 def test_the_explanation_names_levels_units_and_sources() -> None:
     row = estimate("flash-v2", problem(causal=True), "fwd", device=H100)
     bare, full = explain(row), explain(row, predict(row, H100))

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 RESULTS = "reports/h100-sxm/results.jsonl"
+"""The sweep that the README shows: a card's newest run of today's kernels takes its place here."""
 MARKERS = re.compile(r"<!-- figures -->.*?<!-- /figures -->", re.DOTALL)
 IMPLEMENTATIONS = ("naive", "sdpa-flash", "sdpa-cudnn", "flash")
 
@@ -29,9 +30,9 @@ def tflops(record: dict) -> str:
     return f"{flops(problem, record['cell']['pass']) / time_s / 1e12:.0f}"
 
 
-def render(root: Path) -> str:
+def render(root: Path, results: str = RESULTS) -> str:
     """The block between the markers: a table of TFLOP/s, d=128, causal, forward and backward."""
-    lines = [json.loads(line) for line in (root / RESULTS).read_text(encoding="utf-8").splitlines()]
+    lines = [json.loads(line) for line in (root / results).read_text(encoding="utf-8").splitlines()]
     records = [line for line in lines if line.get("type") == "record"]
     environment = records[0]["environment"]
     rows = {}
@@ -51,13 +52,20 @@ def render(root: Path) -> str:
     for (pass_, seqlen), row in sorted(rows.items(), key=lambda item: (item[0][0] != "fwd", item[0][1])):
         cells = " | ".join(row.get(name, "") for name in IMPLEMENTATIONS)
         out.append(f"| {pass_} | {seqlen // 1024}k | {cells} |")
-    page = RESULTS.replace("results.jsonl", "report.html")
-    own = [r for r in records if r["cell"]["implementation"] == "flash"]
-    if not any(record["backend"] for record in own):  # from flash-v3 on a row of flash names what ran
-        out += ["", "This run is older than `flash-v3`: its `flash` is `flash-v2`'s kernels in both passes."]
-    out += ["", f"(from [{RESULTS}]({RESULTS}); the page beside it is [report.html]({page}))"]
+    out += _which(records)
+    page = results.replace("results.jsonl", "report.html")
+    beside = f"; the page beside it is [report.html]({page})" if (root / page).exists() else ""
+    out += ["", f"(from [{results}]({results}){beside})"]
     out.append("<!-- /figures -->")
     return "\n".join(out)
+
+
+def _which(records: list[dict]) -> list[str]:
+    """Whose kernels ``flash`` ran, where a run says it: from flash-v3 on its rows name them."""
+    ran = {record["backend"] for record in records if record["cell"]["implementation"] == "flash"} - {None}
+    if not ran:
+        return ["", "This run is older than `flash-v3`: its `flash` is `flash-v2`'s kernels in both passes."]
+    return ["", f"`flash` ran the kernels of {' and '.join(f'`{name}`' for name in sorted(ran))}."]
 
 
 def main() -> None:

@@ -46,7 +46,7 @@ class Grid(NamedTuple):
 
     ctas: thread blocks in all. units: heads that share what is streamed. slots: thread blocks that
     run at once. loops: a thread block owns a head and passes over the same rows again itself.
-    uneven: scores of the longest thread block over those of a mean one. section: units that are
+    uneven: scores of the longest thread block, or tile, over those of a mean one. section: units that are
     interleaved, tile by tile; 1 where one follows the other. lost: of what L2 should have kept from one
     wave to the next, the share that is fetched again all the same, expected and at worst. skew: at worst,
     the share of what is streamed that is fetched again within a wave, as thread blocks lose step.

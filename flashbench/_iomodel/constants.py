@@ -29,7 +29,8 @@ class Rates(NamedTuple):
 
     mma: share of the dense peak that its matrix products alone would take. softmax: time per score
     that they do not hide, in exponentials of the MUFU (which stand for the maxima, sums, scales and
-    conversions as well). fixed_clocks: prologue and epilogue of a thread block. resident: thread
+    conversions as well). fixed_clocks: prologue and epilogue of a thread block, or of each tile that a
+    persistent program takes. resident: thread
     blocks per SM. smem_bytes: read from shared memory per FLOP and byte of an element. mufu: share of
     the exponentials that the MUFU computes; the rest are polynomials on the FMA units.
     """
@@ -43,17 +44,18 @@ class Rates(NamedTuple):
 
 
 Pace = tuple[tuple[float, float], ...]
-"""(longest row, share of the memory bandwidth), ascending, of the kernels that a library has for one op."""
+"""(longest row, requested bytes per clock and SM), ascending, of a library's kernels for one op."""
 
 
 class Family(NamedTuple):
-    """One implementation family. rates: by (kernel "fwd" or "bwd", generation).
+    """One implementation family. rates: by (kernel, generation): "fwd", "bwd", or "apart" for a backward of
+    two kernels.
 
     stream: share of the memory bandwidth that kernels without products reach, by (kernel, generation).
     gemm: share of the peak that library products reach. calibrated: whether a published table was fitted.
     fills: thread blocks are split until they fill the card, so that none waits. mask: of the bandwidth of
-    other ops, what an op that applies a mask reaches. paces: by (op, generation), of kernels that
-    instructions hold below the bandwidth: requested bytes per second over the bandwidth, by row length.
+    other ops, what an op that applies a mask reaches, where it has no pace. paces: by (op, generation), of
+    kernels that instructions hold below the bandwidth, so that they go with SMs and clock: by row length.
     """
 
     name: str
@@ -88,10 +90,13 @@ _FLASH_STREAM = {("fwd", "sm80"): 0.9, ("bwd", "sm80"): 0.9}
 _EAGER_STREAM = {("fwd", "sm90"): 0.67, ("bwd", "sm90"): 0.89, ("fwd", "sm80"): 0.7, ("bwd", "sm80"): 0.77}
 _FA2_FIGURE = "benchmark figures of flash-attention 2 (A100-80, H100) and of arXiv:2407.08608 (H100)"
 
-_ELEMENTWISE: Pace = ((float("inf"), 0.415),)
-"""torch's elementwise kernel without vector loads: 350 G elements of two bytes a second."""
+_ELEMENTWISE: Pace = ((float("inf"), 5.8),)
+"""torch's elementwise kernel without vector loads: 350 G elements of two bytes a second on an H100 SXM."""
 
-_SOFTMAX: Pace = ((1024, 0.64), (2048, 0.47), (4096, 0.355), (8192, 0.29), (float("inf"), 0.58))
+_MASK: Pace = ((float("inf"), 6.7),)
+"""The same kernel where a broadcast mask keeps masked_fill from loading vectors: scores and mask."""
+
+_SOFTMAX: Pace = ((1024, 8.9), (2048, 6.5), (4096, 4.9), (8192, 4.0), (float("inf"), 8.0))
 """torch 2.11's softmax on an H100: a warp per row up to 2048, a row in registers of a thread block up to
 8192, then in shared memory. Means of masked and unmasked scores, of which the masked take a fifth longer."""
 
@@ -156,6 +161,24 @@ FAMILIES: dict[str, Family] = {
             _FLASH_STREAM,
         ),
         Family(
+            "gluon",
+            "flashbench's own Gluon kernels on an H100 SXM, reports/h100-sxm: counters/sweep and sweep-128"
+            " (one call at 1980 MHz), tuning/flash-v3*.json (today's tiles, sustained load)",
+            {
+                ("fwd", "sm90"): Rates(0.95, 0.78, 4000, 1, _smem(_WGMMA, 1.25)),
+                ("bwd", "sm90"): Rates(0.68, 0.4, 7600, 1, _smem(_WGMMA, _BWD)),
+                ("apart", "sm90"): Rates(0.84, 0.4, 9600, 1, _smem(_WGMMA, _BWD)),
+            },
+            _FLASH_STREAM,
+        ),
+        Family(
+            "gluon-fp8",
+            "flash-v3-fp8 on an H100 SXM, reports/h100-sxm/tuning: flash-v3-fp8.json (d = 64) and"
+            " flash-v3-exps-fp8.json (128), today's tiles, under load",
+            {("fwd", "sm90"): Rates(1.0, 1.46, 3200, 1, _smem(_WGMMA, 1.25))},
+            _FLASH_STREAM,
+        ),
+        Family(
             "triton",
             "Triton in FlashAttention-3, arXiv:2407.08608, figure 5, rows without a mask; its backward is not"
             " published: FA2's",
@@ -194,7 +217,11 @@ FAMILIES: dict[str, Family] = {
             {},
             {**_EAGER_STREAM, ("fwd", "sm90"): 0.82},
             mask=0.525,
-            paces={("softmax", "sm90"): _SOFTMAX},
+            paces={
+                ("softmax", "sm90"): _SOFTMAX,
+                ("mask", "sm90"): _MASK,
+                ("mask backward: fill", "sm90"): _MASK,
+            },
         ),
     )
 }
@@ -204,6 +231,6 @@ OF_MODEL = {
     "standard": "naive", "standard-added": "eager", "flash-v1": "fa1", "flash-v1-cuda": "fa1",
     "flash-v1-triton": "fa1", "flash-v2": "triton", "flash": "bundled", "sdpa-flash": "fa2",
     "sdpa-cudnn": "cudnn", "flash-v2-atomic": "fa2", "flash-v3": "fa3", "flash-v4": "fa4",
-    "flash-decode": "bundled", "flash-v3-gluon": "fa3", "flash-v3-fp8": "fa3",
+    "flash-decode": "bundled", "flash-v3-gluon": "gluon", "flash-v3-fp8": "gluon-fp8",
 }  # fmt: skip
 """Whose constants a model takes unless told otherwise; else triton's, as the bundled kernels."""

@@ -251,7 +251,7 @@ def _time(estimate: Estimate, prediction: Prediction) -> Iterator[str]:
     if on.device.uncertain:
         yield f"  {prediction.device}: uncertain: {on.device.uncertain}"
     for step, part in zip(estimate.steps, prediction.parts, strict=True):
-        rates = on.fwd if step.name == "forward" else on.bwd
+        rates = on.rates(step.name)
         yield f"  {part.name}: {units.format_seconds(part.time_s)}, limited by {part.limiting}"
         if part.fixed and rates is not None:
             yield (
@@ -263,16 +263,23 @@ def _time(estimate: Estimate, prediction: Prediction) -> Iterator[str]:
                 f" {rates.softmax}·{step.exps:.4g}/{on.roof.exps:.4g} = {units.format_seconds(part.softmax)}"
             )
             yield (
-                f"    fixed     {rates.fixed_clocks:g} clocks a thread block ="
+                f"    fixed     {rates.fixed_clocks:g} clocks a {_unit(step)} ="
                 f" {units.format_seconds(part.fixed)}; waiting {units.format_seconds(max(0.0, part.waiting))}"
-                f" ({_waiting(estimate)})"
+                f" ({_waiting(estimate, step)})"
             )
         yield f"    {_memory(step, part, prediction)}"
     yield f"  total {units.format_seconds(prediction.time_s)}; {prediction.note}"
 
 
-def _waiting(estimate: Estimate) -> str:
+def _unit(step: Step) -> str:
+    """What pays the fixed clocks: a persistent program takes tiles by a schedule."""
+    return "tile" if "schedule" in step.read else "thread block"
+
+
+def _waiting(estimate: Estimate, step: Step) -> str:
     if estimate.problem.masked or estimate.problem.lengths:
+        if "schedule" in step.read:
+            return "tiles are dealt out, the longest first"
         return f"{TAIL} of the longest thread block"
     return "the last wave"
 

@@ -28,9 +28,10 @@ class Setting(NamedTuple):
     """family, device: where the numbers come from. roof: the card's ceilings, as they are shown.
 
     flops, dram: its ceilings as data sheets count them, which the constants refer to. fwd, bwd: rates
-    of tiled kernels, None for a family without. stream_fwd, stream_bwd: shares of the memory bandwidth.
-    calibrated: whether a published table of the card's generation stands behind the constants. paces: of
-    the family, for that generation.
+    of tiled kernels, None for a family without; apart: of a backward whose dQ has a kernel of its own, where
+    those two differ from the single one. stream_fwd, stream_bwd: shares of the memory bandwidth. calibrated:
+    whether a table of the card's generation stands behind the constants. paces: of the family, for that
+    generation.
     """
 
     family: Family
@@ -43,16 +44,23 @@ class Setting(NamedTuple):
     cache: Cache
     fwd: Rates | None
     bwd: Rates | None
+    apart: Rates | None
     stream_fwd: float
     stream_bwd: float
     calibrated: bool
     note: str
     paces: Mapping[str, Pace]
 
+    def rates(self, step: str) -> Rates | None:
+        """Of the tiled kernel of that name."""
+        if step == "forward":
+            return self.fwd
+        return self.apart if self.apart is not None and step in ("dkdv", "dq") else self.bwd
+
     def pace(self, op: str, row: int) -> float:
         """Requested bytes per second of an op over rows of that length; infinite where its bytes decide."""
-        share = next((share for longest, share in self.paces.get(op, ()) if row <= longest), math.inf)
-        return share * self.dram
+        pace = next((pace for longest, pace in self.paces.get(op, ()) if row <= longest), math.inf)
+        return pace * self.sms * self.clock
 
 
 _made: dict[tuple[int, int, str], Setting] = {}
@@ -93,6 +101,7 @@ def _make(device: Device, row: Family, dtype: str) -> Setting:
         cache=Cache.of(device),
         fwd=row.rates.get(("fwd", generation)),
         bwd=row.rates.get(("bwd", generation)),
+        apart=row.rates.get(("apart", generation)),
         stream_fwd=streams[0],
         stream_bwd=streams[1],
         calibrated=row.calibrated and own,

@@ -4,7 +4,8 @@
 
 T_sm of a tiled kernel, with the work of a thread block t = products/(mma·F) + softmax·exps/X + fixed:
 in whole waves, ⌈ctas/SMs⌉·t, where all thread blocks are alike; else their sum over the SMs, and half
-of the longest one for those that end alone. The constants are those of the implementation family
+of the longest one for those that end alone. Persistent programs that take tiles by a schedule, the longest
+first, pay ``fixed`` for each tile, and none ends alone. The constants are those of the implementation family
 (constants.py). docs/time-model.md derives all this and lists what remains against published tables.
 """
 
@@ -100,7 +101,7 @@ def predict(estimate: Estimate, device: Device, family: str | None = None) -> Pr
     for step, grid, bytes_ in zip(estimate.steps, grids, moved.steps, strict=True):
         backward = backward or step.name == _FIRST_OF_BACKWARD
         memory = bytes_ / ((on.stream_bwd if backward else on.stream_fwd) * on.dram)
-        if step.name in _MASKS:
+        if step.name in _MASKS and step.name not in on.paces:
             memory /= on.family.mask
         requested = sum(step.read.values()) + sum(step.write.values()) + sum(step.atomic.values())
         requested += step.spills.written
@@ -171,7 +172,7 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
     if step.name in _MASKS:
         return _mask_grid(step, estimate.problem)
     kernel = KERNELS.get(step.name)
-    rates = on.fwd if kernel == "fwd" else on.bwd
+    rates = on.rates(step.name)
     if estimate.model in STANDARD and on.device.arch == "sm90":
         operands = products.fetched_again(step, estimate.problem, on.sms)
         return Grid(1, 1, 1, operands=operands) if operands else None
@@ -201,7 +202,7 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
     taken = (heads if kernel in ("fwd", "dq") else kv_heads) * outer if scheduled else 0
     persistent = scheduled or estimate.model in PERSISTENT
     ctas = step.ctas or heads * outer
-    uneven = 1.0 if scheduled else max(1.0, min(most / step.exps, ctas))  # a schedule deals out equal work
+    uneven = max(1.0, min(most / step.exps, taken or ctas))
     units = heads if kernel == "bwd" and not taken else kv_heads
     return Grid(
         ctas, min(units, taken or ctas), slots, uneven=uneven,
@@ -308,21 +309,23 @@ def _section(estimate: Estimate, kernel: str, kv_heads: int) -> int:
 def _tiled(step: Step, estimate: Estimate, card: tuple[Grid, Setting], l2: float, memory: float) -> Part:
     """A kernel of products and softmax on tiles."""
     grid, on = card
-    rates = on.fwd if step.name == "forward" else on.bwd
+    rates = on.rates(step.name)
     assert rates is not None
     ctas, sms = grid.ctas, on.sms
+    pieces = grid.tiles or ctas
     products = step.flops / (rates.mma * on.flops)
     softmax = rates.softmax * step.exps / on.roof.exps
     exps = rates.mufu * step.exps / on.roof.exps
-    fixed = ctas * rates.fixed_clocks / (on.clock * sms)
+    fixed = pieces * rates.fixed_clocks / (on.clock * sms)
     busy = max(products + softmax, exps) + fixed
-    mean = busy * sms / ctas
-    waves = -(-ctas // sms)
+    mean = busy * sms / pieces
+    waves = -(-pieces // sms)
     if on.family.fills:
         span = busy
     elif estimate.problem.masked or estimate.problem.block_mask or estimate.problem.lengths:
-        longest = mean + (grid.uneven - 1) * (busy - fixed) * sms / ctas
-        span = min(max(busy + TAIL * rates.resident * longest, longest), waves * longest)
+        longest = mean + (grid.uneven - 1) * (busy - fixed) * sms / pieces
+        alone = 0.0 if grid.tiles else TAIL * rates.resident * longest
+        span = min(max(busy + alone, longest), waves * longest)
     else:
         span = waves * mean
     if ctas < sms and not on.family.fills:
