@@ -12,7 +12,7 @@ import statistics
 import sys
 from pathlib import Path
 
-RESULTS = "reports/h100-sxm/results.jsonl"
+RESULTS = "reports/h200-sxm/results.jsonl"
 """The sweep that the README shows: a card's newest run of today's kernels takes its place here."""
 MARKERS = re.compile(r"<!-- figures -->.*?<!-- /figures -->", re.DOTALL)
 IMPLEMENTATIONS = ("naive", "sdpa-flash", "sdpa-cudnn", "flash")
