@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import timing_evidence  # noqa: E402
 
 EVIDENCE = ROOT / "reports" / "h100-sxm" / "timing" / "evidence.json"
-SWEEP = ROOT / "reports" / "h100-sxm" / "results.jsonl"
+SWEEP = ROOT / "reports" / "h200-sxm" / "results.jsonl"
 
 measured = pytest.mark.skipif(not EVIDENCE.is_file(), reason="nothing is committed yet")
 
@@ -76,9 +76,12 @@ def test_no_flush_leaks_into_a_copy_of_a_kilobyte(evidence: dict[str, Any]) -> N
 
 
 def test_the_default_sweep_takes_at_most_one_and_a_half_times_what_it_needs() -> None:
+    """As measured, and with what compiled left out, as in a second run."""
     file = runfile.load(SWEEP)
-    if not file.timings:
-        pytest.skip("the committed sweep is older than the record of where its time went")
+    found = spending.seconds(file.records, file.timings)
     ratio = spending.overhead(file.records, file.timings)
     assert ratio is not None
     assert ratio <= 1.5, spending.rows(file.records, file.timings)
+    compiling = found["compiling ahead"] + found["preparing, and compiling at the first call"]
+    total = sum(found.values())
+    assert (total - compiling) / (total / ratio - compiling) <= 1.5
