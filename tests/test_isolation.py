@@ -111,6 +111,7 @@ REAL = {
 }
 MORE = {
     "leak": ("ok", None),
+    "overwrite": ("wrong", "it changes its input k; an attention leaves its inputs as they are"),
     "import": ("failed", "ImportError: no module named 'flash_extension' (faults.py:"),
     "import-dies": ("failed", "its process exited with code 11"),
     "late-abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered"),
