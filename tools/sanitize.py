@@ -45,7 +45,7 @@ OF_TOOL: dict[str, tuple[str, ...]] = {"memcheck": ("--padding", "256"), "racech
 CONTROL = "control"
 AT = re.compile(r"\bat (\S.*?)(?:\(.*\))?\+0x[0-9a-f]+")
 SUMMARY = re.compile(r"(ERROR|RACECHECK) SUMMARY: (.*)")
-NO_FINDING = re.compile(r"COMPUTE-SANITIZER|SUMMARY|Program hit|This tool|Target application|$")
+NO_FINDING = re.compile(r"COMPUTE-SANITIZER|\w+ SUMMARY|Program hit|This tool|Target application|$")
 
 
 @dataclass(frozen=True)
