@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flashbench import devices, runfile, table
+from flashbench import devices, runfile, table, units
 from flashbench.errors import RunFileError, UsageError
 
 Row = Mapping[str, Any]
@@ -109,8 +109,11 @@ def load(path: Path | str) -> tuple[Claim, ...]:
     """The claims of a TOML file. Raises UsageError, in one line, for what is none."""
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("claim", [])
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}") from None
+    except OSError as error:
+        where = f"claims file {units.quoted(path, 200)}"
+        raise UsageError(f"{where}: {error.strerror or error}; accepted: a file that can be read") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no TOML: {units.cut(' '.join(str(error).split()), 200)}") from None
     if not isinstance(tables, list) or not tables:
         raise UsageError(f"{path} has no [[claim]]; accepted: tables of {', '.join(sorted(FIELDS))}")
     return tuple(_claim(f"{path}, claim {number}", given) for number, given in enumerate(tables, 1))
@@ -150,8 +153,9 @@ def _found(claim: Claim, rows: Callable[[str], list[Row]]) -> tuple[Seen, ...]:
     try:
         for kind, given in claim.seen.items():
             return tuple(_KINDS[kind](given, rows))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"claim {claim.name}: {type(error).__name__}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        said = units.cut(" ".join(str(error).split()), 200)
+        raise UsageError(f"claim {units.cut(claim.name, 100)}: {type(error).__name__}: {said}") from None
     return ()
 
 
@@ -163,7 +167,7 @@ def _rows(path: Path) -> list[Row]:
         return list(table.rows(table.build([runfile.load(path)])))
     try:
         found = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise RunFileError(f"{path} has no rows") from None
     return [{**row, "spread": _spread(row.get("samples_s"))} for row in found]
 

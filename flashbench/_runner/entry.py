@@ -179,7 +179,9 @@ class Entry:
             except ValueError as error:
                 return {**self._fields, "status": "wrong", "reason": str(error)}
             if names := shared.changed():
-                raise Misbehaviour(f"it changes its input {names[0]}; an attention leaves its inputs as they are")
+                raise Misbehaviour(
+                    f"it changes its input {names[0]}; an attention leaves its inputs as they are"
+                )
         self._fields["accuracy"] = accuracy
         if not accuracy.ok:
             return {**self._fields, "status": "wrong", "reason": why_wrong(accuracy)}
