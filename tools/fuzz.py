@@ -67,7 +67,8 @@ def main() -> None:
     arguments.add_argument("--out", type=Path, required=True)
     given = arguments.parse_args()
     began = time.monotonic()
-    asked = [(("lines", "lines", "files")[n % 3], given.seed + n * APART, given.seconds) for n in range(given.jobs)]
+    kinds = [("lines", "lines", "files")[n % 3] for n in range(given.jobs)]
+    asked = [(kind, given.seed + n * APART, given.seconds) for n, kind in enumerate(kinds)]
     with ThreadPoolExecutor(given.jobs) as pool:
         done = list(pool.map(lambda each: one(*each), asked))
     lines = [
