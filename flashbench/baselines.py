@@ -208,7 +208,7 @@ def load(path: Path) -> Baseline:
         return _parse(path.parent, document)
     except OSError as error:
         raise RunFileError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         said = f"the field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise RunFileError(f"{path}: {said}; accepted: what 'flashbench baseline save' writes") from None
 

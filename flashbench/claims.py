@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from flashbench import devices, runfile, table
+from flashbench import devices, runfile, table, units
 from flashbench.errors import RunFileError, UsageError
 
 Row = Mapping[str, Any]
@@ -135,9 +135,10 @@ def load(path: Path | str | None = None) -> tuple[Claim, ...]:
     try:
         tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("claim", [])
     except OSError as error:
-        raise UsageError(f"{str(path)!r}: {error.strerror}; accepted: a TOML file of claims") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is no TOML: {error}") from None
+        where = f"claims file {units.quoted(path, 200)}"
+        raise UsageError(f"{where}: {error.strerror or error}; accepted: a TOML file of claims") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no TOML: {units.cut(' '.join(str(error).split()), 200)}") from None
     if not isinstance(tables, list) or not tables:
         raise UsageError(f"{path} has no [[claim]]; accepted: tables of {', '.join(sorted(FIELDS))}")
     return tuple(_claim(f"{path}, claim {number}", given) for number, given in enumerate(tables, 1))
@@ -199,8 +200,9 @@ def _found(claim: Claim, rows: Callable[[str], list[Row]]) -> tuple[Seen, ...]:
     try:
         for kind, given in claim.seen.items():
             return tuple(_KINDS[kind](given, rows))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"claim {claim.name}: {type(error).__name__}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        said = units.cut(" ".join(str(error).split()), 200)
+        raise UsageError(f"claim {units.cut(claim.name, 100)}: {type(error).__name__}: {said}") from None
     return ()
 
 
@@ -215,7 +217,7 @@ def _rows(path: Path) -> list[Row]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return timed(document["rows"], (document.get("environment") or {}).get("device_name"))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RunFileError(f"{path} has no rows") from None
 
 

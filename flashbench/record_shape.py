@@ -63,6 +63,7 @@ RECORD: Mapping[str, Any] = {
     "timing": {"rounds": [{"samples": COUNT, "place": COUNT, "sm_clock_mhz": NUMBER, "caps": [TEXT]}]},
     "spent": _NUMBERS,
     "energy": {"joules_per_call": NUMBER},
+    "exact": FLAG, "apart": _NUMBERS,
     "stated": {},
     "counters": COUNTERS,
     "trace": TRACE,
@@ -83,6 +84,13 @@ RING: Mapping[str, Any] = {
     "link_tensors": {"*": COUNT}, "link_bytes": COUNT, "sent_bytes": COUNT, "sent_by_rank": [COUNT],
     "samples_s": [NUMBER], "max_abs_error": _NUMBERS, "budget": _NUMBERS, "causal": FLAG, "hidden": FLAG,
 }  # fmt: skip
+BLOCKS: Mapping[str, Any] = {
+    **dict.fromkeys(("model", "implementation", "mode", "dtype", "status", "reason"), TEXT),
+    **dict.fromkeys(("batch", "seqlen", "layers", "flops", "peak_bytes"), COUNT),
+    **dict.fromkeys(("time_s", "tokens_per_s", "flops_per_s", "attention_s", "attention_share"), NUMBER),
+    **dict.fromkeys(("mfu", "max_abs_error", "budget"), NUMBER),
+    "samples_s": [NUMBER], "flags": [TEXT], "exact": FLAG,
+}  # fmt: skip
 HEADER: Mapping[str, Any] = {
     "schema": COUNT, "created_at": TEXT, "argv": [TEXT], "cells": [TEXT], "options": {"*": SCALAR},
     "environment": _ENVIRONMENT, "overheads": _NUMBERS,
@@ -90,8 +98,18 @@ HEADER: Mapping[str, Any] = {
 LINES: Mapping[str, Mapping[str, Any]] = {
     "header": HEADER, "record": RECORD, "counters": {"counters": COUNTERS}, "trace": {"trace": TRACE},
     "timings": _NUMBERS, "numerics": NUMERICS, "ring": RING,
+    "blocks": BLOCKS,
 }  # fmt: skip
 """By the type of a line."""
+
+
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "numerics": ("implementation", "dtype", "range", "status", "seqlen_q", "seqlen_k", "head_dim",
+                 "num_heads"),
+    "blocks": ("model", "implementation", "mode", "dtype", "status", "batch", "seqlen", "layers"),
+    "ring": ("implementation", "pass", "status", "world_size"),
+}  # fmt: skip
+"""What a line of the type cannot do without."""
 
 
 def check(value: Mapping[str, Any]) -> None:
@@ -99,6 +117,9 @@ def check(value: Mapping[str, Any]) -> None:
     kind = value.get("type")
     if isinstance(kind, str) and kind in LINES:
         _check({name: item for name, item in value.items() if name != "type"}, LINES[kind], "")
+        for name in NEEDED.get(kind, ()):
+            if value.get(name) is None:
+                raise ValueError(f"the field {name!r} is missing")
 
 
 def _check(value: Any, shape: Any, where: str) -> None:

@@ -334,7 +334,7 @@ class Session:
         return 0 if held is None or usual is None or held - usual < leftover.WORTH else held - usual
 
     def _of(self, problem: Problem) -> Shared:
-        if self._shared is None or self._shared.problem != problem:
+        if self._shared is None or self._shared.problem != problem or self._shared.changed():
             self._shared = None  # before the next one's tensors are made
             self._shared = Shared(problem, self.target.device, self.options.seed)
         return self._shared

@@ -104,6 +104,18 @@ def _on_gpu(kind: str) -> Callable[[], None]:
                 tl.store(pointer + off, 1.0)
 
             triton.jit(store)[(1,)](here, off=2**40)
+        elif kind == "hang":
+            import triton
+            import triton.language as tl
+
+            def wait(pointer) -> None:
+                while tl.load(pointer, volatile=True) == 0:
+                    pass
+
+            triton.jit(wait)[(1,)](here)
+        elif kind == "exit":
+            torch.cuda._sleep(10**9)
+            os._exit(7)  # with the kernel at work
         elif kind == "oom":
             DONE[len(DONE)] = torch.ones(2**29, device="cuda")
             torch.empty(2**50, device="cuda", dtype=torch.uint8)
@@ -144,6 +156,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     "cuda-assert": _on_gpu("assert"),
     "cuda-illegal": _on_gpu("illegal"),
     "cuda-leak": _on_gpu("leak"),
+    "cuda-hang": _on_gpu("hang"),
+    "cuda-exit": _on_gpu("exit"),
     "oom-cuda": _on_gpu("oom"),
     "right": lambda: None,
 }
@@ -168,6 +182,18 @@ def _faulty(name: str, fault: Callable[[], object], first: int = 1) -> Implement
     return Implementation(name=name, summary="", prepare=prepare, io_model=None)
 
 
+def _overwriting(p: Any, inputs: Any) -> Callable[[], Any]:
+    """Writes to memory that is not its own: the inputs, which other cells share."""
+    right = kernels.get("naive").prepare(p, inputs)
+
+    def call() -> Any:
+        o = right()
+        inputs.k.data.fill_(3.0)
+        return o
+
+    return call
+
+
 def _at_import(*_: object) -> Any:
     raise ImportError("no module named 'flash_extension'")
 
@@ -181,6 +207,7 @@ def registry() -> dict[str, Implementation]:
     real = {name: _REAL()[name] for name in ("naive", "sdpa")}
     rows = [_faulty(name, fault) for name, fault in FAULTS.items()]
     rows += [_faulty(f"late-{name}", fault, LATE) for name, fault in FAULTS.items()]
+    rows.append(Implementation(name="overwrite", summary="", prepare=_overwriting, io_model=None))
     rows.append(Implementation(name="import", summary="", prepare=_at_import, io_model=None))
     rows.append(Implementation(name="import-dies", summary="", prepare=_import_dies, io_model=None))
     return real | {row.name: row for row in rows}

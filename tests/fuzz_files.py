@@ -57,6 +57,23 @@ heads = 1
 seqlens = "128"
 kv-heads = 1
 """
+CLAIMS = """[[claim]]
+name = "a"
+says = "b"
+source = "c"
+conditions = "d"
+at_least = 1.5
+ratio = [
+    { of = { file = "results.jsonl", implementation = "naive" }, to = { file = "results.jsonl" }, per = 2 },
+]
+[[claim]]
+name = "e"
+says = "f"
+source = "g"
+conditions = "h"
+at_most = 3
+value = { file = "other.jsonl", pass = ["fwd", "bwd"], metric = ["time_s", "peak_extra_bytes"] }
+"""
 PLAN = """[static]
 impls = "flash"
 arch = "sm_90"
@@ -67,6 +84,28 @@ seqlens = "65"
 [check]
 seqlens = 65
 """
+
+
+_SHAPE = {"dtype": "bf16", "implementation": "naive", "status": "ok", "reason": None}
+OTHERS: Sequence[dict[str, Any]] = (
+    {"type": "numerics", "range": "plain", "backend": None, "fp8_scale": "", "hadamard": False,
+     "seqlen_k": 64, "seqlen_q": 16, "num_heads": 2, "head_dim": 64, "rmse": 1e-7,
+     "max_abs_error": 1e-6, "input_rmse": 0.0, "reference_rms": 0.2, **_SHAPE},
+    {"type": "blocks", "model": "llama-3-8b", "exact": True, "mode": "train", "batch": 1, "seqlen": 64,
+     "layers": 1, "flops": 10**9, "time_s": 1e-3, "samples_s": [1e-3], "flags": [], "tokens_per_s": 64e3,
+     "flops_per_s": 1e12, "attention_s": 1e-4, "attention_share": 0.1, "max_abs_error": 0.1, "budget": 0.2,
+     **_SHAPE},
+    {"type": "ring", "pass": "fwd", "world_size": 2, "causal": True, "batch": 1, "num_heads": 4,
+     "num_kv_heads": 4, "seqlen": 128, "head_dim": 64, "head_dim_v": 64, "link": "nvlink",
+     "link_bytes": 1024, "link_tensors": {"k": 512, "v": 512}, "time_s": 1e-3, "one_card_s": 2e-3,
+     "hidden": True, "device": "NVIDIA H200", "sent_bytes": 1024, "max_abs_error": {"o": 0.1},
+     "budget": {"o": 0.2}, **_SHAPE},
+)  # fmt: skip
+TIMELINE = [{
+    "cell": "naive fwd b1 h2 n64 d64 bf16 full", "kernel_s": 1e-3, "span_s": 2e-3, "gap_s": 1e-3,
+    "busy_share": 0.5, "kernels": [{"kernel": "k", "start_s": 0.0, "duration_s": 1e-3}], "event_s": 2e-3,
+    "launch_bound": True, "backend": None, "gpm": {"sm_utilisation": 0.5, "occupancy": 0.25},
+}]  # fmt: skip
 
 
 @cache
@@ -83,6 +122,7 @@ def good() -> dict[str, bytes]:
         about = environment.collect(here)
         written(path / "results", rows, **about | {"device_name": H100})
         _begun(path / "here", about)
+        _lines_of_others(path / "mixed")
         written(path / "other", [cell(1e-3, seqlen) for seqlen in (512, 1024)], device_name=H100)
         numpy.savez(path / "mask", mask=numpy.tril(numpy.ones((2, 2), dtype=bool)))
         packed = {
@@ -90,6 +130,7 @@ def good() -> dict[str, bytes]:
             "other.jsonl": "other",
             "mask.npz": "mask.npz",
             "here/results.jsonl": "here",
+            "mixed.jsonl": "mixed",
         }
         found = {name: (path / file).read_bytes() for name, file in packed.items()}
         documents = _documents(path, here)
@@ -102,7 +143,7 @@ def good() -> dict[str, bytes]:
         "mine.py": b"def f(q, k, v, causal=False, scale=None):\n    return q\n",
         "cudnn.csv": CUDNN.format(3.5).encode(), "flash.csv": FLASH.format(3.5).encode(),
         "card.toml": CARD.encode(), "sweep.toml": SWEEP.encode(),
-        "grids.toml": GRIDS.encode(), "plan.toml": PLAN.encode(),
+        "grids.toml": GRIDS.encode(), "claims.toml": CLAIMS.encode(), "plan.toml": PLAN.encode(),
         **{f"{name}.json": json.dumps(value).encode() for name, value in documents.items()},
     }  # fmt: skip
 
@@ -119,6 +160,16 @@ def _begun(path: Path, about: Mapping[str, Any]) -> None:
         writer.append(row)
 
 
+def _lines_of_others(path: Path) -> None:
+    """A file with the lines that ``check --numerics``, ``block`` and ``ring`` write."""
+    row = record("naive", 512)
+    head = runfile.header(argv=["flashbench"], options={}, environment={}, cells=[row.cell])
+    with runfile.create(path, head) as writer:
+        writer.append(row)
+        for line in OTHERS:
+            writer.put(line)
+
+
 def _documents(folder: Path, here: Target) -> dict[str, Any]:
     """The files that are one JSON document."""
     shape = {"implementation": "flash-v2", "pass": "fwd", "dtype": "fp32", "head_dim": 64, "head_dim_v": 64,
@@ -130,6 +181,7 @@ def _documents(folder: Path, here: Target) -> dict[str, Any]:
     exact = json.loads(measured.read_text())
     parts = ("model", "trace", "check", "static")
     return {
+        "timeline": TIMELINE,
         "gate": exact | {part: exact[part][:2] for part in parts},
         "pyperf": pyperf(0.1), "asv": asv(0.1), "nvbench": nvbench(0.1, folder), "static": static(0),
         "noise": {
@@ -150,6 +202,9 @@ READERS: dict[str, Sequence[str]] = {
         "run --resume --out . --dry-run --device cpu",
         "compare results.jsonl other.jsonl -o junit=x -o csv=y -o markdown=z",
     ),
+    "mixed.jsonl": ("report mixed.jsonl", "verify mixed.jsonl", "report mixed.jsonl other.jsonl"),
+    "timeline.json": ("report other.jsonl --timeline timeline.json",),
+    "claims.toml": ("claims claims.toml --results .", "claims claims.toml --results . --json"),
     "cpu.jsonl": ("report cpu.jsonl", "compare cpu.jsonl cpu.jsonl --json",
     "history cpu.jsonl other.jsonl --csv"),
     "here/results.jsonl": ("run --resume --out here",

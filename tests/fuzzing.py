@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import typer
 
-from flashbench import calibrate, counting, decoding, gating, numerics, tracing, tuning
+from flashbench import blocks, calibrate, counting, decoding, gating, numerics, tracing, tuning
 from flashbench._cli import baseline, bisect, measure
 from flashbench._profilers import static
 from flashbench.cli import main
@@ -146,6 +146,7 @@ LEFT_OUT: Sequence[tuple[Any, str, Any]] = (
     (calibrate, "measure_one", _refuse),
     (decoding, "run", _refuse),
     (tuning, "candidates", _refuse),
+    (blocks, "_check", _refuse),
     (ring_rows, "Group", _refuse),
     (numerics, "rows", lambda *_: iter(())),
     (bisect, "_measured", lambda *_: "results.jsonl"),

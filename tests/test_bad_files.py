@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz_files import CLAIMS, OTHERS
 from fuzzing import check
 from judging import written
 from synthetic import record
-from test_judge_formats import nvbench, pyperf
+from test_judge_formats import FLASH, nvbench, pyperf
 
 from flashbench._runfile import lines
 
 LONG = "9" * 400
 ROWS = (
     ("config", "4", "config is '4'; an object"), ("config", {"a": []}, "config.a is '[]'"),
-    ("energy", [], "energy is '[]'"), ("timing", {"rounds": [1]}, "timing.rounds[0] is '1'; an object"),
+    ("energy", [], "energy is '[]'"), ("apart", "x", "apart is 'x'; an object"),
+    ("exact", "yes", "exact is 'yes'; true or false"),
+    ("timing", {"rounds": [1]}, "timing.rounds[0] is '1'; an object"),
     ("timing", {"rounds": [{"samples": "x"}]}, "timing.rounds[0].samples is 'x'"),
     ("spent", {"samples_s": "x"}, "spent.samples_s is 'x'; a number"), ("flags", "ok",
     "flags is 'ok'; a list"),
@@ -107,3 +110,42 @@ def test_the_option_is_named(line: str) -> None:
     found = check(line.split())
     assert found.code == 2
     assert line.split()[-2] in found.err
+
+
+@pytest.mark.parametrize("kind", ["numerics", "blocks", "ring"])
+def test_a_line_of_another_command_without_what_it_needs(kind: str) -> None:
+    written(Path("r.jsonl"), [record("naive", 1024)])
+    whole = Path("r.jsonl").read_bytes()
+    (line,) = [one for one in OTHERS if one["type"] == kind]
+    Path("r.jsonl").write_bytes(whole + lines.seal(line))
+    assert check(["report", "r.jsonl"]).code == 0
+    for value, said in ((None, "the field 'status' is missing"), (3, "status is '3'")):
+        Path("r.jsonl").write_bytes(whole + lines.seal({**line, "status": value}))
+        found = check(["report", "r.jsonl"], ("r.jsonl",))
+        assert found.code == 4
+        assert said in found.err
+
+
+@pytest.mark.parametrize(
+    ("line", "data"),
+    [
+        ("claims x", None), ("claims x", b"a = " + b"[" * 3000), ("claims x", b"\xff"),
+        ("claims x --results .", CLAIMS.replace("value = {", "value = [3] #").encode()),
+        ("compare --baseline b --store . r.jsonl", b"[" * 100_000), ("compare x x", b'a"\rb",c\n1,2\n'),
+        ("compare flash.csv flash.csv", FLASH.format(3.5).encode() + b'a\rb,"\n'),
+    ],
+)  # fmt: skip
+def test_what_once_ended_in_a_traceback(line: str, data: bytes | None) -> None:
+    written(Path("r.jsonl"), [record("naive", 1024)])
+    Path("b/c").mkdir(parents=True)
+    for name in ("x", "b/c/baseline.json", "flash.csv") if data is not None else ():
+        Path(name).write_bytes(data)
+    found = check(line.split(), ("x", "b/c", "claim", "flash.csv"))
+    assert found.code in (2, 4)
+
+
+def test_an_unknown_figure_names_the_option() -> None:
+    written(Path("r.jsonl"), [record("naive", 1024)])
+    found = check(["report", "r.jsonl", "--figures", "out", "--figure", "x"])
+    assert found.code == 2
+    assert found.err.startswith("error: --figure 'x' is not known")

@@ -24,7 +24,7 @@ from flashbench.cli import app
 from flashbench.console import printable
 
 BUDGET_S = float(os.environ.get("FLASHBENCH_FUZZ_S", "0"))
-ROUND = 500
+ROUND, ROUND_FILES = 500, 100
 SHORT_LINES, SHORT_FILES = 60, 3
 FIRST_SEED = int(os.environ.get("FLASHBENCH_FUZZ_SEED", "1"))
 
@@ -56,22 +56,31 @@ def world(nothing_measured: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return fresh
 
 
-def rounds(test: Callable[..., None], strategy: st.SearchStrategy[Any], short: int, share: float) -> None:
+def rounds(
+    test: Callable[..., None], strategy: st.SearchStrategy[Any], short: int, share: float, size: int = ROUND
+) -> None:
     """Hold the test to examples of the strategy: ``short`` of them, or for a share of the budget."""
     number, end = FIRST_SEED, time.monotonic() + BUDGET_S * share
+    done = 0
+
+    def counted(example: Any) -> None:
+        nonlocal done
+        done += 1
+        test(example)
+
     while True:
-        examples = ROUND if BUDGET_S else short
+        examples = size if BUDGET_S else short
         phases = [Phase.generate, Phase.shrink] if BUDGET_S else [Phase.generate]
         held = settings(
             max_examples=examples, database=None, deadline=None, phases=phases,
             suppress_health_check=list(HealthCheck),
-        )(given(strategy)(test))  # fmt: skip
+        )(given(strategy)(counted))  # fmt: skip
         seed(number)(held)()
         if time.monotonic() >= end:
             break
         number += 1
     if BUDGET_S:
-        print(f"{(number - FIRST_SEED + 1) * ROUND} examples, seeds {FIRST_SEED} to {number}")
+        print(f"{done} examples, seeds {FIRST_SEED} to {number}")
 
 
 def _commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -210,6 +219,8 @@ def _said(words: Iterable[str]) -> Iterator[str]:
     for word in words:
         for part in filter(None, (word or ".", *word.split(","))):
             yield from (part, repr(part)[1:-1], " ".join(printable(part).split()))
+            yield " ".join(printable(part.strip()).split())
+            yield printable(" ".join(part.split()))
 
 
 def test_command_lines(world: Callable[..., None]) -> None:
@@ -222,10 +233,11 @@ def test_command_lines(world: Callable[..., None]) -> None:
 
 
 PARENTS = {name: [str(path) for path in Path(name).parents if path.name] for name in READERS}
-ANY_NAME = ("FILE", "RUNS", "BASE", "NEW", "COMMAND", "SUBJECT", "subject", "name", "files",
-"is not a command",
-            "baseline '", "model '", "path '", "argument", "flashbench --help",
-            "is not an option of")  # fmt: skip
+ANY_NAME = (
+    "FILE", "RUNS", "BASE", "NEW", "COMMAND", "SUBJECT", "subject", "name", "files", "is not a command",
+    "baseline '", "claims file '", "claim ", "calibration '", "timeline", "model '", "path '", "argument",
+    "flashbench --help", "is not an option of",
+)  # fmt: skip
 """How an error calls what a line has beside options."""
 
 
@@ -237,7 +249,7 @@ def test_files(name: str, world: Callable[..., None]) -> None:
         check(line.split(), (name, Path(name).stem, *PARENTS[name], *ANY_NAME))
 
     strategy = st.tuples(st.sampled_from(READERS[name]), mutated(name))
-    rounds(holds, strategy, SHORT_FILES, 0.5 / len(READERS))
+    rounds(holds, strategy, SHORT_FILES, 0.5 / len(READERS), ROUND_FILES)
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flashbench import environment, plan, profilers, units
 from flashbench._runner.outcomes import ReferenceFailed, failure, why_wrong
-from flashbench.kernels import SPENT, Implementation, Target
+from flashbench.kernels import SPENT, Implementation, Misbehaviour, Target
 from flashbench.problem import Cell, Problem
 from flashbench.profilers import Candidate, Timing
 from flashbench.record import Accuracy, Memory
@@ -39,6 +39,25 @@ class Shared:
         self.problem = problem
         self.inputs: Inputs = make_inputs(problem, device, seed)
         self.reference: Reference = Reference(problem, self.inputs, seed=seed)
+        self._sums = _sums(self.inputs)
+
+    def changed(self) -> list[str]:
+        """Names of the inputs that somebody has written to."""
+        now = _sums(self.inputs)
+        return [name for name, before in self._sums.items() if now[name] != before]
+
+
+def _sums(inputs: Inputs) -> dict[str, int]:
+    """A checksum of each tensor's bits, by name."""
+    import torch
+
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    found = {}
+    for field_ in fields(inputs):
+        x = getattr(inputs, field_.name)
+        if isinstance(x, torch.Tensor):
+            found[field_.name] = x.detach().view(integers[x.element_size()]).sum(dtype=torch.int64)
+    return {name: int(total) for name, total in found.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,6 +178,10 @@ class Entry:
                 accuracy = self._accuracy(shared, o, gradients)
             except ValueError as error:
                 return {**self._fields, "status": "wrong", "reason": str(error)}
+            if names := shared.changed():
+                raise Misbehaviour(
+                    f"it changes its input {names[0]}; an attention leaves its inputs as they are"
+                )
         self._fields["accuracy"] = accuracy
         if not accuracy.ok:
             return {**self._fields, "status": "wrong", "reason": why_wrong(accuracy)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from flashbench.errors import RunFileError
@@ -37,7 +37,7 @@ def read(path: Path, data: bytes) -> Run:
     rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig", errors="replace")))
     cells: dict[str, Measured] = {}
     devices, versions = set[str](), dict[str, str]()
-    for number, row in enumerate(rows, start=2):
+    for number, row in _numbered(path, rows):
         if None in row or None in row.values():
             raise RunFileError(f"{path}, line {number}: {len(header)} columns are wanted")
         try:
@@ -56,9 +56,23 @@ def read(path: Path, data: bytes) -> Run:
     )  # fmt: skip
 
 
+def _numbered(path: Path, rows: Iterable[dict[str, str]]) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows with the number of their line, the header's being 1. Raises RunFileError for what is no CSV."""
+    number = 1
+    try:
+        for row in rows:
+            number += 1
+            yield number, row
+    except csv.Error as error:
+        raise RunFileError(f"{path}, line {number + 1}: {error}") from None
+
+
 def _header(data: bytes) -> list[str]:
     first = data.split(b"\n", 1)[0].decode("utf-8-sig", errors="replace").strip()
-    return next(csv.reader([first]), [])
+    try:
+        return next(csv.reader([first]), [])
+    except csv.Error:  # a carriage return inside
+        return []
 
 
 def _kind(header: list[str]) -> str | None:

@@ -102,7 +102,7 @@ class Yardstick:
 
     def _stored(self, probabilities: Tensor) -> Tensor:
         """As a product reads them: of fp8 rounded, each row's largest to 256 (``_fp8.SHIFT``)."""
-        if self.part.problem.dtype_bytes > 1:
+        if self.part.problem.dtype_bytes > 1 or not probabilities.numel():
             return probabilities
         unit = probabilities.amax(-1, keepdim=True).clamp_min(torch.finfo(self.dtype).tiny) / 2**_fp8.SHIFT
         return (probabilities / unit).to(torch_dtype(self.part.problem.dtype)).to(self.dtype) * unit

@@ -45,7 +45,7 @@ def write(
     sections = {row.key: row for row in SECTIONS if row.figure is not None}
     for name in names:
         if name not in sections:
-            raise UnknownName("figure", name, sections)
+            raise UnknownName("--figure", name, sections)
     for name in formats:
         if name not in PICTURES:
             raise UsageError(f"--format {name!r}: not known; accepted: {', '.join(PICTURES)}")

@@ -1,0 +1,249 @@
+"""Every bundled kernel under compute-sanitizer's four tools, on this machine's GPU.
+
+python tools/sanitize.py --out reports/<card>/check/sanitizer
+python tools/sanitize.py --out … --tools memcheck --groups flash-v3,fp8 --jobs 4
+
+What runs is in sanitizer_cases.py. A group of cases is a process, and so many run side by side; kernels are
+compiled before, in parallel. torch's caching allocator is off, so that an access beside a tensor is one
+beside an allocation. Each tool must also find the broken kernel of sanitizer_controls.py.
+
+Writes sanitizer.jsonl (the machine, then a row per process: cases, kernels, what was found) and
+sanitizer.log (what the tools said). Findings in kernels of others, torch's, are counted apart; API calls that
+return an error are left out, and a tensor that TMA writes counts as torch.empty's for initcheck. Exits 0
+where nothing was found in a bundled kernel, all ran, and every tool found its broken kernel; 1 else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+import sanitizer_cases as cases  # noqa: E402
+
+PROGRAM = "compute-sanitizer"
+TOOLS = ("racecheck", "initcheck", "memcheck", "synccheck")
+"""The slowest first."""
+OPTIONS = ("--target-processes", "application-only", "--show-backtrace", "no", "--print-limit", "200",
+           "--report-api-errors", "no")  # fmt: skip
+OF_TOOL: dict[str, tuple[str, ...]] = {"memcheck": ("--padding", "256"), "racecheck": (), "initcheck": (),
+                                       "synccheck": ()}  # fmt: skip
+"""padding: a stretch beside each allocation that belongs to nobody."""
+CONTROL = "control"
+AT = re.compile(r"\bat (\S.*?)(?:\(.*\))?\+0x[0-9a-f]+")
+SUMMARY = re.compile(r"(ERROR|RACECHECK) SUMMARY: (.*)")
+NO_FINDING = re.compile(r"COMPUTE-SANITIZER|\w+ SUMMARY|Program hit|This tool|Target application|$")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a tool reported once. kernels: those that it names."""
+
+    text: str
+    kernels: tuple[str, ...]
+
+
+def findings(said: str) -> list[Finding]:
+    """What a tool's output reports; a report is a line at the margin and those indented below it."""
+    blocks: list[list[str]] = []
+    for line in said.splitlines():
+        if not line.startswith("========="):
+            continue
+        text = line.removeprefix("=========")
+        if text.startswith("  ") and blocks:
+            blocks[-1].append(text.strip())
+        elif not NO_FINDING.match(text.strip()):
+            blocks.append([text.strip()])
+        else:
+            blocks.append([])
+    return [Finding(block[0], _kernels(block)) for block in blocks if block]
+
+
+def _kernels(block: Iterable[str]) -> tuple[str, ...]:
+    found = [name for line in block for name in AT.findall(line)]
+    return tuple(dict.fromkeys(found))
+
+
+def judged(said: str, ours: Iterable[str]) -> dict[str, Any]:
+    """Of a tool's output: what it found in our kernels, in others', and its own last words."""
+    known, found = set(ours), findings(said)
+    mine = [one for one in found if not one.kernels or known & set(one.kernels)]
+    last = [" ".join(match) for match in SUMMARY.findall(said)]
+    return {
+        "errors": len(mine),
+        "errors_of_others": len(found) - len(mine),
+        "found": [f"{one.text} [{', '.join(one.kernels) or 'no kernel named'}]" for one in mine[:20]],
+        "summary": last[-1] if last else None,
+    }
+
+
+def run_group(group: str) -> None:
+    """In a process of its own: the cases of the group, one after the other."""
+    import torch
+
+    if group.startswith(CONTROL):
+        import sanitizer_controls
+
+        sanitizer_controls.run(group.partition(":")[2])
+        torch.cuda.synchronize()
+        return
+    for case in cases.CASES:
+        if case.group == group:
+            case.run("cuda")
+            torch.cuda.synchronize()
+            print(f"done {case.name}", flush=True)
+
+
+def one_process(tool: str | None, group: str, limit_s: float) -> dict[str, Any]:
+    """The row of a group under a tool, or of None under none; ``said`` is all that was written."""
+    name = f"{CONTROL}:{tool}" if group == CONTROL else group
+    command = [sys.executable, __file__, "--run", name]
+    if tool is not None:
+        command = [PROGRAM, "--tool", tool, *OPTIONS, *OF_TOOL[tool], *command]
+    began = time.monotonic()
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        start_new_session=True, errors="replace",
+    ) as child:  # fmt: skip
+        try:
+            said, status = child.communicate(timeout=limit_s)[0], "ran"
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, 9)
+            said, status = child.communicate()[0], f"killed after {limit_s:.0f} s"
+    wanted = [one for one in cases.CASES if one.group == group]
+    done = [one.name for one in wanted if f"done {one.name}\n" in said]
+    if status == "ran" and len(done) < len(wanted):
+        status = f"ended with code {child.returncode}"
+    row = {"tool": tool, "group": group, "status": status, "wall_s": round(time.monotonic() - began, 1)}
+    return row | {
+        "cases": done,
+        "not_run": [one.name for one in wanted if one.name not in done],
+        "said": said,
+    }
+
+
+def warm(groups: Sequence[str], jobs: int, limit_s: float) -> list[dict[str, Any]]:
+    """Compile what the cases need, then run each group without a tool."""
+    from flashbench import environment
+    from flashbench.kernels import _compile
+
+    target = environment.target("cuda:0")
+    _compile.precompile(cases.cells(groups), target)
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(lambda group: one_process(None, group, limit_s), groups))
+
+
+def sanitized(
+    tools: Sequence[str], groups: Sequence[str], jobs: int, limit_s: float
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The rows of every tool and group, so many processes side by side."""
+    kernels = {
+        group: sorted({name for one in cases.CASES if one.group == group for name in cases.launched(one)})
+        for group in groups
+    }
+    ours = {name.partition(".")[2] for names in kernels.values() for name in names}
+
+    def row(pair: tuple[str, str]) -> dict[str, Any]:
+        tool, group = pair
+        found = one_process(tool, group, limit_s)
+        if group == CONTROL:
+            import sanitizer_controls
+
+            own = sanitizer_controls.OF[tool].fn.__name__
+            found |= {"kernels": [own], **judged(found["said"], [own])}
+        else:
+            found |= {"kernels": kernels[group], **judged(found["said"], ours)}
+        if found["summary"] is None and found["status"] == "ran":
+            found["status"] = f"{PROGRAM} left no summary"
+        told = f"{found['errors']} errors, {found['errors_of_others']} of others, {found['wall_s']} s"
+        print(f"{tool} {group}: {found['status']}, {told}", flush=True)
+        return found
+
+    pairs = [(tool, group) for tool in tools for group in (CONTROL, *groups)]
+    with ThreadPoolExecutor(jobs) as pool:
+        return list(pool.map(row, pairs))
+
+
+def wrong(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What speaks against a clean log, a line each."""
+    found = []
+    for row in rows:
+        what = f"{row['tool']} {row['group']}"
+        if row["status"] != "ran":
+            found.append(f"{what}: {row['status']}")
+        if row["group"] == CONTROL and not row["errors"]:
+            found.append(f"{what}: the broken kernel was not found")
+        if row["group"] != CONTROL and row["errors"]:
+            found.append(f"{what}: {row['errors']} errors")
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Where it ran, and with what."""
+    from flashbench import environment
+
+    version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=False).stdout
+    about = environment.collect(environment.target("cuda:0"))
+    said = [line for line in version.splitlines() if "ersion" in line]
+    return {"type": "sanitizer", "schema": 1, "sanitizer": said[-1].strip() if said else None,
+            "kernels": sorted(cases.entries()), "environment": about}  # fmt: skip
+
+
+def write(out: Path, head: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """sanitizer.jsonl and sanitizer.log."""
+    out.mkdir(parents=True, exist_ok=True)
+    kept = [head, *({key: value for key, value in row.items() if key != "said"} for row in rows)]
+    (out / "sanitizer.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), "utf-8")
+    parts = []
+    for row in rows:
+        lines = row["said"].splitlines()
+        cut = [] if len(lines) <= 400 else [f"… {len(lines) - 400} lines more"]
+        parts += [f"# {row['tool']} {row['group']}: {row['status']}", *lines[:400], *cut, ""]
+    (out / "sanitizer.log").write_text("\n".join(parts), "utf-8")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--out", type=Path)
+    arguments.add_argument("--tools", default=",".join(TOOLS))
+    arguments.add_argument("--groups", default=",".join(dict.fromkeys(one.group for one in cases.CASES)))
+    arguments.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0)) - 2))
+    arguments.add_argument("--limit", type=float, default=110.0, help="seconds of one process")
+    arguments.add_argument("--run", help="a group, in this process")
+    given = arguments.parse_args()
+    if given.run:
+        run_group(given.run)
+        return
+    if given.out is None or shutil.which(PROGRAM) is None:
+        sys.exit(f"error: --out FOLDER is needed, and {PROGRAM}, of the CUDA toolkit, on PATH")
+    tools, groups = given.tools.split(","), given.groups.split(",")
+    began = time.monotonic()
+    plain = warm(groups, given.jobs, given.limit)
+    broken = [f"without a tool {row['group']}: {row['status']}" for row in plain if row["status"] != "ran"]
+    print(f"compiled and run once in {time.monotonic() - began:.0f} s", *broken, sep="\n", flush=True)
+    for row in plain:
+        if row["status"] != "ran":
+            print(row["said"][-1500:], flush=True)
+    rows = sanitized(tools, groups, given.jobs, given.limit)
+    write(given.out, machine(), rows)
+    broken += wrong(rows)
+    print(*broken, f"{len(rows)} processes in {time.monotonic() - began:.0f} s", sep="\n")
+    sys.exit(1 if broken else 0)
+
+
+if __name__ == "__main__":
+    main()
