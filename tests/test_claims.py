@@ -109,10 +109,11 @@ def test_layers_and_cards_are_read_from_files(tmp_path: Path) -> None:
     with runfile.create(path, head) as writer:
         for name, time_s in (("naive", 3.0), ("flash", 2.0)):
             writer.put({"type": "blocks", "implementation": name, "model": "m", "seqlen": 16,
+                        "mode": "infer", "dtype": "bf16", "status": "ok", "batch": 1, "layers": 1,
                         "time_s": time_s, "samples_s": [time_s] * 5})  # fmt: skip
     sides = [f'{{ file = "b.jsonl", model = "m", implementation = "{name}" }}' for name in ("naive", "flash")]
     one = judged(tmp_path, f"[[claim]]\n{HEAD}ratio = [{{ of = {sides[0]}, to = {sides[1]} }}]")
-    assert [(seen.cell, seen.value, seen.card) for seen in one.found] == [("m naive n16", 1.5, "a card")]
+    assert [(seen.cell, seen.value, seen.card) for seen in one.found] == [("m infer naive b1 n16 bf16", 1.5, "a card")]
     assert one.row()["cards"] == ["a card"]
 
 
