@@ -113,7 +113,9 @@ def test_layers_and_cards_are_read_from_files(tmp_path: Path) -> None:
                         "time_s": time_s, "samples_s": [time_s] * 5})  # fmt: skip
     sides = [f'{{ file = "b.jsonl", model = "m", implementation = "{name}" }}' for name in ("naive", "flash")]
     one = judged(tmp_path, f"[[claim]]\n{HEAD}ratio = [{{ of = {sides[0]}, to = {sides[1]} }}]")
-    assert [(seen.cell, seen.value, seen.card) for seen in one.found] == [("m infer naive b1 n16 bf16", 1.5, "a card")]
+    assert [(seen.cell, seen.value, seen.card) for seen in one.found] == [
+        ("m infer naive b1 n16 bf16", 1.5, "a card")
+    ]
     assert one.row()["cards"] == ["a card"]
 
 
