@@ -18,7 +18,7 @@ import synthetic
 
 from flashbench import iomodel, report, runfile, table
 from flashbench.record import Samples
-from flashbench.report import data, figures, summary, words
+from flashbench.report import data, figures, glance, summary, words
 from flashbench.report import page as page_module
 from flashbench.report.data import KEYS, Results
 from flashbench.report.sections import SECTIONS
@@ -283,6 +283,60 @@ def test_regimes_say_who_wins_where_and_by_how_much() -> None:
     speedups = (times["naive"] / times["sdpa"]).dropna()
     assert row["speedup_low"] == pytest.approx(speedups.min())
     assert row["speedup_high"] == pytest.approx(speedups.max())
+
+
+def timed(name: str, seqlen: int, time_s: float, backend: str | None = None, **problem: Any) -> Any:
+    """A record with that median and an interquartile range of 4 %."""
+    samples = tuple(time_s * factor for factor in (0.97, 0.98, 1.0, 1.02, 1.03))
+    one = synthetic.record(name, seqlen, backend=backend, **problem)
+    return replace(one, samples=replace(one.samples, samples_s=samples))
+
+
+def test_who_is_level_with_the_fastest_changes_no_names() -> None:
+    times = {
+        "sdpa": (1.00, 2.02, 4.00, 8.0),
+        "sdpa-cudnn": (1.01, 2.00, 4.01, 9.0),
+        "flash": (1.5, 3.0, 6.0, 7.0),
+    }
+    records = [timed(name, 1024 << at, 1e-3 * value) for name, each in times.items()
+               for at, value in enumerate(each)]  # fmt: skip
+    [item] = summary.regimes(results(synthetic.run_file(records))).to_dict("records")
+    assert item["spans"] == [("sdpa", 1024, 4096), ("flash", 8192, 8192)]
+    assert item["level"] == [("sdpa-cudnn", [1024, 2048, 4096])]
+    assert item["covers"] == {"sdpa": 3, "sdpa-cudnn": 3, "flash": 1}
+    said = glance.paragraph(item, "{}".format)
+    assert said.startswith(
+        "fastest are sdpa from 1k to 4k (level with sdpa-cudnn at 1k, 2k, 4k) and flash at 8k; "
+    )
+
+
+def test_an_implementation_is_not_compared_with_the_kernel_that_it_ran() -> None:
+    records = [timed(name, n, value * n * 1e-6, backend) for n in (1024, 2048) for name, value, backend in
+               (("sdpa", 1.0, "cudnn"), ("sdpa-cudnn", 1.001, "cudnn"), ("flash", 1.3, None))]  # fmt: skip
+    shown = results(synthetic.run_file(records))
+    [item] = summary.regimes(shown).to_dict("records")
+    assert (item["ran"], item["twins"], item["next_best"]) == ("cudnn", ["sdpa-cudnn"], "flash")
+    assert item["lead"] == pytest.approx(1.3)
+    assert "sdpa (which ran cudnn, as sdpa-cudnn) reaches" in glance.paragraph(item, "{}".format)
+    first = summary.headline(shown).iloc[0]
+    assert (first["claim"], first["implementation"], first["value"], first["of"]) == ("fastest", "sdpa", 2, 2)
+    assert first[["lead", "lead_low", "lead_high"]].tolist() == pytest.approx([1.3] * 3)
+
+
+def test_the_headline_says_where_memory_ends(full: Results) -> None:
+    wall = summary.headline(full).set_index("claim").loc["memory_wall"]
+    table = full.table[full.table["status"] == "skipped"]
+    assert wall["value"] == table["seqlen_k"].min()
+    [said] = [detail for caption, _, detail in glance.claims(summary.headline(full)) if "wall" in caption]
+    assert said.startswith("naive at 32k, ")
+    assert "needs " in said
+
+
+def test_a_run_that_reached_no_cell_says_so() -> None:
+    headers = {"run": {"cells": ["a", "b"]}}
+    frame = table.build([synthetic.run_file([])])
+    claim = summary.headline(Results(table=frame, headers=headers)).iloc[0]
+    assert (claim["value"], claim["of"], claim["rest"]) == (0, 2, {"not reached": 2})
 
 
 def test_a_length_with_one_timed_implementation_is_no_contest() -> None:

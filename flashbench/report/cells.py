@@ -72,7 +72,10 @@ def cells(_: Section, frame: DataFrame) -> str:
     shown = [column for column in COLUMNS if _is_shown(column[0], frame)]
     where = frame.assign(options=frame["shown_options"])[KEYS].to_dict("records")
     columns = [_column(column, frame[column[0]].tolist()) for column in shown]
-    return html(Grid(key="cells-table", label="All cells", columns=columns, where=where, tools=True))
+    return html(Grid(
+        key="cells-table", label="All cells", columns=columns, where=where, tools=True, noun="cell",
+        example="flash causal 16k",
+    ))  # fmt: skip
 
 
 def _column(column: tuple[str, str, Callable[[Any], str]], values: list[Any]) -> Column:

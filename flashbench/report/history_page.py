@@ -187,7 +187,7 @@ def _cells(rows: Sequence[Row]) -> str:
             texts=[", ".join(one["point"] for one in row["changes"]) for row in rows],
         ),
     ]  # fmt: skip
-    return grid_html(Grid(key="cells-table", label="All cells", columns=columns, tools=True))
+    return grid_html(Grid(key="cells-table", label="All cells", columns=columns, tools=True, noun="cell"))
 
 
 def _controls(rows: Sequence[Row]) -> str:

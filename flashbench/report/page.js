@@ -242,7 +242,7 @@
 
   // A table drawn from data: of the rows that are wanted, the first MOST_ROWS until all are asked for.
   function gridOf(place) {
-    const { label, tools, head, texts, columns, values: packed, wheres, where } = JSON.parse(place.querySelector(".grid-data").textContent);
+    const { label, noun, example, tools, head, texts, columns, values: packed, wheres, where } = JSON.parse(place.querySelector(".grid-data").textContent);
     const values = packed.map((one) => (one?.of ? one.at.map((index) => one.of[index]) : one));
     const count = columns[0]?.length ?? 0;
     const textOf = (index) => (Array.isArray(texts[index]) ? texts[index][0] : texts[index]);
@@ -255,19 +255,19 @@
     }
     const state = { sort: -1, down: false, find: "", only: place.id !== "cells-table", all: false };
     const found = element("output");
-    const box = element("input", { type: "search", placeholder: "flash causal 16k", autocomplete: "off" });
+    const box = element("input", { type: "search", placeholder: example, autocomplete: "off" });
     const only = element("input", { type: "checkbox", checked: state.only });
     const copy = element("button", { type: "button", textContent: "Copy" });
     const more = element("button", { type: "button", className: "more" });
     const body = element("tbody");
-    const heads = head.map(({ title, kind }, column) => {
+    const heads = head.map(({ title, kind, number }, column) => {
       const button = element("button", { type: "button", textContent: title });
       button.addEventListener("click", () => {
         Object.assign(state, { sort: column, down: state.sort === column && !state.down });
         draw(selection());
         remember();
       });
-      return element("th", { scope: "col", className: kind.replace("reason", "") }, button);
+      return element("th", { scope: "col", className: kind.replace("reason", "") + (number ? " number" : "") }, button);
     });
     const table = element("table", { className: "sortable" }, element("caption", { className: "unseen", textContent: label }),
       element("thead", {}, element("tr", {}, ...heads)), body);
@@ -315,7 +315,7 @@
       body.replaceChildren(...rows.slice(0, limit).map((row) => element("tr", {}, ...columns.map((_, column) => cell(column, row)))));
       heads.forEach((node, column) => (column === state.sort
         ? node.setAttribute("aria-sort", state.down ? "descending" : "ascending") : node.removeAttribute("aria-sort")));
-      found.textContent = rows.length + (place.id === "cells-table" ? " cell" : " row") + (rows.length === 1 ? "" : "s");
+      found.textContent = `${rows.length} ${noun}` + (rows.length === 1 ? "" : "s");
       more.hidden = rows.length <= limit;
       more.textContent = `Show all ${rows.length} rows`;
     }

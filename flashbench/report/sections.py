@@ -57,7 +57,8 @@ SECTIONS = (
     Section(
         key="fastest", title="Who is fastest",
         about="Per selection, over the lengths at which at least two implementations were timed."
-        " ± is half the interquartile range of both sides. Cells flagged suspect do not count.",
+        " ± is half the interquartile range of both sides; a lead within it is level. Cells flagged suspect"
+        " do not count.",
         data=summary.regimes, page=glance.regimes,
         empty="No length has two timed implementations to compare.",
     ),
