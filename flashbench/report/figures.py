@@ -246,8 +246,10 @@ def plane(data: DataFrame, axis: Axis, values: Iterable[float]) -> Figure:
     lengths = length_ticks(data["seqlen"])
     y: dict[str, Any] = {
         "type": axis.kind, "title": {"text": axis.title, "standoff": 10}, "zeroline": False,
-        "automargin": True, "rangemode": "tozero" if axis.kind == "linear" else "normal",
+        "automargin": True,
     }  # fmt: skip
+    if axis.kind == "linear":  # from 0, and with room for a marker that stands there
+        y["autorangeoptions"] = {"include": 0}
     if axis.percent:
         y["tickformat"] = ".1~%"
     if axis.kind == "log":

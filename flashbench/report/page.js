@@ -87,7 +87,7 @@
   // The lane for cells that were not timed takes as many rows as the selection needs.
   function placed(layout, traces, width) {
     const { height: usual, lane_row: laneRow, bar } = layout.meta;
-    const height = bar ? 90 + bar * new Set(traces.flatMap(({ y }) => y)).size : printing ? PAPER_HEIGHT : usual;
+    const height = bar ? 90 + bar * Math.max(1, new Set(traces.flatMap(({ y }) => y)).size) : printing ? PAPER_HEIGHT : usual;
     const rows = Math.max(0, ...traces.map((trace) => (trace.meta.lane ?? -1) + 1));
     const lane = rows ? rows * laneRow + 8 : 0;
     const names = new Set(traces.filter((trace) => trace.showlegend !== false).map((trace) => trace.name));
@@ -137,6 +137,8 @@
       }
       axis = { ...axis, title: { ...axis.title, text: `times faster than ${baseline.replaceAll("&", "&amp;").replaceAll("<", "&lt;")}` } };
     }
+    const unit = traces[0]?.meta.unit; // of values that have their own by selection
+    if (unit) axis = { ...axis, ticksuffix: unit };
     const width = printing ? PAPER : node.clientWidth;
     const look = themed(colour);
     const place = placed(figure.layout, traces, width);
@@ -146,6 +148,7 @@
       yaxis: { ...axis, domain: place.yaxis.domain, ...look.axis },
       hoversubplots: "axis", // so that the lane speaks beside the lines
       dragmode: touch.matches ? false : "zoom",
+      ...(traces.length ? {} : { xaxis: { visible: false }, yaxis: { visible: false } }),
       annotations: traces.length ? [] : [{
         text: figure.layout.meta.empty ?? "Nothing was measured for this selection.",
         showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
@@ -155,7 +158,7 @@
     const lanes = traces.map((trace) => painted((width < 600 && trace.meta.lane !== undefined)
       || (width < 700 && trace.type === "heatmap") ? { ...trace, ...small } : trace, colour));
     if (meta.bar) node.style.minHeight = 0;
-    caption.textContent = figure.layout.meta.captions.find(({ where }) => shown(where, chosen))?.text ?? "";
+    caption.textContent = meta.captions.find(({ where }) => shown(where, chosen))?.text ?? meta.instead ?? "";
     return Plotly.react(node, lanes, layout, {
       displaylogo: false, doubleClickDelay: 400, displayModeBar: width < 600 ? false : "hover",
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],

@@ -55,10 +55,15 @@ def headline(results: Results) -> DataFrame:
             best = known.loc[known[claim].idxmax()]
             rows.append({"claim": claim, "value": best[claim], **_cell(best)})
     rows += filter(None, (_memory_saving(timed), _memory_wall(results)))
+    rows.sort(key=lambda row: _ORDER.index(row["claim"]))
     columns = ["claim", "value", "of", "rest", "implementation", *CELL, "peak_fraction", *_LEAD, "reason"]
     return pd.DataFrame(rows, columns=columns)
 
 
+_ORDER = (
+    "fastest", "speedup_over_naive", "flops_per_s", "roof_fraction", "memory_wall", "memory_saving", "timed",
+)  # fmt: skip
+"""What a reader asks first comes first."""
 _LEAD = ("ran", "lead", "lead_low", "lead_high")
 
 
