@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +78,12 @@ def write(
 def _picture_maker(end: str) -> Any:
     """The package that draws. Raises UnavailableError without it."""
     try:
-        import kaleido
+        return import_module("kaleido")
     except ImportError as error:
         raise UnavailableError(
             f"--format {end}: needs the package kaleido",
             hint="pip install 'flashbench[figures]', and install Chromium or Chrome",
         ) from error
-    return kaleido
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def _one_browser(formats: Sequence[str]) -> Iterator[None]:
         yield
         return
     try:
-        start(silence_warnings=True)
+        start(silence_warnings=True, mathjax=False)  # which would come from the network
     except Exception:  # no browser: the first picture says so in a line
         yield
         return

@@ -29,8 +29,8 @@ NO_CARD = "none"
 SCREEN = {
     "attention", "layers", "num_heads", "num_kv_heads", "head_dim", "head_dim_v", "latent_dim", "rope_dim",
     "window", "windowed_layers", "total_bytes", "total_gib", "window_saved_bytes", "page_size", "pages",
-    "page_bytes", "tp", "cp", "weights_bytes", "decode_read_bytes", "decode_flops", "decode_link_bytes",
-    "decode_link_s",
+    "page_bytes", "batch", "tp", "cp", "weights_bytes", "decode_read_bytes", "decode_flops",
+    "decode_link_bytes", "decode_link_s",
 }  # fmt: skip
 """Columns of the table of all rows that paper has no room for."""
 
