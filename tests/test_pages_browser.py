@@ -1,4 +1,4 @@
-"""All five pages in a real browser: nothing is cut on a phone, a screen or paper, and axe is content."""
+"""All pages in a real browser: nothing is cut on a phone, a screen or paper, and axe is content."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ SWEEP, FAMILY = str(REPORTS / "results.jsonl"), str(REPORTS / "family" / "result
 MADE = {
     "report": ["report", SWEEP, "--timeline", str(REPORTS / "timeline.json"), "--ceilings",
                str(REPORTS / "ceilings.json"), "-o", "{page}"],
+    "runs": ["report", SWEEP, FAMILY, str(REPORTS / "energy" / "results.jsonl"), "-o", "{page}"],
     "compare": ["compare", SWEEP, FAMILY, "--allow", "flush,method,missing", "-o", "html={page}"],
     "io-model": ["io-model", "--gpu", "h100-sxm,a100-sxm-80gb", "--seqlens", "1k-64k", "--html", "{page}"],
     "kv-cache": ["kv-cache", "--model", "llama-3-70b,deepseek-v3", "--batch", "4", "--dtypes", "bf16,fp8",
@@ -113,7 +114,7 @@ def test_no_page_is_cut_or_scrolls_sideways(browser: Browser, pages: dict[str, P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MADE if name != "report"])
+@pytest.mark.parametrize("name", [name for name in MADE if name not in ("report", "runs")])
 def test_axe_finds_no_serious_violation_on_other_pages(
     browser: Browser, pages: dict[str, Path], name: str
 ) -> None:

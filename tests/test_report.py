@@ -323,6 +323,28 @@ def test_an_implementation_is_not_compared_with_the_kernel_that_it_ran() -> None
     assert first[["lead", "lead_low", "lead_high"]].tolist() == pytest.approx([1.3] * 3)
 
 
+def test_where_nothing_was_timed_the_first_card_says_why() -> None:
+    records = [synthetic.record("flash", n, status="failed", reason="no <b>driver</b>; and more")
+               for n in (1024, 2048)]  # fmt: skip
+    [(caption, value, detail)] = glance.claims(summary.headline(results(synthetic.run_file(records))))
+    assert (caption, value) == ("cells timed", "0 of 2")
+    assert detail == "2 failed; first of all: no &lt;b&gt;driver&lt;/b&gt;"
+
+
+def test_problems_of_another_run_do_not_count_against_the_fastest() -> None:
+    mine = [timed(name, 1024 << at, value, backend) for at in range(3)
+            for name, value, backend in (("sdpa", 1.0, "cudnn"), ("flash", 1.5, None))]  # fmt: skip
+    other = [timed("sdpa-cudnn", 1024, 1.0), timed("flash", 1024, 2.0)]
+    first = synthetic.run_file(mine, path="a.jsonl")
+    second = synthetic.run_file(other, path="b.jsonl")
+    shown = results(first, second)
+    found = summary.headline(shown).iloc[0]
+    assert (found["implementation"], found["value"], found["of"], found["ran"]) == ("sdpa", 3, 3, "cudnn")
+    said = [glance.paragraph(item) for item in summary.regimes(shown).to_dict("records")]
+    assert "which ran" in said[0]
+    assert "which ran" not in said[1]
+
+
 def test_the_headline_says_where_memory_ends(full: Results) -> None:
     wall = summary.headline(full).set_index("claim").loc["memory_wall"]
     table = full.table[full.table["status"] == "skipped"]

@@ -42,6 +42,8 @@ def claims(frame: DataFrame) -> Iterable[tuple[str, str, str]]:
         caption, value = CLAIMS[item["claim"]]
         rest = item["rest"] if isinstance(item["rest"], dict) else {}
         detail = ", ".join(f"{count} {escape(name)}" for name, count in rest.items())
+        if item["claim"] == "timed" and words.known(item["reason"]):
+            detail += f"; first of all: {escape(words.short_reason(item['reason'], 90))}"
         if item["claim"] == "fastest":
             detail = _lead(item)
         elif words.known(item["implementation"]):
@@ -94,7 +96,7 @@ def _fastest(item: Mapping[str, Any], strong: Callable[[str], str]) -> str:
     if beside:
         first = [name for name, *_ in item["spans"]].index(item["fastest"])
         spans[first] += f" (level with {_list(beside)})"
-    ran = f" (which ran {escape(str(item['ran']))}{_as(item['twins'])})" if item["ran"] else ""
+    ran = f" (which ran {escape(str(item['ran']))}{_as(item['twins'])})" if words.known(item["ran"]) else ""
     best = words.rate(item["flops_per_s"])
     limits = []
     if words.known(item["peak_fraction"]):

@@ -272,7 +272,7 @@
       });
       return element("th", { scope: "col", className: kind.replace("reason", "") + (number ? " number" : "") }, button);
     });
-    const table = element("table", { className: "sortable" }, element("caption", { className: "unseen", textContent: label }),
+    const table = element("table", { className: head.filter(({ kind }) => !kind.includes("screen")).length > 13 ? "sortable many" : "sortable" }, element("caption", { className: "unseen", textContent: label }),
       element("thead", {}, element("tr", {}, ...heads)), body);
     let rows = [];
 

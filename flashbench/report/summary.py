@@ -26,12 +26,12 @@ def headline(results: Results) -> DataFrame:
     """The page's big numbers: one row per claim (claim, value, of, and the cell that holds it).
 
     claim: ``fastest`` (the implementation that is fastest or level with the fastest in the most problems:
-    value of ``of``; ran: its backend where it was one everywhere; lead, lead_low and lead_high: the next
-    kernel's time over its own, in the middle, least and most), ``memory_wall`` (the shortest length that did
-    not fit, with its reason), ``timed`` (value of ``of`` cells; ``rest``: cells by other status, by flag, and
-    not reached), ``flops_per_s`` (the highest), ``roof_fraction`` (nearest to its roof),
-    ``speedup_over_naive`` (the largest), ``memory_saving`` (naive's peak_extra_bytes over the least of the
-    same cell).
+    value, of the ``of`` in which it was timed; ran: its backend where it was one everywhere; lead, lead_low
+    and lead_high: the next kernel's time over its own, in the middle, least and most), ``memory_wall`` (the
+    shortest length that did not fit, with its reason), ``timed`` (value of ``of`` cells; ``rest``: cells by
+    other status, by flag, and not reached; reason: the commonest, where none was timed), ``flops_per_s`` (the highest), ``roof_fraction`` (nearest to its
+    roof), ``speedup_over_naive`` (the largest), ``memory_saving`` (naive's peak_extra_bytes over the least of
+    the same cell).
     A claim that nothing supports has no row.
     """
     import pandas as pd
@@ -46,7 +46,9 @@ def headline(results: Results) -> DataFrame:
         left = _not_reached(results)
         rest |= {"not reached": left} if left else {}
         timed_cells, of = int(counts.get("ok", 0)), len(results.table) + left
-        rows.append({"claim": "timed", "value": timed_cells, "of": of, "rest": rest})
+        reasons = results.table["reason"].dropna().value_counts() if not timed_cells else ()
+        why = str(reasons.index[0]) if len(reasons) else None
+        rows.append({"claim": "timed", "value": timed_cells, "of": of, "rest": rest, "reason": why})
     for claim in ("flops_per_s", "roof_fraction", "speedup_over_naive"):
         known = timed[timed[claim].notna()]
         if claim == "speedup_over_naive":
@@ -72,20 +74,20 @@ def _leader(found: DataFrame) -> list[dict[str, Any]]:
     import pandas as pd
 
     items = found.to_dict("records")
-    covered: dict[str, int] = {}
-    for item in items:
-        for name, count in item["covers"].items():
-            covered[name] = covered.get(name, 0) + count
+    covered, entered = (
+        {name: sum(item[key].get(name, 0) for item in items) for item in items for name in item[key]}
+        for key in ("covers", "entered")
+    )
     if not covered:
         return []
     mine = [item for item in items if item["fastest"] == max(covered, key=lambda name: covered[name])]
     if not mine:
         return []
-    name, ran = mine[0]["fastest"], {item["ran"] for item in mine}
+    name, ran = mine[0]["fastest"], {item["ran"] if words.known(item["ran"]) else None for item in mine}
     leads = pd.Series([lead for item in mine for lead in item["leads"]], dtype="float64")
     return [{
         "claim": "fastest", "implementation": name, "value": covered[name],
-        "of": sum(item["lengths"] for item in items), "ran": ran.pop() if len(ran) == 1 else None,
+        "of": entered[name], "ran": ran.pop() if len(ran) == 1 else None,
         "lead": leads.median(), "lead_low": leads.min(), "lead_high": leads.max(),
     }]  # fmt: skip
 
@@ -130,9 +132,10 @@ def regimes(results: Results) -> DataFrame:
     """Who is fastest: one row per run and combination of the filters with two timed implementations.
 
     Columns: the filters, run, fastest (fastest or level with the fastest at the most lengths), lengths_won
-    (so many), lengths, covers (of every implementation, at how many), spans (implementation, first and last
-    length of each stretch), level (implementations of another kernel that are level with it, and where), ran
-    (its backend where it was one), twins (implementations that ran the same), leads (the next kernel's time
+    (so many), lengths, covers (of every implementation, at how many), entered (at how many it was timed),
+    spans (implementation, first and last length of each stretch), level (implementations of another kernel
+    that are level with it, and where), ran (its backend where it was one), twins (implementations that ran
+    the same), leads (the next kernel's time
     over its own at each length), flops_per_s, peak_fraction and roof_fraction at its best length
     ``best_seqlen``, speedup_low and speedup_high over naive (NaN without it) with the spread of the latter,
     next_best (of another kernel, where there is one), lead (its time over the fastest's) and lead_spread at
@@ -158,7 +161,7 @@ def regimes(results: Results) -> DataFrame:
 
 
 _REGIME = (
-    "fastest", "lengths_won", "lengths", "covers", "spans", "level", "ran", "twins", "leads",
+    "fastest", "lengths_won", "lengths", "covers", "entered", "spans", "level", "ran", "twins", "leads",
     "flops_per_s", "peak_fraction", "roof_fraction",
     "best_seqlen", "speedup_low", "speedup_high", "speedup_spread", "next_best", "lead", "lead_spread",
     "lead_seqlen", "memory_ratio", "memory_seqlen", "untimed",
@@ -202,6 +205,7 @@ def _regime(key: dict[str, Any], panel: DataFrame) -> dict[str, Any] | None:
         **key, "fastest": fastest, "lengths_won": sum(fastest in names for names in level.values()),
         "lengths": len(contested), "spans": _spans(winners), "ran": ran.get(fastest), "twins": twins,
         "covers": {name: sum(name in names for names in level.values()) for name in times.columns},
+        "entered": {str(name): int(contested[name].notna().sum()) for name in contested},
         "level": _beside(level, winners, fastest, twins),
         "leads": list(others.min(axis=1) / times.loc[others.index, fastest]),
         **{name: best[name] for name in ("flops_per_s", "peak_fraction", "roof_fraction")},
