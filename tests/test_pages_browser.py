@@ -26,6 +26,7 @@ MADE = {
     "report": ["report", SWEEP, "--timeline", str(REPORTS / "timeline.json"), "--ceilings",
                str(REPORTS / "ceilings.json"), "-o", "{page}"],
     "runs": ["report", SWEEP, FAMILY, str(REPORTS / "energy" / "results.jsonl"), "-o", "{page}"],
+    "cpu": ["report", str(ROOT / "reports" / "cpu" / "results.jsonl"), "-o", "{page}"],
     "compare": ["compare", SWEEP, FAMILY, "--allow", "flush,method,missing", "-o", "html={page}"],
     "io-model": ["io-model", "--gpu", "h100-sxm,a100-sxm-80gb", "--seqlens", "1k-64k", "--html", "{page}"],
     "kv-cache": ["kv-cache", "--model", "llama-3-70b,deepseek-v3", "--batch", "4", "--dtypes", "bf16,fp8",
@@ -114,7 +115,7 @@ def test_no_page_is_cut_or_scrolls_sideways(browser: Browser, pages: dict[str, P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in MADE if name not in ("report", "runs")])
+@pytest.mark.parametrize("name", [name for name in MADE if name not in ("report", "runs", "cpu")])
 def test_axe_finds_no_serious_violation_on_other_pages(
     browser: Browser, pages: dict[str, Path], name: str
 ) -> None:
@@ -126,6 +127,16 @@ def test_axe_finds_no_serious_violation_on_other_pages(
             "one => ['serious', 'critical'].includes(one.impact)).map(one => [one.id, one.nodes[0].html]))"
         )
         assert found == []
+
+
+def test_values_near_each_other_have_ticks_to_read_them_by(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["cpu"])
+    for key in ("latency", "speedup", "memory"):
+        ticks = browser.run(
+            f"[...document.querySelectorAll('#plot-{key} .ytick text')].map(node => node.textContent)"
+        )
+        assert 3 <= len(ticks) <= 12, (key, ticks)
+    assert "1.2×" in browser.run("document.getElementById('plot-speedup').textContent")
 
 
 def test_the_history_shows_every_commit_and_values_with_their_unit(

@@ -193,6 +193,14 @@ def test_one_browser_draws_all_pictures(
     assert done == ["start", *["svg", "pdf"] * panels, "stop"]
 
 
+def test_a_figure_alone_has_ticks_among_its_values(small: Results) -> None:
+    section = NAMES["speedup"]
+    for where, alone in export.panels(section.figure(section.data(small))):
+        values = [y for one in alone.data if "lane" not in one["meta"] for y in one["y"] if y]
+        ticks = export.styled(alone, "paper").layout["yaxis"]["tickvals"]
+        assert sum(min(values) / 1.1 <= tick <= max(values) * 1.1 for tick in ticks) >= 2, where
+
+
 def test_svg_names_are_counted() -> None:
     svg = b'<a id="clip0a1b2cxy"/><b href="#clip0a1b2cxy"/><c class="trace99ffee"/>'
     assert export._same(svg) == b'<a id="clip000000xy"/><b href="#clip000000xy"/><c class="trace000001"/>'

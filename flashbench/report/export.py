@@ -126,7 +126,7 @@ def styled(figure: Figure, style: str) -> Figure:
     layout = {name: value for name, value in figure.layout.items() if name != "meta"}
     layout |= {**STYLES[style], "paper_bgcolor": "white", "plot_bgcolor": "white"}
     layout["xaxis"] = {**layout["xaxis"], **grid, "anchor": "y2" if lanes else "y"}
-    layout["yaxis"] = {**layout["yaxis"], **grid, "domain": [share + 0.02 if lanes else 0, 1]}
+    layout["yaxis"] = {**refined(figure), **grid, "domain": [share + 0.02 if lanes else 0, 1]}
     if lanes:
         rows = max(trace["meta"]["lane"] for trace in lanes)
         layout["yaxis2"] = {**layout["yaxis2"], "domain": [0, share], "range": [rows + 0.7, -0.7]}
@@ -141,6 +141,23 @@ def styled(figure: Figure, style: str) -> Figure:
         if isinstance(slot, int):
             trace["marker"] = {**trace.get("marker", {}), "color": LIGHT[slot]}
     return Figure(data=data, layout=layout)
+
+
+def refined(figure: Figure) -> dict[str, Any]:
+    """The value axis, with finer ticks where fewer than three fall among the values, as in the page."""
+    axis, fine = figure.layout["yaxis"], figure.layout["meta"].get("fine")
+    shown = [y for trace in figure.data if "lane" not in trace["meta"] for y in trace["y"]]
+    values = [y for y in shown if isinstance(y, int | float) and y > 0]
+    if not fine or not values or "range" in axis:
+        return dict(axis)
+    low, high = min(values) / 1.1, max(values) * 1.1
+    if sum(low <= tick <= high for tick in axis["tickvals"]) > 2:
+        return dict(axis)
+    places = [at for at, tick in enumerate(fine["tickvals"]) if low <= tick <= high]
+    some = places[:: -(-len(places) // 7)] if places else []
+    if len(some) < 2:
+        return dict(axis)
+    return {**axis, **{name: [fine[name][at] for at in some] for name in ("tickvals", "ticktext")}}
 
 
 def _files(stem: Path, figure: Figure, data: DataFrame, formats: Sequence[str]) -> list[Path]:

@@ -58,7 +58,7 @@ def _lead(item: Mapping[str, Any]) -> str:
     """Of how many problems, by which backend, and how far before the next kernel."""
     parts = [f"in {item['value']:.0f} of {item['of']:.0f} problems"]
     if words.known(item["ran"]):
-        parts.append(f"ran {escape(str(item['ran']))}")
+        parts.append(f"backend {escape(str(item['ran']))}")
     if words.known(item["lead"]):
         low, high = words.times(item["lead_low"]), words.times(item["lead_high"])
         span = f", from {low} to {high}" if low != high else ""
@@ -96,7 +96,7 @@ def _fastest(item: Mapping[str, Any], strong: Callable[[str], str]) -> str:
     if beside:
         first = [name for name, *_ in item["spans"]].index(item["fastest"])
         spans[first] += f" (level with {_list(beside)})"
-    ran = f" (which ran {escape(str(item['ran']))}{_as(item['twins'])})" if words.known(item["ran"]) else ""
+    ran = f" (backend {escape(str(item['ran']))}{_as(item['twins'])})" if words.known(item["ran"]) else ""
     best = words.rate(item["flops_per_s"])
     limits = []
     if words.known(item["peak_fraction"]):

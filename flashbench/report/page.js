@@ -112,6 +112,20 @@
     return { ...axis, tickvals: some(axis.tickvals), ticktext: some(axis.ticktext) };
   }
 
+  // A selection whose values lie near each other takes finer ticks than 1, 2, 5 of each decade.
+  function refined(axis, traces, fine) {
+    const values = fine && axis.tickmode === "array" ? traces.filter(({ meta }) => meta.lane === undefined).flatMap(({ y }) => y).filter((y) => y > 0) : [];
+    if (!values.length || axis.range) return axis;
+    const [low, high] = [Math.min(...values) / 1.1, Math.max(...values) * 1.1];
+    const within = (value) => low <= value && value <= high;
+    if (axis.tickvals.filter(within).length > 2) return axis;
+    const places = fine.tickvals.flatMap((value, i) => (within(value) ? [i] : []));
+    const step = Math.ceil(places.length / 7);
+    const some = places.filter((_, i) => i % step === 0);
+    if (some.length < 2) return axis;
+    return { ...axis, tickvals: some.map((i) => fine.tickvals[i]), ticktext: some.map((i) => fine.ticktext[i]) };
+  }
+
   function themed(colour) {
     const axis = {
       gridcolor: colour("line"), linecolor: colour("line"), tickcolor: colour("line"), zerolinecolor: colour("line"),
@@ -137,6 +151,7 @@
       }
       axis = { ...axis, title: { ...axis.title, text: `times faster than ${baseline.replaceAll("&", "&amp;").replaceAll("<", "&lt;")}` } };
     }
+    axis = refined(axis, traces, meta.fine);
     const unit = traces[0]?.meta.unit; // of values that have their own by selection
     if (unit) axis = { ...axis, ticksuffix: unit };
     const width = printing ? PAPER : node.clientWidth;

@@ -29,9 +29,9 @@ def headline(results: Results) -> DataFrame:
     value, of the ``of`` in which it was timed; ran: its backend where it was one everywhere; lead, lead_low
     and lead_high: the next kernel's time over its own, in the middle, least and most), ``memory_wall`` (the
     shortest length that did not fit, with its reason), ``timed`` (value of ``of`` cells; ``rest``: cells by
-    other status, by flag, and not reached; reason: the commonest, where none was timed), ``flops_per_s`` (the highest), ``roof_fraction`` (nearest to its
-    roof), ``speedup_over_naive`` (the largest), ``memory_saving`` (naive's peak_extra_bytes over the least of
-    the same cell).
+    other status, by flag, and not reached; reason: the commonest, where none was timed), ``flops_per_s``
+    (the highest), ``roof_fraction`` (nearest to its roof), ``speedup_over_naive`` (the largest),
+    ``memory_saving`` (naive's peak_extra_bytes over the least of the same cell).
     A claim that nothing supports has no row.
     """
     import pandas as pd
@@ -46,8 +46,8 @@ def headline(results: Results) -> DataFrame:
         left = _not_reached(results)
         rest |= {"not reached": left} if left else {}
         timed_cells, of = int(counts.get("ok", 0)), len(results.table) + left
-        reasons = results.table["reason"].dropna().value_counts() if not timed_cells else ()
-        why = str(reasons.index[0]) if len(reasons) else None
+        reasons = [] if timed_cells else list(results.table["reason"].dropna())
+        why = max(reasons, key=reasons.count) if reasons else None
         rows.append({"claim": "timed", "value": timed_cells, "of": of, "rest": rest, "reason": why})
     for claim in ("flops_per_s", "roof_fraction", "speedup_over_naive"):
         known = timed[timed[claim].notna()]
