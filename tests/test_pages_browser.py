@@ -139,6 +139,39 @@ def test_values_near_each_other_have_ticks_to_read_them_by(browser: Browser, pag
     assert "1.2×" in browser.run("document.getElementById('plot-speedup').textContent")
 
 
+def test_hover_texts_stay_in_their_figure(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["report"])
+    browser.click("input[name=dims][value='64'] + span")
+    browser.click("input[name=pass][value=bwd] + span")  # of long configurations
+    browser.run("document.getElementById('plot-latency').scrollIntoView({block: 'center'})")
+    browser.settle()
+    x, y = browser.run(
+        "(() => { const at = document.querySelectorAll('#plot-latency .scatterlayer .points path')[10]"
+        ".getBoundingClientRect(); return [at.x + at.width / 2, at.y + at.height / 2]; })()"
+    )
+    browser.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    browser.wait("document.querySelector('#plot-latency .hoverlayer text')")
+    browser.settle()
+    out = browser.run(
+        "(() => { const box = document.getElementById('plot-latency').getBoundingClientRect();"
+        " return [...document.querySelectorAll('#plot-latency .hoverlayer text')].filter(text => {"
+        " const at = text.getBoundingClientRect(); return at.left < box.left || at.right > box.right ||"
+        " at.top < box.top || at.bottom > box.bottom; }).map(text => text.textContent); })()"
+    )
+    assert out == []
+    said = browser.run("document.querySelector('#plot-latency .hoverlayer').textContent")
+    for text in ("samples", "dq_num_stages=3", "limit: ", "runs cudnn"):
+        assert text in said
+
+
+def test_a_deep_link_ends_below_the_bar(browser: Browser, pages: dict[str, Path]) -> None:
+    browser.open(pages["report"])
+    browser.click("nav a[href='#throughput']")
+    browser.settle()
+    bar = browser.run("document.getElementById('controls').getBoundingClientRect().bottom")
+    assert browser.run("document.querySelector('#throughput h2').getBoundingClientRect().top") >= bar
+
+
 def test_the_history_shows_every_commit_and_values_with_their_unit(
     browser: Browser, pages: dict[str, Path]
 ) -> None:

@@ -436,7 +436,11 @@
     plot.node.parentElement.querySelector("details.numbers")?.addEventListener("toggle", () => numbers(plot));
   }
   dark.addEventListener("change", render);
+  // What an address names comes to stand below the bar, however many lines that has.
+  const below = () => { document.documentElement.style.scrollPaddingTop = `${form.offsetHeight + 12}px`; };
+  below();
   let width = window.innerWidth;
+  window.addEventListener("resize", below);
   window.addEventListener("resize", () => {
     if (window.innerWidth !== width) { width = window.innerWidth; render(); }
   });

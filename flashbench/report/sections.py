@@ -123,7 +123,8 @@ SECTIONS = (
         key="roofline", title="Roofline",
         about="Achieved FLOP/s over FLOPs per byte, under what bandwidth and dense peak allow: solid by the"
         " data sheet, dashed as 'flashbench calibrate' measured this card. Choose at the top which bytes:"
-        " each tensor once, DRAM (as counted, else by the model) or what kernels ask of the L2.",
+        " each tensor once, DRAM (as counted, else by the model) or what kernels ask of the L2. An"
+        " implementation whose bytes no model knows has no point there.",
         data=roofline.data, page=page.plot, figure=roofline.figure,
         empty="No timed cell ran on a device whose peak and bandwidth are known.",
     ),
