@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -623,7 +624,10 @@ def test_figure_json_cannot_end_its_script_whatever_the_figure_library_writes() 
 
 def test_an_empty_file_makes_a_page_that_says_so() -> None:
     rest = without_library(page_of(synthetic.run_file([])))
-    assert rest.count("The results hold no cell.") == len(SECTIONS) - 1  # all but the environment
+    assert rest.count("The results hold no cell.") == 1  # not once a section
+    [told] = re.findall(r'id="without">(.*?)</p>', rest)
+    expected = "; ".join(section.title for section in SECTIONS if section.key != "environment")
+    assert html.unescape(told) == f"The results hold no cell. Without data: {expected}."
     assert 'class="plot"' not in rest
 
 
