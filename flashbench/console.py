@@ -135,10 +135,9 @@ def _draw_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], ti
     found = fitted.Plan(columns=tuple(range(len(columns))))
     if out.width < WIDE and columns:
         found = fitted.plan(headers, cells, numeric, room=out.width)
-    if found.same or found.lines:
-        for text in filter(None, (title, found.same and f"in all rows: {found.same}")):
-            out.print(Text(text))
-        title = ""
+    # not as rich's title, which would wrap where a narrow table ends
+    for text in filter(None, (title, found.same and f"in all rows: {found.same}")):
+        out.print(Text(text, style="italic"))
     if found.lines:
         rule = "─" if shows("─") else "-"
         head, body = fitted.flowed(headers, cells, numeric, found, room=out.width, rule=rule)
@@ -147,8 +146,7 @@ def _draw_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], ti
         for line in body:
             out.print(Text(line))
         return
-    heading = Text(title) if title else None
-    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for place, at in enumerate(found.columns):
         width = found.widths[place] if found.widths else None
         table.add_column(

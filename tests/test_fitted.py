@@ -95,3 +95,11 @@ def test_further_lines_of_a_row_that_hold_nothing_are_left_out() -> None:
         "y" * 20 + "      2",
     ]
     assert set(head[-1]) == {"─"}
+
+
+def test_a_title_is_as_wide_as_the_terminal_not_as_the_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    console.show_table([Column(name="a", header="a")], [{"a": "1"}], title="A title of a few words more")
+    assert capsys.readouterr().out.splitlines()[0].rstrip() == "A title of a few words more"
