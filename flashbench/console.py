@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from flashbench import units
+from flashbench import fitted, units
 from flashbench.errors import FlashbenchError
 
 if TYPE_CHECKING:
@@ -129,13 +129,32 @@ def _draw_table(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], ti
     from rich.table import Table
     from rich.text import Text
 
-    heading = Text(title) if title else None
-    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(Text(column.header), justify=column.justify, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_shown(column, row[column.name])) for column in columns))
-    rich_console(sys.stdout).print(table)
+    out = rich_console(sys.stdout)
+    cells = [[_shown(column, row[column.name]) for column in columns] for row in rows]
+    headers, numeric = [one.header for one in columns], [one.justify == "right" for one in columns]
+    found = fitted.Plan(columns=tuple(range(len(columns))))
+    if out.width < WIDE and columns:
+        found = fitted.plan(headers, cells, numeric, room=out.width)
+    # not as rich's title, which would wrap where a narrow table ends
+    for text in filter(None, (title, found.same and f"in all rows: {found.same}")):
+        out.print(Text(text, style="italic"))
+    if found.lines:
+        rule = "─" if shows("─") else "-"
+        head, body = fitted.flowed(headers, cells, numeric, found, room=out.width, rule=rule)
+        for line in head:
+            out.print(Text(line, style="bold"))
+        for line in body:
+            out.print(Text(line))
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, at in enumerate(found.columns):
+        width = found.widths[place] if found.widths else None
+        table.add_column(
+            Text(columns[at].header), justify=columns[at].justify, overflow="fold", width=width
+        )  # fmt: skip
+    for row in cells:
+        table.add_row(*(Text(row[at]) for at in found.columns))
+    out.print(table)
 
 
 def _shown(column: Column, value: Any) -> str:

@@ -65,7 +65,7 @@ LAYERS = [
         "gating",
     },
     {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending", "claims"},
-    {"console", "report"},
+    {"console", "fitted", "report"},
     {"cli", "_cli", "__main__", "api", "flash_attn"},
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}

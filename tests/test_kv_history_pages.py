@@ -56,7 +56,7 @@ def test_lines_of_a_cache_are_the_estimates() -> None:
 
 def test_without_a_card_there_is_the_cache_alone() -> None:
     page = kv_page.build(estimates(card=False), [], [], command=HOSTILE, notes=[HOSTILE])
-    assert re.findall(r'<section id="(\w+)"', page) == ["length", "models", "notes"]
+    assert re.findall(r'<section id="(\w+)"', page) == ["summary", "length", "models", "notes"]
     assert "<img" not in page
 
 

@@ -69,6 +69,10 @@ def test_durations_are_as_rough_as_the_forecast(seconds: float, said: str) -> No
 def test_the_block_is_drawn_on_a_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]
 ) -> None:
+    from rich.default_styles import DEFAULT_STYLES
+
+    for style in DEFAULT_STYLES.values():  # rich keeps what a style was first drawn as, by whatever test
+        monkeypatch.setattr(style, "_ansi", None)
     for name in ("NO_COLOR", "CI", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -18,7 +19,7 @@ import synthetic
 
 from flashbench import iomodel, report, runfile, table
 from flashbench.record import Samples
-from flashbench.report import data, figures, summary, words
+from flashbench.report import data, figures, glance, summary, words
 from flashbench.report import page as page_module
 from flashbench.report.data import KEYS, Results
 from flashbench.report.sections import SECTIONS
@@ -285,6 +286,82 @@ def test_regimes_say_who_wins_where_and_by_how_much() -> None:
     assert row["speedup_high"] == pytest.approx(speedups.max())
 
 
+def timed(name: str, seqlen: int, time_s: float, backend: str | None = None, **problem: Any) -> Any:
+    """A record with that median and an interquartile range of 4 %."""
+    samples = tuple(time_s * factor for factor in (0.97, 0.98, 1.0, 1.02, 1.03))
+    one = synthetic.record(name, seqlen, backend=backend, **problem)
+    return replace(one, samples=replace(one.samples, samples_s=samples))
+
+
+def test_who_is_level_with_the_fastest_changes_no_names() -> None:
+    times = {
+        "sdpa": (1.00, 2.02, 4.00, 8.0),
+        "sdpa-cudnn": (1.01, 2.00, 4.01, 9.0),
+        "flash": (1.5, 3.0, 6.0, 7.0),
+    }
+    records = [timed(name, 1024 << at, 1e-3 * value) for name, each in times.items()
+               for at, value in enumerate(each)]  # fmt: skip
+    [item] = summary.regimes(results(synthetic.run_file(records))).to_dict("records")
+    assert item["spans"] == [("sdpa", 1024, 4096), ("flash", 8192, 8192)]
+    assert item["level"] == [("sdpa-cudnn", [1024, 2048, 4096])]
+    assert item["covers"] == {"sdpa": 3, "sdpa-cudnn": 3, "flash": 1}
+    said = glance.paragraph(item, "{}".format)
+    assert said.startswith(
+        "fastest are sdpa from 1k to 4k (level with sdpa-cudnn at 1k, 2k, 4k) and flash at 8k; "
+    )
+
+
+def test_an_implementation_is_not_compared_with_the_kernel_that_it_ran() -> None:
+    records = [timed(name, n, value * n * 1e-6, backend) for n in (1024, 2048) for name, value, backend in
+               (("sdpa", 1.0, "cudnn"), ("sdpa-cudnn", 1.001, "cudnn"), ("flash", 1.3, None))]  # fmt: skip
+    shown = results(synthetic.run_file(records))
+    [item] = summary.regimes(shown).to_dict("records")
+    assert (item["ran"], item["twins"], item["next_best"]) == ("cudnn", ["sdpa-cudnn"], "flash")
+    assert item["lead"] == pytest.approx(1.3)
+    assert "sdpa (backend cudnn, as sdpa-cudnn) reaches" in glance.paragraph(item, "{}".format)
+    first = summary.headline(shown).iloc[0]
+    assert (first["claim"], first["implementation"], first["value"], first["of"]) == ("fastest", "sdpa", 2, 2)
+    assert first[["lead", "lead_low", "lead_high"]].tolist() == pytest.approx([1.3] * 3)
+
+
+def test_where_nothing_was_timed_the_first_card_says_why() -> None:
+    records = [synthetic.record("flash", n, status="failed", reason="no <b>driver</b>; and more")
+               for n in (1024, 2048)]  # fmt: skip
+    [(caption, value, detail)] = glance.claims(summary.headline(results(synthetic.run_file(records))))
+    assert (caption, value) == ("cells timed", "0 of 2")
+    assert detail == "2 failed; first of all: no &lt;b&gt;driver&lt;/b&gt;"
+
+
+def test_problems_of_another_run_do_not_count_against_the_fastest() -> None:
+    mine = [timed(name, 1024 << at, value, backend) for at in range(3)
+            for name, value, backend in (("sdpa", 1.0, "cudnn"), ("flash", 1.5, None))]  # fmt: skip
+    other = [timed("sdpa-cudnn", 1024, 1.0), timed("flash", 1024, 2.0)]
+    first = synthetic.run_file(mine, path="a.jsonl")
+    second = synthetic.run_file(other, path="b.jsonl")
+    shown = results(first, second)
+    found = summary.headline(shown).iloc[0]
+    assert (found["implementation"], found["value"], found["of"], found["ran"]) == ("sdpa", 3, 3, "cudnn")
+    said = [glance.paragraph(item) for item in summary.regimes(shown).to_dict("records")]
+    assert "backend cudnn" in said[0]
+    assert "backend" not in said[1]
+
+
+def test_the_headline_says_where_memory_ends(full: Results) -> None:
+    wall = summary.headline(full).set_index("claim").loc["memory_wall"]
+    table = full.table[full.table["status"] == "skipped"]
+    assert wall["value"] == table["seqlen_k"].min()
+    [said] = [detail for caption, _, detail in glance.claims(summary.headline(full)) if "wall" in caption]
+    assert said.startswith("naive at 32k, ")
+    assert "needs " in said
+
+
+def test_a_run_that_reached_no_cell_says_so() -> None:
+    headers = {"run": {"cells": ["a", "b"]}}
+    frame = table.build([synthetic.run_file([])])
+    claim = summary.headline(Results(table=frame, headers=headers)).iloc[0]
+    assert (claim["value"], claim["of"], claim["rest"]) == (0, 2, {"not reached": 2})
+
+
 def test_a_length_with_one_timed_implementation_is_no_contest() -> None:
     records = [synthetic.record("flash", 1024), synthetic.record("sdpa", 2048)]
     assert summary.regimes(results(synthetic.run_file(records))).empty
@@ -547,7 +624,10 @@ def test_figure_json_cannot_end_its_script_whatever_the_figure_library_writes() 
 
 def test_an_empty_file_makes_a_page_that_says_so() -> None:
     rest = without_library(page_of(synthetic.run_file([])))
-    assert rest.count("The results hold no cell.") == len(SECTIONS) - 1  # all but the environment
+    assert rest.count("The results hold no cell.") == 1  # not once a section
+    [told] = re.findall(r'id="without">(.*?)</p>', rest)
+    expected = "; ".join(section.title for section in SECTIONS if section.key != "environment")
+    assert html.unescape(told) == f"The results hold no cell. Without data: {expected}."
     assert 'class="plot"' not in rest
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import re
+import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from flashbench import table
 from flashbench.api import Results as ApiResults
 from flashbench.errors import UnavailableError, UnknownName, UsageError
 from flashbench.report import data, export, glance, summary, text, words
-from flashbench.report.data import Results
+from flashbench.report.data import KEYS, Results
 from flashbench.report.sections import SECTIONS
 
 HOSTILE = "<img src=x onerror=alert(1)>|`"
@@ -157,6 +159,46 @@ def test_pictures_are_the_same_each_time(small: Results) -> None:
         pytest.skip(str(error))
     assert first == second
     assert b"naive: memory wall at 32k" in first
+
+
+def test_pdfs_hold_no_date() -> None:
+    made = b"x /CreationDate (D:20261129053412+00'00')\n/ModDate (D:20261129053412+00'00')>> 20261129"
+    found = export._undated(made)
+    assert (
+        found == b"x /CreationDate (D:00000000000000+00'00')\n/ModDate (D:00000000000000+00'00')>> 20261129"
+    )
+    assert len(found) == len(made)  # offsets in the file hold
+
+
+def test_without_the_package_for_pictures_nothing_is_written(
+    small: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    with pytest.raises(UnavailableError, match="needs the package kaleido"):
+        export.write(small, tmp_path / "figures", formats=["svg"], names=["latency"], style="paper")
+    assert not (tmp_path / "figures").exists()
+
+
+def test_one_browser_draws_all_pictures(
+    small: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    maker = types.SimpleNamespace(
+        start_sync_server=lambda **_: done.append("start"), stop_sync_server=lambda **_: done.append("stop")
+    )
+    monkeypatch.setitem(sys.modules, "kaleido", maker)
+    monkeypatch.setattr(export, "picture", lambda figure, end: done.append(end) or b"")
+    export.write(small, tmp_path, formats=["svg", "pdf"], names=["latency"], style="paper")
+    panels = small.labelled.groupby(KEYS).ngroups
+    assert done == ["start", *["svg", "pdf"] * panels, "stop"]
+
+
+def test_a_figure_alone_has_ticks_among_its_values(small: Results) -> None:
+    section = NAMES["speedup"]
+    for where, alone in export.panels(section.figure(section.data(small))):
+        values = [y for one in alone.data if "lane" not in one["meta"] for y in one["y"] if y]
+        ticks = export.styled(alone, "paper").layout["yaxis"]["tickvals"]
+        assert sum(min(values) / 1.1 <= tick <= max(values) * 1.1 for tick in ticks) >= 2, where
 
 
 def test_svg_names_are_counted() -> None:

@@ -68,7 +68,11 @@ class Outputs:
         strict = "undecided" in failing
         for name, path in self.files:
             try:
-                path.write_text(_text(name, comparisons, about, strict), encoding="utf-8")
+                text = (
+                    _page(comparisons, about, facts(base, new)) if name == "html"
+                    else _text(name, comparisons, about, strict)
+                )  # fmt: skip
+                path.write_text(text, encoding="utf-8")
             except OSError as error:
                 raise UsageError(f"--output {name}={path}: {error.strerror or error}") from None
         if self.shown == "table":
@@ -96,16 +100,39 @@ def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any]
         return _csv([render.row(one, cell) for one in comparisons for cell in one.cells])
     if name == "markdown":
         return "\n".join(render.markdown(comparisons, [*about["notes"], *about["warnings"]])) + "\n"
-    if name == "html":
-        from flashbench.report import compare_page
-
-        sides = {side: about[side] for side in ("base", "new")}
-        return compare_page.build(comparisons, notes=[*about["notes"], *about["warnings"]], sides=sides)
     if name == "junit":
         return render.junit(comparisons, strict)
     if name == "bencher":
         return render.bencher(comparisons)
     return render.action(comparisons, name.removeprefix("github-"))
+
+
+def _page(
+    comparisons: Sequence[Comparison], about: Mapping[str, Any], told: Sequence[tuple[str, str, str]]
+) -> str:
+    from flashbench.report import compare_page
+
+    sides = {side: about[side] for side in ("base", "new")}
+    notes = [*about["notes"], *about["warnings"]]
+    return compare_page.build(comparisons, notes=notes, sides=sides, facts=told)
+
+
+def facts(base: Side, new: Side) -> list[tuple[str, str, str]]:
+    """What both sides tell of where and with what they were measured: name, base's value, new's."""
+
+    def told(side: Side, name: str) -> str:
+        if name in ("commit", "created_at"):
+            return " and ".join(dict.fromkeys(filter(None, (getattr(run, name) for run in side.runs))))
+        return " and ".join(sorted(side.condition(name, side.keys) | side.version(name)))
+
+    runs = [*base.runs, *new.runs]
+    cells = [cell for side in (base, new) for key in side.keys for cell in side.of(key)]
+    names = dict.fromkeys([
+        *(name for run in runs for name in run.conditions), "commit", "created_at",
+        *(name for run in runs for name in run.versions), *(name for one in cells for name in one.conditions),
+    ])  # fmt: skip
+    found = [(name, told(base, name), told(new, name)) for name in names]
+    return [row for row in found if row[1] or row[2]]
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

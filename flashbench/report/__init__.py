@@ -38,9 +38,10 @@ def of(results: Results) -> str:
     from flashbench.report import page
     from flashbench.report.sections import SECTIONS
 
-    if results.table.empty or (results.table["status"] != "profiled").any():
+    if len(results.table) and (results.table["status"] != "profiled").any():
         return page.document(results, SECTIONS, [page.section(row, results) for row in SECTIONS])
-    # cells that were counted or traced alone: most sections would say one after the other that none was timed
+    # no cell, or none that was more than counted and traced: most sections would say so one after the other
     shown = [row for row in SECTIONS if not row.data(results).empty]
-    without = page.without(row for row in SECTIONS if row not in shown)
+    why = "The results hold no cell." if results.table.empty else "No cell was timed."
+    without = page.without(why, [row for row in SECTIONS if row not in shown])
     return page.document(results, shown, [*(page.section(row, results) for row in shown), without])

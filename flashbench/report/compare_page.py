@@ -12,13 +12,14 @@ from html import escape
 from typing import Any
 
 from flashbench.judge import VERDICTS, Comparison
+from flashbench.report import words
 from flashbench.report.data import PASS_NAMES
 from flashbench.report.figures import HEIGHT, LIGHT, SYMBOLS, Figure
 from flashbench.report.grid import Column, Grid
 from flashbench.report.grid import html as grid_html
 from flashbench.report.html import row_of, table
 from flashbench.report.page import heading, radios, script_json, shell
-from flashbench.units import format_bytes, format_length, format_seconds
+from flashbench.units import format_length
 
 Row = dict[str, Any]
 
@@ -27,6 +28,14 @@ TITLES = {
     "head_dim": "Head dim", "mask": "Mask",
 }  # fmt: skip
 """The choices of the control bar."""
+NAMES = {**PASS_NAMES, "full": "non-causal"}
+"""How values of the control bar and of captions read."""
+MEANINGS = {
+    "missing": "only the base side has them", "new": "only the new side has them",
+    "undecided": "the interval holds more than one answer", "failed": "without a value on a side",
+    "incomparable": "measured under other conditions", "same": "the interval holds no change that counts",
+}  # fmt: skip
+"""What verdicts say that their names leave open."""
 HEAT = ("measure", "implementation", "pass", "dtype", "mask")
 LINES = ("measure", "pass", "dtype", "head_dim", "mask")
 COLOURS = [[0, "#2166ac"], [0.5, "#f7f7f7"], [1, "#b35806"]]
@@ -53,20 +62,26 @@ def rows(comparisons: Sequence[Comparison]) -> list[Row]:
 
 
 def build(
-    comparisons: Sequence[Comparison], *, notes: Iterable[str] = (), sides: Mapping[str, Sequence[str]]
-) -> str:
-    """The page as text. notes: what a reader should know; sides: the files of ``base`` and ``new``."""
+    comparisons: Sequence[Comparison], *, notes: Iterable[str] = (), sides: Mapping[str, Sequence[str]],
+    facts: Sequence[tuple[str, str, str]] = (),
+) -> str:  # fmt: skip
+    """The page as text. notes: what a reader should know; sides: the files of ``base`` and ``new``; facts:
+    name, base's value and new's of what was measured where and with what."""
     found = rows(comparisons)
     parts = [
-        ("summary", "Verdicts", "", _summary(comparisons, notes)),
+        ("summary", "Verdicts", "", _summary(comparisons, found, notes)),
         ("heat", "Ratio over length and head dim",
          "new over base; blue is better, brown is worse, and the number stands in the field. Of several"
          " cells of one field the worst.", _figure("heat", "Ratio over length and head dim", heat(found))),
         ("intervals", "Ratios with their intervals",
-         "new over base with its 95 % interval, over the length. 1 is no change.",
+         "new over base with its 95 % interval, over the length. Dotted: no change. A ring: judged to"
+         " have changed.",
          _figure("intervals", "Ratios with their intervals", intervals(found))),
         ("cells", "All cells", "Worst first.", _cells(found)),
+        ("environment", "Environment", "What was measured where, and with what; differences first.",
+         _facts(facts)),
     ]  # fmt: skip
+    parts = [part for part in parts if part[3] or part[0] != "environment"]
     bodies = [
         f'<section id="{key}">{heading(key, title)}'
         + (f'<p class="about">{escape(about)}</p>' if about and body else "")
@@ -79,9 +94,23 @@ def build(
         for name, paths in sides.items()
     )
     return shell(
-        title="New over base", commands=commands, contents={key: title for key, title, *_ in parts},
+        title="Comparison" + _on(facts), commands=commands, contents={key: title for key, title, *_ in parts},
         controls=_controls(found), bodies=bodies,
     )  # fmt: skip
+
+
+def _on(facts: Sequence[tuple[str, str, str]]) -> str:
+    """On which device, where both sides name the same one."""
+    return next((f" on {one}" for name, one, other in facts if name == "device" and one == other), "")
+
+
+def _facts(facts: Sequence[tuple[str, str, str]]) -> str:
+    """A row per name, those that differ first and in bold."""
+    lines = []
+    for name, one, other in sorted(facts, key=lambda row: row[1] == row[2]):
+        cells = [escape(text or "–") for text in (name, one, other)]
+        lines.append(row_of(cells if one == other else [f"<b>{text}</b>" for text in cells]))
+    return table(["what", "base", "new"], lines, ' class="texts"') if lines else ""
 
 
 def heat(found: Sequence[Row]) -> Figure:
@@ -113,7 +142,8 @@ def heat(found: Sequence[Row]) -> Figure:
 def intervals(found: Sequence[Row]) -> Figure:
     """A line per implementation over the length, with error bars."""
     fig = _plane("sequence length (queries)", "new / base", LINES, _known(found))
-    fig.layout["xaxis"]["type"] = "category"
+    order = list(map(format_length, sorted({int(row["seqlen"]) for row in _known(found)})))
+    fig.layout["xaxis"] |= {"type": "category", "categoryorder": "array", "categoryarray": order}
     names = list(dict.fromkeys(["naive", "flash", *(row["implementation"] for row in found)]))
     for where, group in _grouped(found, LINES):
         for name in dict.fromkeys(row["implementation"] for row in group):
@@ -124,7 +154,7 @@ def intervals(found: Sequence[Row]) -> Figure:
             fig.data.append({
                 "type": "scatter", "x": [format_length(int(row["seqlen"])) for row in mine],
                 "y": [float(f"{row['ratio']:.7g}") for row in mine], "mode": "lines+markers",
-                "name": escape(name), "legendgroup": escape(name), "line": {"width": 2},
+                "name": escape(name), "legendgroup": escape(name), "showlegend": True, "line": {"width": 2},
                 "marker": {"symbol": SYMBOLS[slot], "size": 8},
                 "error_y": {
                     "type": "data", "symmetric": False, "thickness": 1.5,
@@ -134,13 +164,35 @@ def intervals(found: Sequence[Row]) -> Figure:
                 "customdata": list(map(_note, mine)), "hovertemplate": "%{customdata}",
                 "meta": {"where": where, "slot": slot},
             })  # fmt: skip
+            fig.data.extend(_rings(mine, escape(name), where, slot))
+        lengths = sorted({int(row["seqlen"]) for row in group})
+        fig.data.append({
+            "type": "scatter", "x": list(map(format_length, lengths)), "y": [1.0] * len(lengths),
+            "mode": "lines", "name": "no change", "showlegend": False, "hoverinfo": "skip",
+            "line": {"dash": "dot", "width": 1.5}, "meta": {"where": where, "slot": "ink"},
+        })  # fmt: skip
     return fig
+
+
+def _rings(mine: Sequence[Row], name: str, where: Mapping[str, str], slot: int) -> list[dict[str, Any]]:
+    """Around the cells that are judged to have changed."""
+    changed = [row for row in mine if row["verdict"] in ("slower", "faster")]
+    if not changed:
+        return []
+    return [{
+        "type": "scatter", "mode": "markers", "name": name, "legendgroup": name, "showlegend": False,
+        "x": [format_length(int(row["seqlen"])) for row in changed],
+        "y": [float(f"{row['ratio']:.7g}") for row in changed], "hoverinfo": "skip",
+        "marker": {"symbol": "circle-open", "size": 17, "line": {"width": 1.5}},
+        "meta": {"where": where, "slot": slot, "ring": True},
+    }]  # fmt: skip
 
 
 def _plane(x: str, y: str, keys: Sequence[str], found: Sequence[Row]) -> Figure:
     titles = [{"text": text, "standoff": 8} for text in (x, y)]
     wheres = [where for where, _ in _grouped(found, keys)]
-    captions = [{"where": where, "text": escape(", ".join(filter(None, where.values())))} for where in wheres]
+    several = len({row["measure"] for row in found}) > 1
+    captions = [{"where": where, "text": escape(_caption(where, several))} for where in wheres]
     return Figure(layout={
         "height": HEIGHT, "margin": {"l": 64, "r": 16, "t": 24, "b": 48}, "hovermode": "x unified",
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "xanchor": "left"},
@@ -151,6 +203,16 @@ def _plane(x: str, y: str, keys: Sequence[str], found: Sequence[Row]) -> Figure:
             "captions": captions,
         },
     })  # fmt: skip
+
+
+def _caption(where: Mapping[str, str], several: bool) -> str:
+    """A selection in words; with its metric where there are several."""
+    said = [
+        f"head dim {value}" if key == "head_dim" else NAMES.get(value, value)
+        for key, value in sorted(where.items(), key=lambda item: item[0] == "implementation")
+        if value and key != "measure"
+    ]
+    return ", ".join(said) + (f" ({where['measure']})" if several else "")
 
 
 def _known(found: Iterable[Row]) -> list[Row]:
@@ -168,12 +230,13 @@ def _note(row: Row) -> str:
     return escape(f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f}): {row['verdict']}")
 
 
-def _summary(comparisons: Sequence[Comparison], notes: Iterable[str]) -> str:
-    """Counts by verdict and the geometric means, a table per metric."""
+def _summary(comparisons: Sequence[Comparison], found: Sequence[Row], notes: Iterable[str]) -> str:
+    """Counts by verdict, the largest changes in words and the geometric means, per metric."""
     parts = []
     for one in comparisons:
         cards = "".join(
-            f'<div class="card"><strong>{count}</strong><span>{name}</span></div>'
+            f'<div class="card"><strong>{count}</strong><span>{name}</span>'
+            f"<small>{MEANINGS.get(name, '')}</small></div>"
             for name in VERDICTS
             if (count := one.count(name))
         )
@@ -181,6 +244,7 @@ def _summary(comparisons: Sequence[Comparison], notes: Iterable[str]) -> str:
         parts.append(
             f"<h3>{escape(one.measure.name)}: {len(one.cells)} cells{failing}</h3>"
             f'<div class="cards">{cards}</div>'
+            + _largest([row for row in found if row["measure"] == one.measure.name])
         )
         means = [
             row_of([escape(group.name), str(group.cells), f"{group.ratio.value:.3f}",
@@ -191,6 +255,18 @@ def _summary(comparisons: Sequence[Comparison], notes: Iterable[str]) -> str:
             parts.append(table(["geometric mean of", "cells", "new / base", "95 % interval"], means))
     said = "".join(f"<li>{escape(text)}</li>" for text in notes)
     return "".join(parts) + (f"<ul>{said}</ul>" if said else "")
+
+
+def _largest(found: Sequence[Row]) -> str:
+    """The cells that changed most in either direction, whatever they are judged."""
+    known = [row for row in found if row["change"] is not None]
+    said = []
+    if known:
+        worst, best = max(known, key=lambda row: row["change"]), min(known, key=lambda row: row["change"])
+        ends = [("Worst", worst)] if worst["change"] > 0 else []
+        for title, row in [*ends, *([("Best", best)] if best["change"] < 0 else [])]:
+            said.append(f"<b>{title}</b>: {escape(row['cell'])}, new over base {_note(row)}.")
+    return f"<p>{'<br>'.join(said)}</p>" if said else ""
 
 
 def _figure(key: str, title: str, figure: Figure) -> str:
@@ -210,13 +286,15 @@ def _cells(found: Sequence[Row]) -> str:
         texts = [show(row) if row[name] is not None else "" for row in found]
         return Column(name=name, title=title, texts=texts, values=[row[name] for row in found])
 
+    several = len({row["measure"] for row in found}) > 1
+    metric = [Column(name="measure", title="metric", texts=[row["measure"] for row in found])]
     columns = [
         Column(
             name="verdict", title="verdict",
             texts=[(row["verdict"], f"status {_mark(row)}", "") for row in found],
         ),
         Column(name="cell", title="cell", texts=[row["cell"] for row in found]),
-        Column(name="measure", title="metric", texts=[row["measure"] for row in found]),
+        *(metric if several else []),
         numbers("base", "base", lambda row: _value(row, "base")),
         numbers("new", "new", lambda row: _value(row, "new")),
         numbers("ratio", "new / base", lambda row: f"{row['ratio']:.3f}"),
@@ -224,7 +302,9 @@ def _cells(found: Sequence[Row]) -> str:
         numbers("high", "to", lambda row: f"{row['high']:.3f}"),
         Column(name="reason", title="why", texts=[row["reason"] for row in found], wide=True),
     ]  # fmt: skip
-    return grid_html(Grid(key="cells-table", label="All cells", columns=columns, tools=True)) if found else ""
+    if not found:
+        return ""
+    return grid_html(Grid(key="cells-table", label="All cells", columns=columns, tools=True, noun="cell"))
 
 
 def _mark(row: Row) -> str:
@@ -232,15 +312,21 @@ def _mark(row: Row) -> str:
 
 
 def _value(row: Row, name: str) -> str:
-    shown = {"s": format_seconds, "B": format_bytes}.get(row["unit"], "{:.4g}".format)
+    shown = {"s": words.seconds, "B": words.bytes_text}.get(row["unit"], "{:.4g}".format)
     return shown(row[name])
 
 
 def _controls(found: Sequence[Row]) -> str:
     parts = []
     for key, title in TITLES.items():
-        values = list(dict.fromkeys(row[key] for row in _known(found)))
+        values = list(dict.fromkeys(row[key] for row in _known(found)))  # the worst cell's first
         if values:
-            names = {value: value for value in values} | {"full": "non-causal"} | PASS_NAMES
-            parts.append(radios(key, title, values, values[0], names))
+            ordered = sorted(values, key=_place) if key in ("pass", "head_dim", "mask") else values
+            parts.append(radios(key, title, ordered, values[0], NAMES))
     return "".join(parts)
+
+
+def _place(value: str) -> tuple[int, str]:
+    """Where a value of the control bar stands, as on the other pages."""
+    usual = [*PASS_NAMES, "full", "causal"]
+    return (usual.index(value), "") if value in usual else (int(value) if value.isdigit() else 99, value)

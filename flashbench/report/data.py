@@ -295,7 +295,7 @@ def untimed(results: Results) -> DataFrame:
     frame = frame[frame["status"] != "ok"]
     groups = frame.groupby(["run", "implementation", "status", "reason"], sort=False, dropna=False)
     grouped = groups.agg(
-        passes=("pass", lambda column: list(dict.fromkeys(column))),
+        passes=("pass", lambda column: [name for name in PASS_NAMES if name in set(column)]),
         seqlens=("seqlen", lambda column: sorted(set(column))),
         cells=("seqlen", "size"),
     ).reset_index()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,23 +53,56 @@ def write(
             raise UsageError(f"--format {name!r}: not known; accepted: {', '.join(PICTURES)}")
     if style not in STYLES:
         raise UsageError(f"--style {style!r}: not known; accepted: {', '.join(STYLES)}")
+    if formats:
+        _picture_maker(formats[0])  # before anything is written
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for key in names or sections:
-            frame = sections[key].data(results)
-            if frame.empty:
-                continue
-            figure = sections[key].figure
-            assert figure is not None
-            for where, alone in panels(figure(frame)):
-                stem = folder / _stem(key, where)
-                written += _files(stem, styled(alone, style), _of(frame, where), formats)
+        with _one_browser(formats):
+            for key in names or sections:
+                frame = sections[key].data(results)
+                if frame.empty:
+                    continue
+                figure = sections[key].figure
+                assert figure is not None
+                for where, alone in panels(figure(frame)):
+                    stem = folder / _stem(key, where)
+                    written += _files(stem, styled(alone, style), _of(frame, where), formats)
     except OSError as error:
         raise UsageError(
             f"--figures {str(folder)!r}: {error.strerror or error}; accepted: a folder that can be written"
         ) from None
     return written
+
+
+def _picture_maker(end: str) -> Any:
+    """The package that draws. Raises UnavailableError without it."""
+    try:
+        return import_module("kaleido")
+    except ImportError as error:
+        raise UnavailableError(
+            f"--format {end}: needs the package kaleido",
+            hint="pip install 'flashbench[figures]', and install Chromium or Chrome",
+        ) from error
+
+
+@contextmanager
+def _one_browser(formats: Sequence[str]) -> Iterator[None]:
+    """One browser for all pictures: to start one takes longer than to draw."""
+    maker = _picture_maker(formats[0]) if formats else None
+    start, stop = (getattr(maker, f"{verb}_sync_server", None) for verb in ("start", "stop"))
+    if start is None or stop is None:  # a kaleido that starts one for each
+        yield
+        return
+    try:
+        start(silence_warnings=True, mathjax=False)  # which would come from the network
+    except Exception:  # no browser: the first picture says so in a line
+        yield
+        return
+    try:
+        yield
+    finally:
+        stop(silence_warnings=True)
 
 
 def panels(figure: Figure) -> Iterator[tuple[dict[str, str], Figure]]:
@@ -91,7 +126,7 @@ def styled(figure: Figure, style: str) -> Figure:
     layout = {name: value for name, value in figure.layout.items() if name != "meta"}
     layout |= {**STYLES[style], "paper_bgcolor": "white", "plot_bgcolor": "white"}
     layout["xaxis"] = {**layout["xaxis"], **grid, "anchor": "y2" if lanes else "y"}
-    layout["yaxis"] = {**layout["yaxis"], **grid, "domain": [share + 0.02 if lanes else 0, 1]}
+    layout["yaxis"] = {**refined(figure), **grid, "domain": [share + 0.02 if lanes else 0, 1]}
     if lanes:
         rows = max(trace["meta"]["lane"] for trace in lanes)
         layout["yaxis2"] = {**layout["yaxis2"], "domain": [0, share], "range": [rows + 0.7, -0.7]}
@@ -108,6 +143,23 @@ def styled(figure: Figure, style: str) -> Figure:
     return Figure(data=data, layout=layout)
 
 
+def refined(figure: Figure) -> dict[str, Any]:
+    """The value axis, with finer ticks where fewer than three fall among the values, as in the page."""
+    axis, fine = figure.layout["yaxis"], figure.layout["meta"].get("fine")
+    shown = [y for trace in figure.data if "lane" not in trace["meta"] for y in trace["y"]]
+    values = [y for y in shown if isinstance(y, int | float) and y > 0]
+    if not fine or not values or "range" in axis:
+        return dict(axis)
+    low, high = min(values) / 1.1, max(values) * 1.1
+    if sum(low <= tick <= high for tick in axis["tickvals"]) > 2:
+        return dict(axis)
+    places = [at for at, tick in enumerate(fine["tickvals"]) if low <= tick <= high]
+    some = places[:: -(-len(places) // 7)] if places else []
+    if len(some) < 2:
+        return dict(axis)
+    return {**axis, **{name: [fine[name][at] for at in some] for name in ("tickvals", "ticktext")}}
+
+
 def _files(stem: Path, figure: Figure, data: DataFrame, formats: Sequence[str]) -> list[Path]:
     plain = {"data": figure.data, "layout": figure.layout}
     paths = [stem.with_name(f"{stem.name}.{end}") for end in ("json", "csv", *formats)]
@@ -120,15 +172,24 @@ def _files(stem: Path, figure: Figure, data: DataFrame, formats: Sequence[str]) 
 
 def picture(figure: Figure, end: str) -> bytes:
     """The figure as svg, png (twice the pixels) or pdf. Raises UnavailableError without kaleido, Chromium."""
+    import warnings
+
     try:
-        found = bytes(figure.plotly().to_image(format=end, scale=2 if end == "png" else 1))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The kopts argument")  # said by plotly of itself
+            found = bytes(figure.plotly().to_image(format=end, scale=2 if end == "png" else 1))
     except (ImportError, ValueError, RuntimeError) as error:
         said = str(error).strip().splitlines() or ["it gives no picture"]
         raise UnavailableError(
             f"--format {end}: kaleido: {said[0]}",
             hint="pip install 'flashbench[figures]', and install Chromium or Chrome",
         ) from error
-    return _same(found) if end == "svg" else found
+    return {"svg": _same, "pdf": _undated}.get(end, bytes)(found)
+
+
+def _undated(pdf: bytes) -> bytes:
+    """Without the time at which it was made: digits of as many bytes, so that every offset holds."""
+    return re.sub(rb"/(?:Creation|Mod)Date \(D:[^)]*\)", lambda match: re.sub(rb"[0-9]", b"0", match[0]), pdf)
 
 
 def _same(svg: bytes) -> bytes:

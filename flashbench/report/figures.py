@@ -236,6 +236,24 @@ def value_ticks(values: Iterable[float], most: int = 16) -> list[float]:
     return [float(f"{step}e{decade}") for decade in decades for step in steps]
 
 
+FINE = (
+    *(step / 10 for step in range(10, 20)), *(step / 4 for step in range(8, 20)),
+    *(step / 2 for step in range(10, 20)),
+)  # fmt: skip
+"""Of each decade, for selections whose values lie too near each other for 1, 2, 5."""
+
+
+def fine_ticks(values: Iterable[float], tick: Callable[[float], str]) -> dict[str, list[Any]]:
+    """Ticks of ``FINE`` around the values and how they read, of which a selection takes what it needs."""
+    known = [value for value in values if value == value and value > 0]
+    if not known:
+        return {"tickvals": [], "ticktext": []}
+    decades = range(math.floor(math.log10(min(known))), math.ceil(math.log10(max(known))) + 1)
+    ticks = [float(f"{step:g}e{decade}") for decade in decades for step in FINE]
+    kept = [one for one in ticks if min(known) / 1.2 < one < max(known) * 1.2]
+    return {"tickvals": kept, "ticktext": list(map(tick, kept))}
+
+
 def rate_unit(top: float) -> tuple[float, str]:
     """What rates up to ``top`` FLOP/s are divided by, and the unit then."""
     return (1e12, "TFLOP/s") if top >= 1e12 else (1e9, "GFLOP/s")
@@ -246,12 +264,16 @@ def plane(data: DataFrame, axis: Axis, values: Iterable[float]) -> Figure:
     lengths = length_ticks(data["seqlen"])
     y: dict[str, Any] = {
         "type": axis.kind, "title": {"text": axis.title, "standoff": 10}, "zeroline": False,
-        "automargin": True, "rangemode": "tozero" if axis.kind == "linear" else "normal",
+        "automargin": True,
     }  # fmt: skip
+    if axis.kind == "linear":  # from 0, and with room for a marker that stands there
+        y["autorangeoptions"] = {"include": 0}
     if axis.percent:
         y["tickformat"] = ".1~%"
+    fine: dict[str, Any] = {}
     if axis.kind == "log":
-        ticks = value_ticks(values)
+        values = list(values)
+        ticks, fine = value_ticks(values), {"fine": fine_ticks(values, axis.tick)}
         y |= {"tickmode": "array", "tickvals": ticks, "ticktext": [axis.tick(tick) for tick in ticks]}
     x = {
         "type": "log", "title": {"text": "sequence length (keys)", "standoff": 8}, "zeroline": False,
@@ -264,7 +286,7 @@ def plane(data: DataFrame, axis: Axis, values: Iterable[float]) -> Figure:
         "xaxis": x, "yaxis": y, "yaxis2": {"visible": False, "autorange": False, "fixedrange": True},
         "meta": {
             "height": HEIGHT, "lane_row": LANE_ROW,
-            "captions": captions(data),
+            "captions": captions(data), **fine,
         },
     })  # fmt: skip
 

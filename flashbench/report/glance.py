@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from flashbench.report.sections import Section
 
 CLAIMS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "fastest": ("fastest, or level with the fastest", lambda row: escape(str(row["implementation"]))),
     "timed": ("cells timed", lambda row: f"{row['value']:.0f} of {row['of']:.0f}"),
     "flops_per_s": ("highest rate", lambda row: words.rate(row["value"])),
     "roof_fraction": ("of its roof, the nearest", lambda row: words.percent(row["value"])),
     "speedup_over_naive": ("largest speed-up over naive", lambda row: words.times(row["value"])),
     "memory_saving": ("less extra memory than naive", lambda row: words.times(row["value"])),
+    "memory_wall": ("the memory wall", lambda row: format_length(int(row["value"]))),
 }
 """How each claim of summary.headline reads: its caption, its value."""
 
@@ -40,10 +42,28 @@ def claims(frame: DataFrame) -> Iterable[tuple[str, str, str]]:
         caption, value = CLAIMS[item["claim"]]
         rest = item["rest"] if isinstance(item["rest"], dict) else {}
         detail = ", ".join(f"{count} {escape(name)}" for name, count in rest.items())
-        if words.known(item["implementation"]):
+        if item["claim"] == "timed" and words.known(item["reason"]):
+            detail += f"; first of all: {escape(words.short_reason(item['reason'], 90))}"
+        if item["claim"] == "fastest":
+            detail = _lead(item)
+        elif words.known(item["implementation"]):
             name, length = escape(str(item["implementation"])), format_length(int(item["seqlen"]))
             detail = f"{name} at {length}, {words.panel(item)}"
+            if item["claim"] == "memory_wall":
+                detail += f": {escape(words.short_reason(item['reason'], 60))}"
         yield caption, value(item), detail
+
+
+def _lead(item: Mapping[str, Any]) -> str:
+    """Of how many problems, by which backend, and how far before the next kernel."""
+    parts = [f"in {item['value']:.0f} of {item['of']:.0f} problems"]
+    if words.known(item["ran"]):
+        parts.append(f"backend {escape(str(item['ran']))}")
+    if words.known(item["lead"]):
+        low, high = words.times(item["lead_low"]), words.times(item["lead_high"])
+        span = f", from {low} to {high}" if low != high else ""
+        parts.append(f"median {words.times(item['lead'])} the speed of the next kernel{span}")
+    return "; ".join(parts)
 
 
 def regimes(_: Section, frame: DataFrame) -> str:
@@ -72,6 +92,11 @@ def paragraph(item: Mapping[str, Any], strong: Callable[[str], str] = "<em>{}</e
 
 def _fastest(item: Mapping[str, Any], strong: Callable[[str], str]) -> str:
     spans = [f"{strong(escape(name))} {_span(first, last)}" for name, first, last in item["spans"]]
+    beside = [f"{escape(name)} at {_at(lengths)}" for name, lengths in item["level"]]
+    if beside:
+        first = [name for name, *_ in item["spans"]].index(item["fastest"])
+        spans[first] += f" (level with {_list(beside)})"
+    ran = f" (backend {escape(str(item['ran']))}{_as(item['twins'])})" if words.known(item["ran"]) else ""
     best = words.rate(item["flops_per_s"])
     limits = []
     if words.known(item["peak_fraction"]):
@@ -81,9 +106,17 @@ def _fastest(item: Mapping[str, Any], strong: Callable[[str], str]) -> str:
     near = f" ({', '.join(limits)})" if limits else ""
     best_at = format_length(item["best_seqlen"])
     return (
-        f"fastest {'is' if len(spans) == 1 else 'are'} {_list(spans)}; {escape(item['fastest'])} reaches"
-        f" {best}{near} at {best_at}."
+        f"fastest {'is' if len(spans) == 1 else 'are'} {_list(spans)}; {escape(item['fastest'])}{ran}"
+        f" reaches {best}{near} at {best_at}."
     )
+
+
+def _as(twins: list[str]) -> str:
+    return f", as {_list([escape(name) for name in twins])}" if twins else ""
+
+
+def _at(lengths: list[int]) -> str:
+    return f"{len(lengths)} lengths" if len(lengths) > 4 else words.lengths(lengths)
 
 
 def _span(first: int, last: int) -> str:
@@ -126,9 +159,8 @@ def _memory(item: Mapping[str, Any]) -> str:
 
 
 def _untimed(name: str, status: str, lengths: list[int], reason: str) -> str:
-    many = len(lengths) > 4
-    at = f"{len(lengths)} lengths" if many else words.lengths(lengths)
-    return f"{escape(name)} has no time at {at}: {escape(status)}, {escape(words.short_reason(reason, 90))}."
+    said = escape(words.short_reason(reason, 90))
+    return f"{escape(name)} has no time at {_at(lengths)}: {escape(status)}, {said}."
 
 
 def _list(parts: list[str]) -> str:

@@ -32,13 +32,18 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """Columns of equal length. where: the selection that each row belongs to. tools: search, copy, save."""
+    """Columns of equal length. where: the selection that each row belongs to. tools: search, copy, save.
+
+    noun: what a row is, in the count of those that are shown; example: of what can be searched for.
+    """
 
     key: str
     label: str
     columns: Sequence[Column]
     where: Sequence[Mapping[str, str]] = field(default=())
     tools: bool = False
+    noun: str = "row"
+    example: str = ""
 
 
 def html(grid: Grid) -> str:
@@ -48,7 +53,7 @@ def html(grid: Grid) -> str:
     columns = [[texts.setdefault(text, len(texts)) for text in column.texts] for column in grid.columns]
     where = [wheres.setdefault(json.dumps(one), len(wheres)) for one in grid.where]
     content = {
-        "label": grid.label, "tools": grid.tools,
+        "label": grid.label, "noun": grid.noun, "example": grid.example, "tools": grid.tools,
         "head": [
             {"name": one.name, "title": one.title, "kind": _kind(one), "number": one.values is not None}
             for one in grid.columns

@@ -68,7 +68,9 @@ def changes_figure(rows: Sequence[Row]) -> Figure:
     fig.layout["yaxis"]["tickformat"] = ".1~%"
     fig.layout["hovermode"] = "closest"
     points = [point for row in rows for point in row["points"]]
-    axis = {"categoryorder": "array", "categoryarray": [escape(name) for name in dict.fromkeys(points)]}
+    names = [escape(name) for name in dict.fromkeys(points)]
+    # every commit, also those before the first change and after the last
+    axis = {"categoryorder": "array", "categoryarray": names, "range": [-0.5, len(names) - 0.5]}
     fig.layout["xaxis"] |= axis
     for kind, (slot, symbol) in KINDS.items():
         mine = [one for one in found if one["kind"] == kind and one["worse"] is not None]
@@ -96,7 +98,8 @@ def course_figure(rows: Sequence[Row]) -> Figure:
         fig.data.append({
             "type": "scatter", "mode": "lines+markers", "name": escape(row["cell"]), "x": x,
             "y": list(row["values"]), "line": {"width": 2}, "marker": {"symbol": "circle", "size": 8},
-            "customdata": texts, "hovertemplate": "%{customdata}", "meta": {"where": where, "slot": 2},
+            "customdata": texts, "hovertemplate": "%{customdata}",
+            "meta": {"where": where, "slot": 2, "unit": row["unit"]},
         })  # fmt: skip
         marked = {one["point"]: one for one in row["changes"]}
         ringed = [i for i, name in enumerate(row["points"]) if name in marked]
@@ -167,10 +170,12 @@ def _cells(rows: Sequence[Row]) -> str:
         max((one["worse"] for one in row["changes"] if one["worse"] is not None), key=abs, default=None)
         for row in rows
     ]
+    device = [Column(name="device", title="device", texts=[str(row["device"]) for row in rows])]
+    metric = [Column(name="metric", title="metric", texts=[row["metric"] for row in rows])]
     columns = [
-        Column(name="device", title="device", texts=[str(row["device"]) for row in rows]),
+        *(device if len({row["device"] for row in rows}) > 1 else []),
         Column(name="cell", title="cell", texts=[row["cell"] for row in rows]),
-        Column(name="metric", title="metric", texts=[row["metric"] for row in rows]),
+        *(metric if len({row["metric"] for row in rows}) > 1 else []),
         *(
             Column(
                 name=name, title=name, values=[values[at] for values in known],
@@ -187,7 +192,7 @@ def _cells(rows: Sequence[Row]) -> str:
             texts=[", ".join(one["point"] for one in row["changes"]) for row in rows],
         ),
     ]  # fmt: skip
-    return grid_html(Grid(key="cells-table", label="All cells", columns=columns, tools=True))
+    return grid_html(Grid(key="cells-table", label="All cells", columns=columns, tools=True, noun="cell"))
 
 
 def _controls(rows: Sequence[Row]) -> str:

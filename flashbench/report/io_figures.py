@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from flashbench.report.figures import HEIGHT, LIGHT, SYMBOLS, Figure, value_ticks
+from flashbench.report.figures import HEIGHT, LIGHT, SYMBOLS, Figure, fine_ticks, value_ticks
 
 FIRST = ("standard", "flash-v2")
 """Models that look like the implementations that run them: naive is grey, flash is red."""
@@ -65,7 +65,8 @@ def symbol(slot: int) -> str:
 
 def draw(chart: Chart, lines: Sequence[Line]) -> Figure:
     """The figure of the lines, on log axes."""
-    ticks = value_ticks([value for line in lines for value in line.y if value is not None])
+    values = [value for line in lines for value in line.y if value is not None]
+    ticks = value_ticks(values)
     y: dict[str, Any] = {
         "type": "log", "title": {"text": escape(chart.y_title), "standoff": 10}, "zeroline": False,
         "automargin": True, "tickmode": "array", "tickvals": ticks,
@@ -85,6 +86,7 @@ def draw(chart: Chart, lines: Sequence[Line]) -> Figure:
         "meta": {
             "height": HEIGHT, "lane_row": 0, "empty": "The model has nothing for this selection.",
             "captions": [{"where": dict(where), "text": escape(text)} for where, text in chart.captions],
+            "fine": fine_ticks(values, chart.y_tick),
         },
     }  # fmt: skip
     return Figure(data=[_trace(line) for line in (*lines, *chart.marks)], layout=layout)

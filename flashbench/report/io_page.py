@@ -14,8 +14,10 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from flashbench.report import io_data as data
-from flashbench.report import words
+from flashbench.report import tensors, words
 from flashbench.report.figures import length_ticks, value_ticks
+from flashbench.report.grid import Column, Grid
+from flashbench.report.grid import html as grid_html
 from flashbench.report.html import row_of, table
 from flashbench.report.io_figures import Chart, Line, draw
 from flashbench.report.page import radios
@@ -49,13 +51,18 @@ def _parts(study: Study) -> Iterable[Part]:
     yield Part(
         key="memory", title="Bytes against on-chip memory", body=_figure("memory", _memory(memory), memory),
         about="Requested bytes with the tiles that M gives (flash-v1: block_k = M/4d, flash-v2: block_q ="
-        " M/2d). Hollow: the tile does not fit. Dotted: min(N²d²/M, N²d/√M), which no exact algorithm"
-        " undercuts but for a constant.",
+        " M/2d); KiB = 1024 bytes. Hollow: the tile does not fit. Dotted: min(N²d²/M, N²d/√M), which no exact"
+        " algorithm undercuts but for a constant.",
     )  # fmt: skip
     blocks = data.block_lines(study)
     yield Part(
         key="block", title="Bytes against block size", body=_figure("block", _blocks(blocks), blocks),
         about="Requested bytes with square tiles of so many rows of Q and of K/V in every kernel.",
+    )  # fmt: skip
+    yield Part(
+        key="tensors", title="Bytes by tensor", body=_tensors(study),
+        about="What of the requested bytes is of which tensor, in all kernels of the pass, at the length that"
+        " is chosen at the top.",
     )  # fmt: skip
     times = data.time_lines(study)
     yield Part(
@@ -130,9 +137,8 @@ def _memory(lines: Sequence[Line]) -> Chart:
     sizes = sorted({int(x) for line in lines for x in line.x})
     ticks = length_ticks(size for size in sizes if size & (size - 1) == 0) if sizes else []
     return Chart(
-        x_title="on-chip memory M per SM (KiB = 1024 bytes)",
-        y_title="requested bytes of one pass (GB = 1e9)",
-        x_ticks={tick: data.memory_tick(tick) for tick in ticks or sizes}, y_tick=words.bytes_tick,
+        x_title="on-chip memory M per SM (KiB)", y_title="requested bytes (GB = 1e9)",
+        x_ticks={tick: f"{tick / 1024:g}" for tick in ticks or sizes}, y_tick=words.bytes_tick,
         captions=_captions(lines),
     )  # fmt: skip
 
@@ -140,7 +146,7 @@ def _memory(lines: Sequence[Line]) -> Chart:
 def _blocks(lines: Sequence[Line]) -> Chart:
     rows = length_ticks((int(x) for line in lines for x in line.x), most=9)
     return Chart(
-        x_title="rows of a square tile", y_title="requested bytes of one pass (GB = 1e9)",
+        x_title="rows of a square tile", y_title="requested bytes (GB = 1e9)",
         x_ticks={row: str(row) for row in rows}, y_tick=words.bytes_tick, captions=_captions(lines),
     )  # fmt: skip
 
@@ -163,6 +169,33 @@ def _roofline(points: Sequence[Line], roofs: Sequence[Line]) -> Chart | None:
         y_tick=words.rate_tick, captions=_captions(points), hover="closest",
         y_range=(math.log10(min(rates) / 1.5), math.log10(top * 1.3)), marks=roofs,
     )  # fmt: skip
+
+
+def _tensors(study: Study) -> str:
+    """A row per selection, model and tensor."""
+    rows, where = [], []
+    for one in study.by_length:
+        at = data.panel(one) | ({"gpu": one.device.name} if one.device else {})
+        for tensor, moved in tensors.of_steps(one.estimate.steps).items():
+            length = data.length_of(one)
+            rows.append((one.estimate.model, length, tensor, moved))
+            where.append({**at, "length": format_length(length)})
+    if not rows:
+        return ""
+    columns = [
+        Column(name="model", title="model", texts=[model for model, *_ in rows]),
+        Column(name="seqlen_k", title="keys", texts=[format_length(row[1]) for row in rows],
+               values=[row[1] for row in rows]),
+        Column(name="tensor", title="tensor", texts=[row[2] for row in rows]),
+        *(
+            Column(name=f"{part}_bytes", title=title, values=[row[3][part] for row in rows],
+                   texts=[words.bytes_text(row[3][part]) if row[3][part] else "" for row in rows])
+            for part, title in zip(tensors.PARTS, ("read", "written", "added atomically"), strict=True)
+        ),
+    ]  # fmt: skip
+    return grid_html(Grid(
+        key="tensors-table", label="Bytes by tensor", columns=columns, where=where, tools=True
+    ))  # fmt: skip
 
 
 def _summary(study: Study) -> str:
@@ -278,7 +311,9 @@ def _assumptions(study: Study) -> str:
     ]
     if cards:
         text += "<h3>Cards</h3>" + table(["card", "roofs", "uncertain"], cards, ' class="texts"')
-    notes = dict.fromkeys(row.prediction.note for row in study.by_length if row.prediction)
+    notes = dict.fromkeys(
+        row.prediction.note.partition("; roofs: ")[0] for row in study.by_length if row.prediction
+    )  # the roofs stand with the cards
     if notes:
         text += "<h3>Time</h3><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul>"
     return text

@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 TITLES = {"dtype": "Dtype", "gpu": "Card"}
 """The choices of the control bar."""
 NO_CARD = "none"
+SCREEN = {
+    "attention", "layers", "num_heads", "num_kv_heads", "head_dim", "head_dim_v", "latent_dim", "rope_dim",
+    "window", "windowed_layers", "total_bytes", "total_gib", "window_saved_bytes", "page_size", "pages",
+    "page_bytes", "batch", "tp", "cp", "weights_bytes", "decode_read_bytes", "decode_flops",
+    "decode_link_bytes", "decode_link_s",
+}  # fmt: skip
+"""Columns of the table of all rows that paper has no room for."""
 
 
 def build(
@@ -35,6 +42,10 @@ def build(
     """The page as text. columns, cells: the table as the terminal would show it, with raw values."""
     said = "".join(f"<li>{escape(text)}</li>" for text in notes)
     parts = (
+        Part(
+            key="summary", title="At a glance", body=_summary(rows),
+            about="Per model, card and dtype, at the longest length; computed, not measured.",
+        ),
         Part(
             key="length", title="Cache against length", body=_drawn("length", "bytes on each card", rows),
             about="What the batch takes on each card, in whole pages. Dashed: the room that the card has for"
@@ -54,8 +65,8 @@ def build(
             about="What one token adds in all layers while no window is full, and where the dims are from.",
         ),
         Part(
-            key="cells", title="All rows", about="Lengths in tokens, sizes in bytes.",
-            body=grid("cells-table", "All rows", columns, cells),
+            key="cells", title="All rows", about="Saved files hold bytes and seconds.",
+            body=grid("cells-table", "All rows", columns, cells, SCREEN),
         ),
         Part(key="notes", title="How it is counted", about="", body=f"<ul>{said}</ul>" if said else ""),
     )  # fmt: skip
@@ -70,6 +81,39 @@ SHOWN: Mapping[str, tuple[Callable[[CacheEstimate], Any], Callable[[float], str]
 }
 """What each figure draws of a row, and how a value reads. Nothing without a card but the first."""
 TICKS = {"length": words.bytes_tick, "fits": "{:,.0f}".format, "decode": words.seconds_tick}
+
+
+def _summary(rows: Sequence[CacheEstimate]) -> str:
+    """A sentence per model and selection: what the batch takes, what fits, how fast a step can be."""
+    groups: dict[tuple[str, ...], CacheEstimate] = {}
+    for row in rows:
+        key = (row.preset.name, *where_of(row).values())
+        if key not in groups or row.seqlen > groups[key].seqlen:
+            groups[key] = row
+    items = [f"<li>{_sentence(row)}</li>" for row in groups.values()]
+    return f'<ul class="regimes">{"".join(items)}</ul>' if items else ""
+
+
+def _sentence(row: CacheEstimate) -> str:
+    card, how = row.serving.device, row.serving
+    place = [row.preset.name, row.dtype, *([card.name] if card else [])]
+    text = (
+        f"<b>{escape(', '.join(place))}</b>: <em>{row.token_bytes:,} B</em> a token; {row.batch}"
+        f" sequence{'s' if row.batch > 1 else ''} of {format_length(row.seqlen)} tokens"
+        f" take{'' if row.batch > 1 else 's'} {words.bytes_text(row.total_bytes)}"
+    )
+    if card is None:
+        return text + "."
+    cards = how.tp * how.cp
+    text += f", {words.bytes_text(row.card_bytes)} on each of {cards} cards" if cards > 1 else ""
+    if row.room_bytes is not None and row.room_bytes <= 0:
+        return text + "; the weights alone leave no room for a cache."
+    if row.sequences is not None:
+        fit = "no such sequence fits" if row.sequences < 1 else f"at most {row.sequences:,} of them fit"
+        text += f"; <em>{fit}</em> beside the weights"
+    if row.decode_s is not None:
+        text += f"; a decode step takes at least <em>{words.seconds(row.decode_s)}</em> (limit: {row.limit})"
+    return text + "."
 
 
 def where_of(row: CacheEstimate) -> dict[str, str]:

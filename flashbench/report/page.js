@@ -87,7 +87,7 @@
   // The lane for cells that were not timed takes as many rows as the selection needs.
   function placed(layout, traces, width) {
     const { height: usual, lane_row: laneRow, bar } = layout.meta;
-    const height = bar ? 90 + bar * new Set(traces.flatMap(({ y }) => y)).size : printing ? PAPER_HEIGHT : usual;
+    const height = bar ? 90 + bar * Math.max(1, new Set(traces.flatMap(({ y }) => y)).size) : printing ? PAPER_HEIGHT : usual;
     const rows = Math.max(0, ...traces.map((trace) => (trace.meta.lane ?? -1) + 1));
     const lane = rows ? rows * laneRow + 8 : 0;
     const names = new Set(traces.filter((trace) => trace.showlegend !== false).map((trace) => trace.name));
@@ -110,6 +110,20 @@
     if (width >= 600 || step < 2) return axis;
     const some = (list) => list.filter((_, i) => (list.length - 1 - i) % step === 0);
     return { ...axis, tickvals: some(axis.tickvals), ticktext: some(axis.ticktext) };
+  }
+
+  // A selection whose values lie near each other takes finer ticks than 1, 2, 5 of each decade.
+  function refined(axis, traces, fine) {
+    const values = fine && axis.tickmode === "array" ? traces.filter(({ meta }) => meta.lane === undefined).flatMap(({ y }) => y).filter((y) => y > 0) : [];
+    if (!values.length || axis.range) return axis;
+    const [low, high] = [Math.min(...values) / 1.1, Math.max(...values) * 1.1];
+    const within = (value) => low <= value && value <= high;
+    if (axis.tickvals.filter(within).length > 2) return axis;
+    const places = fine.tickvals.flatMap((value, i) => (within(value) ? [i] : []));
+    const step = Math.ceil(places.length / 7);
+    const some = places.filter((_, i) => i % step === 0);
+    if (some.length < 2) return axis;
+    return { ...axis, tickvals: some.map((i) => fine.tickvals[i]), ticktext: some.map((i) => fine.ticktext[i]) };
   }
 
   function themed(colour) {
@@ -137,6 +151,9 @@
       }
       axis = { ...axis, title: { ...axis.title, text: `times faster than ${baseline.replaceAll("&", "&amp;").replaceAll("<", "&lt;")}` } };
     }
+    axis = refined(axis, traces, meta.fine);
+    const unit = traces[0]?.meta.unit; // of values that have their own by selection
+    if (unit) axis = { ...axis, ticksuffix: unit };
     const width = printing ? PAPER : node.clientWidth;
     const look = themed(colour);
     const place = placed(figure.layout, traces, width);
@@ -146,6 +163,7 @@
       yaxis: { ...axis, domain: place.yaxis.domain, ...look.axis },
       hoversubplots: "axis", // so that the lane speaks beside the lines
       dragmode: touch.matches ? false : "zoom",
+      ...(traces.length ? {} : { xaxis: { visible: false }, yaxis: { visible: false } }),
       annotations: traces.length ? [] : [{
         text: figure.layout.meta.empty ?? "Nothing was measured for this selection.",
         showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5,
@@ -155,7 +173,7 @@
     const lanes = traces.map((trace) => painted((width < 600 && trace.meta.lane !== undefined)
       || (width < 700 && trace.type === "heatmap") ? { ...trace, ...small } : trace, colour));
     if (meta.bar) node.style.minHeight = 0;
-    caption.textContent = figure.layout.meta.captions.find(({ where }) => shown(where, chosen))?.text ?? "";
+    caption.textContent = meta.captions.find(({ where }) => shown(where, chosen))?.text ?? meta.instead ?? "";
     return Plotly.react(node, lanes, layout, {
       displaylogo: false, doubleClickDelay: 400, displayModeBar: width < 600 ? false : "hover",
       modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
@@ -242,7 +260,7 @@
 
   // A table drawn from data: of the rows that are wanted, the first MOST_ROWS until all are asked for.
   function gridOf(place) {
-    const { label, tools, head, texts, columns, values: packed, wheres, where } = JSON.parse(place.querySelector(".grid-data").textContent);
+    const { label, noun, example, tools, head, texts, columns, values: packed, wheres, where } = JSON.parse(place.querySelector(".grid-data").textContent);
     const values = packed.map((one) => (one?.of ? one.at.map((index) => one.of[index]) : one));
     const count = columns[0]?.length ?? 0;
     const textOf = (index) => (Array.isArray(texts[index]) ? texts[index][0] : texts[index]);
@@ -255,21 +273,21 @@
     }
     const state = { sort: -1, down: false, find: "", only: place.id !== "cells-table", all: false };
     const found = element("output");
-    const box = element("input", { type: "search", placeholder: "flash causal 16k", autocomplete: "off" });
+    const box = element("input", { type: "search", placeholder: example, autocomplete: "off" });
     const only = element("input", { type: "checkbox", checked: state.only });
     const copy = element("button", { type: "button", textContent: "Copy" });
     const more = element("button", { type: "button", className: "more" });
     const body = element("tbody");
-    const heads = head.map(({ title, kind }, column) => {
+    const heads = head.map(({ title, kind, number }, column) => {
       const button = element("button", { type: "button", textContent: title });
       button.addEventListener("click", () => {
         Object.assign(state, { sort: column, down: state.sort === column && !state.down });
         draw(selection());
         remember();
       });
-      return element("th", { scope: "col", className: kind.replace("reason", "") }, button);
+      return element("th", { scope: "col", className: kind.replace("reason", "") + (number ? " number" : "") }, button);
     });
-    const table = element("table", { className: "sortable" }, element("caption", { className: "unseen", textContent: label }),
+    const table = element("table", { className: head.filter(({ kind }) => !kind.includes("screen")).length > 13 ? "sortable many" : "sortable" }, element("caption", { className: "unseen", textContent: label }),
       element("thead", {}, element("tr", {}, ...heads)), body);
     let rows = [];
 
@@ -315,7 +333,7 @@
       body.replaceChildren(...rows.slice(0, limit).map((row) => element("tr", {}, ...columns.map((_, column) => cell(column, row)))));
       heads.forEach((node, column) => (column === state.sort
         ? node.setAttribute("aria-sort", state.down ? "descending" : "ascending") : node.removeAttribute("aria-sort")));
-      found.textContent = rows.length + (place.id === "cells-table" ? " cell" : " row") + (rows.length === 1 ? "" : "s");
+      found.textContent = `${rows.length} ${noun}` + (rows.length === 1 ? "" : "s");
       more.hidden = rows.length <= limit;
       more.textContent = `Show all ${rows.length} rows`;
     }
@@ -418,7 +436,11 @@
     plot.node.parentElement.querySelector("details.numbers")?.addEventListener("toggle", () => numbers(plot));
   }
   dark.addEventListener("change", render);
+  // What an address names comes to stand below the bar, however many lines that has.
+  const below = () => { document.documentElement.style.scrollPaddingTop = `${form.offsetHeight + 12}px`; };
+  below();
   let width = window.innerWidth;
+  window.addEventListener("resize", below);
   window.addEventListener("resize", () => {
     if (window.innerWidth !== width) { width = window.innerWidth; render(); }
   });

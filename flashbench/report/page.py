@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -74,10 +74,10 @@ def section(row: Section, results: Results) -> str:
     return f'<section id="{row.key}">{heading(row.key, row.title)}{about}{body}</section>'
 
 
-def without(rows: Iterable[Section]) -> str:
-    """One line that names the sections that have nothing to show of cells that were not timed."""
+def without(why: str, rows: Sequence[Section]) -> str:
+    """One line that names the sections that have nothing to show, and why."""
     told = "; ".join(row.title for row in rows)
-    return f'<p class="empty" id="without">No cell was timed. Without data: {escape(told)}.</p>'
+    return f'<p class="empty" id="without">{escape(why)} Without data: {escape(told)}.</p>'
 
 
 def heading(key: str, title: str) -> str:
@@ -136,7 +136,7 @@ def _plain(item: str, value: Any) -> str:
     if item == "argv" and isinstance(value, list | tuple):
         return f"<code>{escape(shlex.join(map(str, value)))}</code>"
     if isinstance(value, list | tuple):
-        return escape(", ".join(map(str, value)))
+        return escape(", ".join(map(str, value)) or "none")
     return escape(str(value))
 
 

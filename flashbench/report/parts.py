@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -55,8 +55,14 @@ def figure(key: str, label: str, drawn: Figure) -> str:
     )
 
 
-def grid(key: str, label: str, columns: Sequence[Shown], rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table that the terminal shows as well: a column without any value is left out."""
+def grid(
+    key: str, label: str, columns: Sequence[Shown], rows: Sequence[Mapping[str, Any]],
+    screen: Container[str] = (),
+) -> str:  # fmt: skip
+    """A table that the terminal shows as well: a column without any value is left out.
+
+    screen: columns that paper has no room for.
+    """
     found = []
     for one in columns:
         values = [row.get(one.name) for row in rows]
@@ -67,5 +73,6 @@ def grid(key: str, label: str, columns: Sequence[Shown], rows: Sequence[Mapping[
         found.append(Column(
             name=one.name, title=one.header, values=values if number else None,
             texts=["" if value is None else one.format(value) for value in values],
+            printed=one.name not in screen,
         ))  # fmt: skip
     return grid_html(Grid(key=key, label=label, columns=found, tools=True)) if found else ""

@@ -58,7 +58,8 @@ SECTIONS = (
     Section(
         key="fastest", title="Who is fastest",
         about="Per selection, over the lengths at which at least two implementations were timed."
-        " ± is half the interquartile range of both sides. Cells flagged suspect do not count.",
+        " ± is half the interquartile range of both sides; a lead within it is level. Cells flagged suspect"
+        " do not count.",
         data=summary.regimes, page=glance.regimes,
         empty="No length has two timed implementations to compare.",
     ),
@@ -123,7 +124,8 @@ SECTIONS = (
         key="roofline", title="Roofline",
         about="Achieved FLOP/s over FLOPs per byte, under what bandwidth and dense peak allow: solid by the"
         " data sheet, dashed as 'flashbench calibrate' measured this card. Choose at the top which bytes:"
-        " each tensor once, DRAM (as counted, else by the model) or what kernels ask of the L2.",
+        " each tensor once, DRAM (as counted, else by the model) or what kernels ask of the L2. An"
+        " implementation whose bytes no model knows has no point there.",
         data=roofline.data, page=page.plot, figure=roofline.figure,
         empty="No timed cell ran on a device whose peak and bandwidth are known.",
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from flashbench import iomodel
@@ -16,6 +17,7 @@ from flashbench.units import format_length
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from flashbench.iomodel import Step
     from flashbench.report.sections import Section
 
 PARTS = ("read", "write", "atomic")
@@ -45,6 +47,11 @@ def _moved(model: str, problem: Problem, pass_: str) -> dict[str, dict[str, int]
         steps = iomodel.estimate(model, problem, pass_).steps
     except FlashbenchError:
         return {}
+    return of_steps(steps)
+
+
+def of_steps(steps: Iterable[Step]) -> dict[str, dict[str, int]]:
+    """Bytes of all kernels by tensor and by what is done to it."""
     found: dict[str, dict[str, int]] = {}
     for step in steps:
         for part in PARTS:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flashbench.errors import UnavailableError
 from flashbench.report import data, glance, summary, words
 from flashbench.report.data import KEYS, Results
+from flashbench.report.figures import rate_unit
 from flashbench.units import format_length
 
 if TYPE_CHECKING:
@@ -113,10 +114,11 @@ def _plot(panel: DataFrame, title: str, width: int, height: int) -> list[str]:
     plot.plot_size(max(40, width), height)
     plot.theme("clear")
     plot.xscale("log")
-    plot.title(f"TFLOP/s: {title}")
+    scale, unit = rate_unit(panel["value"].max())
+    plot.title(f"{unit}: {title}")
     for at, (name, rows) in enumerate(panel.groupby("series", sort=False)):
         mine = rows.sort_values("seqlen")
-        values = [value / 1e12 for value in mine["value"]]
+        values = [value / scale for value in mine["value"]]
         plot.plot(mine["seqlen"].tolist(), values, label=str(name), marker=MARKS[at % len(MARKS)])
     lengths = sorted(set(panel["seqlen"].tolist()))
     plot.xticks(lengths, list(map(format_length, lengths)))

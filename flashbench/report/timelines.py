@@ -98,7 +98,8 @@ def figure(frame: DataFrame) -> Figure:
         "yaxis": {"type": "category", "autorange": "reversed", "automargin": True},
         "yaxis2": {"visible": False, "fixedrange": True},
         "meta": {"height": HEIGHT, "lane_row": 0, "captions": captions(frame), "bar": BAR,
-                 "empty": "No cell of this selection was recorded."},
+                 "empty": "No cell of this selection was recorded.",
+                 "instead": f"recorded: {_recorded(frame)}"},
     })  # fmt: skip
     for where, rows in frame.groupby(KEYS, sort=False):
         ordered = rows.sort_values(["seqlen", "cell"], kind="stable")
@@ -106,6 +107,12 @@ def figure(frame: DataFrame) -> Figure:
         for slot, mine in ordered.groupby(rank):
             fig.data.append(_parts(mine, dict(zip(KEYS, where, strict=True)), int(slot) % len(LIGHT)))
     return fig
+
+
+def _recorded(frame: DataFrame) -> str:
+    """The selections that were recorded, in words; where there are many, how many."""
+    said = [one["text"] for one in captions(frame)]
+    return "; ".join(said) if len(said) <= 2 else f"{said[0]}, and {len(said) - 1} more selections"
 
 
 def _parts(rows: DataFrame, where: Mapping[str, str], slot: int) -> dict[str, Any]:

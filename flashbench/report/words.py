@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -138,6 +139,10 @@ def untimed_note(row: Any) -> str:
     return f"{escape(row.status)}: {reason}"
 
 
+NOTE = 72
+"""Characters of a line of a hover text: plotly.js breaks none, and cuts what leaves the figure."""
+
+
 def cell_note(row: Any) -> str:
     """What every hover text says of a cell: samples, what ran with which configuration, what limits it."""
     parts = []
@@ -148,8 +153,9 @@ def cell_note(row: Any) -> str:
                        ("flags", "flag: {}")):  # fmt: skip
         value = getattr(row, name)
         if known(value) and value:
-            parts.append(text.format(escape(str(value))))
-    return " · ".join(parts)
+            parts.append(text.format(value))
+    lines = textwrap.wrap(" · ".join(parts), NOTE, break_on_hyphens=False)
+    return "<br>".join(map(escape, lines))
 
 
 def time_note(row: Any) -> str:
