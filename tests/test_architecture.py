@@ -242,4 +242,4 @@ def test_only_console_and_commands_print() -> None:
 
 def test_committed_results_stay_small() -> None:
     total = sum(p.stat().st_size for p in (ROOT / "reports").rglob("*") if p.is_file())
-    assert total < 20_000_000, f"reports/ holds {total} bytes; 20 MB in all is the limit"
+    assert total < 25_000_000, f"reports/ holds {total} bytes; 25 MB in all is the limit"
