@@ -150,6 +150,28 @@ def test_known_traffic_and_the_timeline_tell_the_clocks(
     assert "events 50% shorter than the kernels" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_cell_without_kernels_leaves_the_others_their_timelines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CUPTI shows none of the first cell, such as one without queries."""
+    lines = [Timeline(kernels=()), Timeline(kernels=(KernelTime(name="k", start_s=0.0, duration_s=1e-3),))]
+    monkeypatch.setattr("flashbench._profilers.timeline.device_records", lambda *_: [])
+    monkeypatch.setattr("flashbench._profilers.timeline.arrange", lambda _: lines.pop(0))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda *_: None)
+    timing = Timing(samples=Samples(samples_s=(1e-3,), cache="hot", method="events"), clocks={})
+    monkeypatch.setattr("flashbench.plan.refuses", lambda *_: None)
+    monkeypatch.setattr("flashbench.counting.child.call_of", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr("flashbench.profilers.open_clocks", lambda device: None)
+    monkeypatch.setattr("flashbench.profilers.measure_time", lambda *_, **__: timing)
+    profile_timeline.show(cells(2), GPU, seed=0, json=True, csv=False, quiet=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["reason"] == "CUPTI recorded no kernel; another profiler may hold it; stop that one"
+    assert [kernel["kernel"] for kernel in rows[1]["kernels"]] == ["k"]
+    lines += [Timeline(kernels=())]
+    with pytest.raises(UnavailableError, match="no cell was recorded: CUPTI recorded no kernel"):
+        profile_timeline.show(cells(1), GPU, seed=0, json=True, csv=False, quiet=True)
+
+
 def test_a_cell_that_cannot_run_says_why_and_the_others_are_counted(fake, tmp_path: Path) -> None:
     fake(
         "    if index == 1:\n"
