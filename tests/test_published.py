@@ -247,7 +247,8 @@ def test_the_mask_of_tables_12_and_13_is_a_masked_fill_forward_and_more_than_one
     for text in (
         f"costs {here['fwd']:.1f} ms forward and {here['bwd']:.1f} backward",
         f"{there['fwd']:.0f} and {there['bwd']:.0f} ms on an A100",
-        f"gives an A100 {fill:.1f} ms", f"{fill + copy:.0f} with a copy", f"{there['bwd'] - fill - copy:.0f} ms",
+        f"gives an A100 {fill:.1f} ms", f"{fill + copy:.0f} with a copy",
+        f"{there['bwd'] - fill - copy:.0f} ms",
     ):  # fmt: skip
         assert text in page, text
 

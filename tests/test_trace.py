@@ -316,6 +316,9 @@ def test_the_interpreter_is_as_before_afterwards() -> None:
 
 
 def test_a_trace_within_a_trace_counts_for_both_and_threads_take_turns() -> None:
+    import triton
+    import triton.language as tl
+
     @triton.jit
     def copy(X, Y, BLOCK: tl.constexpr):
         lanes = tl.arange(0, BLOCK)
