@@ -1,4 +1,4 @@
-"""What Nsight Compute counts besides bytes by level: a row per call and kernel, for ``profile --counters``."""
+"""What Nsight Compute counts besides bytes by level, a row per call and kernel (``profile --counters``)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
         total = record.counters.get("total")
         if total is None:
             continue
-        for kernel in ({**total, "kernel": ""}, *record.counters.get("kernels", ())):
-            found.append({
+        found += [
+            {
                 "cell": record.cell.key, "kernel": kernel["kernel"], "level": LEVEL,
                 "time_share": _share(kernel.get("time_s"), total.get("time_s")),
                 **counters.derived(kernel), **{name: kernel.get(name) for name in SHOWN},
-            })  # fmt: skip
+            }
+            for kernel in ({**total, "kernel": ""}, *record.counters.get("kernels", ()))
+        ]  # fmt: skip
     return found
 
 

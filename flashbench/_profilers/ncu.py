@@ -142,8 +142,8 @@ def why_unavailable() -> str | None:
     if find() is None:
         if asked := os.environ.get("FLASHBENCH_NCU"):
             return (
-                f"ncu (Nsight Compute) is not at FLASHBENCH_NCU ({asked!r}); install it (it comes with CUDA, or"
-                " as nsight-compute) and set FLASHBENCH_NCU to its path, or unset it"
+                f"ncu (Nsight Compute) is not at FLASHBENCH_NCU ({asked!r}); install it (it comes with CUDA,"
+                " or as nsight-compute) and set FLASHBENCH_NCU to its path, or unset it"
             )
         return (
             "ncu (Nsight Compute) is not here; install it (it comes with CUDA, or as nsight-compute), or"
