@@ -106,7 +106,7 @@ _HOPPER_SXM = partial(
     tdp_w=700,
     l2_bytes_per_s=9.7e12,
 )
-_BLACKWELL = partial(_HOPPER, arch="sm100", capability=(10, 0), l2_bytes=126 * MIB, hbm_bytes_per_s=8000e9)
+_BLACKWELL = partial(_HOPPER, arch="sm100", capability=(10, 0), l2_bytes=129536 * KIB, hbm_bytes_per_s=8000e9)
 _BLACKWELL_ULTRA = partial(_BLACKWELL, arch="sm103", capability=(10, 3), mufu_per_clk_per_sm=32)
 _INFINITY_CACHE = "exp rate from memory; the 256 MiB Infinity Cache (17 TB/s) is not in the row"
 _CDNA3 = partial(
@@ -190,8 +190,9 @@ DEVICES: tuple[Device, ...] = (
     _BLACKWELL(
         name="b200", num_sms=148, reported=("B200",), hbm_bytes=180 * GIB,
         peak_flops_per_s=_peaks(2250, 1100, 75, 4500), clock_hz=1850e6, tdp_w=1000,
-        source="NVIDIA HGX B200 data sheet; clock from FlashAttention-4 (arXiv:2603.05451)",
-        uncertain="L2 approximate; bandwidth given as 7.7 to 8.0 TB/s",
+        source="NVIDIA HGX B200 data sheet; clock from FlashAttention-4 (arXiv:2603.05451); SMs and L2 as a"
+        " driver reported them (pytorch/ao, pull request 4002)",
+        uncertain="bandwidth given as 7.7 to 8.0 TB/s",
     ),
     _BLACKWELL(
         name="gb200", num_sms=152, reported=("GB200",), hbm_bytes=186 * GIB,

@@ -344,6 +344,17 @@ def test_an_op_counted_again_and_again_reads_the_same_within_1_percent() -> None
         assert max(reads) <= 1.01 * min(reads), (op, reads)
 
 
+def test_model_trace_and_counters_agree_in_the_records_that_have_all_three() -> None:
+    records = counted.runfile.load(ROOT / "reports" / "h100-sxm" / "joined" / "results.jsonl").records
+    assert [record.cell.problem.causal for record in records] == [False, True]
+    for record in records:
+        assert (record.trace["difference_bytes"], record.trace["difference_flops"]) == (0, 0)
+        for level in ("read", "write"):
+            moved = record.trace["total"][f"{level}_bytes"]
+            assert moved == record.trace["total"][f"modelled_{level}_bytes"]
+            assert record.counters["total"][f"l2_{level}_bytes"] == pytest.approx(moved, rel=1e-3)
+
+
 def test_the_page_shows_these_tables() -> None:
     shown = (ROOT / "docs" / "counters.md").read_text(encoding="utf-8")
     assert counted.page() in shown, "run: python tools/counters_table.py --write"

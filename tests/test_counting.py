@@ -14,7 +14,7 @@ from attention import problem
 from fake_ncu import COUNT, install
 
 from flashbench import cli, compared, counting, iomodel, runfile
-from flashbench._cli import profile_counters, profile_known, profile_timeline
+from flashbench._cli import joined, profile_counters, profile_known, profile_timeline
 from flashbench._profilers import ncu
 from flashbench._profilers.timeline import KernelTime, Timeline
 from flashbench.counting import known
@@ -23,7 +23,7 @@ from flashbench.errors import UnavailableError
 from flashbench.kernels import Target
 from flashbench.problem import Cell
 from flashbench.profilers import Timing
-from flashbench.record import Samples
+from flashbench.record import Record, Samples
 
 ROOT = Path(__file__).parent.parent
 
@@ -148,6 +148,28 @@ def test_known_traffic_and_the_timeline_tell_the_clocks(
     line = Timeline(kernels=(KernelTime(name="k", start_s=0.0, duration_s=2e-3),))
     profile_timeline.show(cells(1), GPU, seed=0, json=False, csv=False, quiet=True)
     assert "events 50% shorter than the kernels" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_cell_without_kernels_leaves_the_others_their_timelines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CUPTI shows none of the first cell, such as one without queries."""
+    lines = [Timeline(kernels=()), Timeline(kernels=(KernelTime(name="k", start_s=0.0, duration_s=1e-3),))]
+    monkeypatch.setattr("flashbench._profilers.timeline.device_records", lambda *_: [])
+    monkeypatch.setattr("flashbench._profilers.timeline.arrange", lambda _: lines.pop(0))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda *_: None)
+    timing = Timing(samples=Samples(samples_s=(1e-3,), cache="hot", method="events"), clocks={})
+    monkeypatch.setattr("flashbench.plan.refuses", lambda *_: None)
+    monkeypatch.setattr("flashbench.counting.child.call_of", lambda *_: nullcontext(lambda: None))
+    monkeypatch.setattr("flashbench.profilers.open_clocks", lambda device: None)
+    monkeypatch.setattr("flashbench.profilers.measure_time", lambda *_, **__: timing)
+    profile_timeline.show(cells(2), GPU, seed=0, json=True, csv=False, quiet=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["reason"] == "CUPTI recorded no kernel; another profiler may hold it; stop that one"
+    assert [kernel["kernel"] for kernel in rows[1]["kernels"]] == ["k"]
+    lines += [Timeline(kernels=())]
+    with pytest.raises(UnavailableError, match="no cell was recorded: CUPTI recorded no kernel"):
+        profile_timeline.show(cells(1), GPU, seed=0, json=True, csv=False, quiet=True)
 
 
 def test_a_cell_that_cannot_run_says_why_and_the_others_are_counted(fake, tmp_path: Path) -> None:
@@ -369,6 +391,42 @@ def test_the_command_keeps_every_cell_in_a_results_file(
     assert "clocks" not in found[0].counters
     with pytest.raises(UnavailableError, match="no counters"):
         profile_counters.show(asked, Target(), tmp_path / "out2", options)
+
+
+@pytest.mark.parametrize("asked", [{"detail": True}, {"kernels": True}, {}])
+def test_what_else_is_counted_is_shown_by_kernel(
+    capsys: pytest.CaptureFixture[str], asked: dict[str, bool]
+) -> None:
+    """Hit rates, sectors per request, shares of units and of time, as table and as rows of a level."""
+    record = profiled()
+    options = profile_counters.Options(json=True, **asked)
+    joined.show([record], GPU, kernels=options.kernels, detail=options.detail, json=True)
+    rows = [row for row in json.loads(capsys.readouterr().out) if row["level"] == "hardware"]
+    joined.show([record], GPU, kernels=options.kernels, detail=options.detail)
+    said = capsys.readouterr().out
+    assert ("What else was counted" in said) == bool(rows) == bool(asked)
+    if not asked:
+        return
+    assert [row["kernel"] for row in rows] == ["", "one", "two"]
+    assert [row["time_share"] for row in rows] == [1, 0.25, 0.75]
+    assert [row["l2_hit_share"] for row in rows] == [0.4, 0.9, 0.15]
+    assert [row["sectors_per_request"] for row in rows] == [None, 4, None]
+    assert [row["tensor_share"] for row in rows] == [None, 0.5, None]
+    for text in ("l2 hit", "sectors per request", "tensor", "90.0%", "4.00", "25.0%", "168"):
+        assert text in " ".join(said.split()), text
+    assert "mufu" not in said  # nothing counted it
+
+
+def profiled() -> Record:
+    """A counted cell of two kernels; the L1 of the second was not counted."""
+    one = {"time_s": 1e-3, "l2_hit_sectors": 9, "l2_miss_sectors": 1, "l1_sectors": 40, "l1_requests": 10,
+           "tensor_share": 0.5, "registers_per_thread": 168}  # fmt: skip
+    two = {"time_s": 3e-3, "l2_hit_sectors": 3, "l2_miss_sectors": 17, "registers_per_thread": 32}
+    total = {"time_s": 4e-3, "l2_hit_sectors": 12, "l2_miss_sectors": 18}
+    kernels = [{"kernel": "one", **one}, {"kernel": "two", **two}]
+    return Record(
+        cell=cells(1)[0], status="profiled", reason="no", counters={"total": total, "kernels": kernels}
+    )
 
 
 def test_grids_of_one_file_are_compiled_together_and_counted_in_one_process(

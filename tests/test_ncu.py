@@ -420,6 +420,11 @@ def test_without_ncu_it_says_where_to_get_it(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("FLASHBENCH_NCU", str(tmp_path / "none"))
     assert "install it" in str(ncu.why_unavailable())
     assert "install it" in ncu.profile(("a__b.sum",), tmp_path / "log.csv", ["true"], 2).reason
+    assert f"is not at FLASHBENCH_NCU ({str(tmp_path / 'none')!r}); " in str(ncu.why_unavailable())
+    monkeypatch.delenv("FLASHBENCH_NCU")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(ncu, "_PLACES", ())
+    assert "ncu (Nsight Compute) is not here; install it" in str(ncu.why_unavailable())
 
 
 def test_an_ncu_that_cannot_be_started_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from published import FIGURE_2_GB, MEMORY_MIB, SEQLENS, SERIES, Series
+from published import FIGURE_2_GB, MASKED_MS, MEMORY_MIB, SEQLENS, SERIES, Series
 
 from flashbench._iomodel.constants import FAMILIES
 from flashbench.devices import find
@@ -224,6 +224,33 @@ def test_a_cards_sweep_is_predicted_within_15_percent(card: str) -> None:
         for pass_ in ("fwd", "bwd"):
             assert len(errors[name, pass_]) >= 20
             assert statistics.median(map(abs, errors[name, pass_])) <= 0.15, (name, pass_)
+
+
+def test_the_mask_of_tables_12_and_13_is_a_masked_fill_forward_and_more_than_one_backward() -> None:
+    """Q7 of docs/counters.md: 2^31 scores at 4k there and here, where the mask's passes cost nearly alike."""
+    swept = {
+        (time.row.pass_, time.row.problem.causal): 1e3 * time.seconds
+        for time in SWEPT["h100-sxm"]
+        if time.name == "naive" and (time.row.problem.seqlen_k, time.row.problem.head_dim) == (4096, 64)
+    }
+    here = {pass_: swept[pass_, True] - swept[pass_, False] for pass_ in MASKED_MS}
+    there = {pass_: masked - plain for pass_, (plain, masked) in MASKED_MS.items()}
+    assert here["bwd"] / here["fwd"] == pytest.approx(1.2, abs=0.05)
+    assert there["bwd"] / there["fwd"] == pytest.approx(4.2, abs=0.05)
+    card, scores = find("a100-sxm-40gb"), 16 * 8 * 4096**2
+    ((_, pace),) = FAMILIES["naive"].paces["mask", "sm90"]
+    fill = 1e3 * 5 * scores / (pace * card.num_sms * card.clock_hz)  # a score twice, its mask once
+    copy = 1e3 * 4 * scores / (0.9 * card.hbm_bytes_per_s)
+    assert fill == pytest.approx(there["fwd"], rel=0.05)
+    assert fill + copy < 0.4 * there["bwd"]
+    page = (ROOT / "docs" / "counters.md").read_text(encoding="utf-8")
+    for text in (
+        f"costs {here['fwd']:.1f} ms forward and {here['bwd']:.1f} backward",
+        f"{there['fwd']:.0f} and {there['bwd']:.0f} ms on an A100",
+        f"gives an A100 {fill:.1f} ms", f"{fill + copy:.0f} with a copy",
+        f"{there['bwd'] - fill - copy:.0f} ms",
+    ):  # fmt: skip
+        assert text in page, text
 
 
 def test_every_sweep_of_a_gpu_is_judged() -> None:

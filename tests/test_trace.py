@@ -7,6 +7,8 @@ import itertools
 import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -311,6 +313,37 @@ def test_the_interpreter_is_as_before_afterwards() -> None:
     with pytest.raises(ZeroDivisionError):
         tracing.trace(lambda: 1 / 0)
     assert (dict(vars(interpreter.InterpreterBuilder)), dict(vars(interpreter.GridExecutor))) == before
+
+
+def test_a_trace_within_a_trace_counts_for_both_and_threads_take_turns() -> None:
+    import triton
+    import triton.language as tl
+
+    @triton.jit
+    def copy(X, Y, BLOCK: tl.constexpr):
+        lanes = tl.arange(0, BLOCK)
+        tl.store(Y + lanes, tl.load(X + lanes))
+
+    def call() -> None:
+        x = torch.ones(16)
+        copy[(1,)](x, torch.empty_like(x), BLOCK=16)
+
+    def loaded(launches: tuple[tracing.Launch, ...]) -> list[int]:
+        return [one.arguments["X"].loaded_bytes for one in launches]
+
+    inner: list[tuple[tracing.Launch, ...]] = []
+    outer = tracing.trace(lambda: (call(), inner.append(tracing.trace(call))))
+    assert (loaded(outer), loaded(inner[0])) == ([64, 64], [64])
+
+    def slowly() -> None:
+        call()
+        time.sleep(0.05)
+        call()
+
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(tracing.trace, [slowly, slowly]))
+    assert [loaded(one) for one in found] == [[64, 64], [64, 64]]
+    assert tracing.why_unavailable() is None
 
 
 def test_an_interpreter_of_another_make_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,10 +34,15 @@ def trace(records: Sequence[Record], writer: Writer, *, limit: int, seed: int, q
 
 
 def show(
-    records: Sequence[Record], target: Target, *, kernels: bool = False, json: bool = False, csv: bool = False
-) -> None:
-    """Print a row per cell and level, if any; kernels: one per kernel too. JSON, CSV: everything."""
+    records: Sequence[Record], target: Target, *, kernels: bool = False, detail: bool = False,
+    json: bool = False, csv: bool = False,
+) -> None:  # fmt: skip
+    """Print a row per cell and level, if any; kernels: one per kernel too. JSON, CSV: everything.
+
+    kernels, detail: what else was counted in a table of its own, in JSON and CSV as rows of a level more.
+    """
     from flashbench import console, devices
+    from flashbench._cli import hardware
 
     device = devices.match(target.name, sms=None, memory_bytes=target.total_bytes)
     whole = json or csv
@@ -47,10 +52,17 @@ def show(
     traced = any(row["traced"] is not None for row in table)
     counted = any(row["counted"] is not None for row in table)
     measured = [name for name, there in (("traced", traced), ("counted", counted)) if there]
+    columns = _columns(kernels=kernels or whole, traced=traced or whole, whole=whole)
+    beside = hardware.rows(records) if kernels or detail else []
+    more = hardware.columns(beside, whole=whole) if beside else []
     console.show_table(
-        _columns(kernels=kernels or whole, traced=traced or whole, whole=whole), table, json=json, csv=csv,
+        [*columns, *more] if whole else columns, [*table, *beside] if whole else table, json=json, csv=csv,
         title=f"Bytes predicted beside {' and '.join(measured)} (each kernel from a cold L2)",
     )  # fmt: skip
+    if more and not whole:
+        named = [column for column in _columns(kernels=True, traced=False, whole=False)
+                 if column.name in ("cell", "kernel")]  # fmt: skip
+        console.show_table([*named, *more], beside, title="What else was counted")
 
 
 def rows(records: Sequence[Record], device: Device | None, *, kernels: bool) -> list[dict[str, Any]]:

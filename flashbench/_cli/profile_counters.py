@@ -67,7 +67,9 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
     except KeyboardInterrupt:
         stopped = True
     records = runfile.load(out / RESULTS).records
-    joined.show(records, target, kernels=options.kernels, json=options.json, csv=options.csv)
+    joined.show(
+        records, target, kernels=options.kernels, detail=options.detail, json=options.json, csv=options.csv
+    )
     if stopped:
         console.warn(f"interrupted; {out / RESULTS} holds {len(records)} of {units.many(len(cells), 'cell')}")
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -63,8 +63,9 @@ def _timed(counting: Any, cell: Cell, target: Target, seed: int, tuned: Tuned | 
             clocks = profilers.open_clocks(target.device)
             timing = profilers.measure_time(call, device=target.device, cache="hot", clocks=clocks)
             busy = gpm.measure(call, torch.cuda.synchronize, clocks)
-    except FlashbenchError:
-        raise
+    except FlashbenchError as error:  # such as a cell without queries, which launches no kernel
+        said = str(error).removeprefix("--timeline: ")
+        return {"reason": "; ".join(text for text in (said, error.hint) if text)}
     except Exception as error:  # out of memory in one cell leaves the others
         return {"reason": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
     event_s = timing.samples.median_s

@@ -122,6 +122,14 @@ COUNTERS = (
 )  # fmt: skip
 """Every counter, in the order of the tables. ``launch``: comes with every profile, no pass is needed."""
 
+DERIVED: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "l2_hit_share": ("l2_hit_sectors", ("l2_hit_sectors", "l2_miss_sectors")),
+    "l1_hit_share": ("l1_hit_sectors", ("l1_sectors",)),
+    "sectors_per_request": ("l1_sectors", ("l1_requests",)),
+}
+"""Quotients of counters: what is divided, and by the sum of what. Sectors of a request of 32 lanes: 4 where
+they load 4 bytes side by side, 32 where each is elsewhere."""
+
 BY_NAME = {counter.name: counter for counter in COUNTERS}
 _SUMS = ("traffic", "detail")
 
@@ -134,6 +142,17 @@ def metrics(*, detail: bool) -> tuple[str, ...]:
 
 READ = frozenset(metric for counter in COUNTERS for metric in counter.metrics)
 """Every metric that is read from a profile."""
+
+
+def derived(counted: Mapping[str, Any]) -> dict[str, float | None]:
+    """The quotients of a kernel or a call; None where a counter is missing or nothing was asked for."""
+    found: dict[str, float | None] = {}
+    for name, (above, below) in DERIVED.items():
+        values = [counted.get(part) for part in (above, *below)]
+        known = [value for value in values if value is not None]
+        of = sum(known[1:])
+        found[name] = known[0] / of if len(known) == len(values) and of else None
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

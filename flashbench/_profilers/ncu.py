@@ -140,6 +140,11 @@ def find() -> str | None:
 def why_unavailable() -> str | None:
     """Why no counters can be asked for here, one sentence with its remedy, or None. Starts nothing."""
     if find() is None:
+        if asked := os.environ.get("FLASHBENCH_NCU"):
+            return (
+                f"ncu (Nsight Compute) is not at FLASHBENCH_NCU ({asked!r}); install it (it comes with CUDA,"
+                " or as nsight-compute) and set FLASHBENCH_NCU to its path, or unset it"
+            )
         return (
             "ncu (Nsight Compute) is not here; install it (it comes with CUDA, or as nsight-compute), or"
             " set FLASHBENCH_NCU to its path"

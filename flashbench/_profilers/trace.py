@@ -12,9 +12,11 @@ from __future__ import annotations
 import inspect
 import math
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any, NamedTuple
 
 from flashbench.errors import UnavailableError
@@ -41,6 +43,9 @@ _HOOKS: dict[str, dict[str, tuple[str, ...]]] = {
 autotuner stands still meanwhile; the same in every Triton from 3.6 on. Plain loads and stores, block
 pointers, tensor descriptors (also gathers and scatters) and atomic loads and stores end in masked loads and
 stores there, so they are seen too."""
+
+_ONE_AT_A_TIME = threading.RLock()
+"""Held while the interpreter, of which a process has one, is listened to: other threads wait their turn."""
 
 
 @dataclass
@@ -89,13 +94,14 @@ def trace(call: Callable[[], object]) -> tuple[Launch, ...]:
     """Run the call and return its launches in order.
 
     A kernel under ``triton.autotune`` runs with the first of its configurations that its own pruning keeps,
-    as nothing can be timed here; it stays with it in this process.
+    as nothing can be timed here; it stays with it in this process. A trace within a trace counts for both;
+    one in another thread waits until this one has ended.
 
     Raises UnavailableError where this process does not interpret Triton, or interprets with a Triton
     whose inside is unknown here.
     """
     recorder = _Recorder()
-    with _listening(_interpreter(), recorder):
+    with _ONE_AT_A_TIME, _listening(_interpreter(), recorder):
         call()
     return tuple(recorder.launches)
 
@@ -322,9 +328,9 @@ def _heard(owner: Any, name: str, listener: Callable[..., None]) -> Iterator[Non
 
 @contextmanager
 def _instead(owner: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
-    """The owner has this method in place of its own."""
+    """The owner has this method in place of its own, with the signature of its own."""
     original = getattr(owner, name)
-    setattr(owner, name, method)
+    setattr(owner, name, wraps(original)(method))
     try:
         yield
     finally:
