@@ -115,6 +115,7 @@ def assert_compiled(done: _compile.Compiled, architecture: str) -> None:
         assert spills(done) <= known.get((task.kernel, architecture, task.problem.head_dim), 0)
 
 
+@pytest.mark.slow
 def test_every_kernel_compiles_for_an_amd_gpu() -> None:
     """The plain ones: features are the slow test's."""
     found = [

@@ -217,6 +217,7 @@ for task in tasks[::int(sys.argv[2])]:
 """
 
 
+@pytest.mark.slow
 def test_a_kernels_place_in_tritons_cache_does_not_depend_on_what_was_compiled_before(tmp_path: Path) -> None:
     """Else what a worker compiled would be compiled again by its launch."""
     environment = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
