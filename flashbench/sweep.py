@@ -31,7 +31,6 @@ CAUSAL: Mapping[str, tuple[bool | str, ...]] = {
 }  # fmt: skip
 """Values of the axis: False, True (bottom-right) and top-left."""
 CACHES = ("cold", "hot")
-EXECUTORS = ("local", "ray", "slurm")
 EXCLUSIVE = (
     ("batch", "tokens"), ("heads", "hidden"), ("json", "csv"), ("quiet", "verbose"),
     ("varlen", "seqlens"), ("varlen", "seqlens_k"), ("varlen", "batch"), ("varlen", "tokens"),
@@ -118,7 +117,7 @@ OPTIONS = {
         Opt(name="seed", accepted=_NUMBER, parse=_int(2**63 - 1, minimum=0)),
         Opt(name="time_budget", accepted="a time such as '5m'", parse=_duration),
         Opt(name="cell_timeout", accepted="a time such as '10m'", parse=_duration),
-        Opt(name="executor", accepted="'local', 'ray' or 'slurm'", parse=_choice(EXECUTORS)),
+        Opt(name="executor", accepted="'local', 'ray' or 'slurm'", parse=_choice(("local", "ray", "slurm"))),
         *(
             Opt(name=name, accepted="text such as '0,1'", parse=lambda t, label, _: t)
             for name in ("devices", "address", "accelerator_type", "slurm_args")

@@ -3,8 +3,8 @@
     folder = fake_slurm.installed(tmp_path)    a folder for PATH with the five
     python tests/fake_slurm.py sbatch FILE     what each of them does
 
-Jobs are processes. A job's record is a file of the folder state: its number, process and last state. Jobs wait
-(PENDING) while the file ``hold`` is there.
+Jobs are processes. A job's record is a file of the folder state: its number, process and last state. Jobs
+wait (PENDING) while the file ``hold`` is there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ def jobs(state: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def keep(state: Path, number: str, **job: Any) -> None:
-    part = state / f"{number}.part{os.getpid()}"
+def keep(folder: Path, number: str, **job: Any) -> None:
+    part = folder / f"{number}.part{os.getpid()}"
     part.write_text(json.dumps(job))
-    part.rename(state / f"{number}.job")
+    part.rename(folder / f"{number}.job")
 
 
 def sbatch(state: Path, script: str) -> None:
@@ -129,10 +130,8 @@ def scontrol(state: Path, *line: str) -> None:
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    try:
+    with suppress(OSError):
         os.killpg(pid, number)
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

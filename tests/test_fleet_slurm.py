@@ -18,7 +18,7 @@ import faults
 import processes
 import pytest
 from attention import problem
-from test_fleet import cli_code
+from test_fleet import DEAD, cli_code
 from test_stopped import Run
 
 from flashbench import kernels, runfile
@@ -187,11 +187,11 @@ def submitit() -> Any:
     return pytest.importorskip("submitit", reason="the package submitit is not installed (flashbench[slurm])")
 
 
-def cells_of(problems: int, names: tuple[str, ...] = ("naive", "sdpa")) -> list[Cell]:
+def cells_of(problems: int) -> list[Cell]:
     return [
         Cell(implementation=name, problem=problem(seqlen_q=n), pass_="fwd")
         for n in range(1, problems + 1)
-        for name in names
+        for name in ("naive", "sdpa")
     ]
 
 
@@ -206,17 +206,17 @@ def local(submitit: Any) -> Any:
     return made
 
 
-def fleet_on(submitit: Any, folder: Path, jobs: int = 2, **options: Any) -> Any:
+def fleet_on(submitit: Any, folder: Path, jobs: int = 2, command: Any = faults.LIGHT) -> Any:
     from flashbench.fleet.on_slurm import OnSlurm
 
     made = OnSlurm(
         jobs=jobs,
         folder=folder / "slurm" / "1",
         target_type="cpu",
-        command=faults.LIGHT,
+        command=command,
         executor=local(submitit),
     )
-    made.options = RunOptions(environment=made.facts, policy=QUICK, cell_timeout_s=20.0, **options)
+    made.options = RunOptions(environment=made.facts, policy=QUICK, cell_timeout_s=20.0)
     return made
 
 
@@ -276,10 +276,10 @@ def test_where_all_goes_well_nothing_is_left_and_a_stop_keeps_whole_groups(
 
 
 @pytest.mark.slow
-def test_a_card_that_is_lost_with_every_group_ends_the_sweep(submitit: Any, tag: str, tmp_path: Path) -> None:
+def test_cards_that_measure_nothing_end_the_sweep(submitit: Any, tag: str, tmp_path: Path) -> None:
     rows: list[Record] = []
-    with pytest.raises(UnavailableError, match=LOST), fleet_on(submitit, tmp_path, jobs=1) as fleet:
-        fleet.run(cells_of(8, ("lost",)), rows.append)
+    with pytest.raises(UnavailableError, match=LOST), fleet_on(submitit, tmp_path, 1, DEAD) as fleet:
+        fleet.run(cells_of(8), rows.append)
     assert (tmp_path / "slurm" / "1" / "jobs").exists(), "the logs stay"
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ring_threads import run as in_threads
 from tiers import tiers
 
-from flashbench import devices, environment, links, runfile
+from flashbench import devices, environment, links, runfile, table
 from flashbench._iomodel import across, shards
 from flashbench.cli import main
 from flashbench.errors import SpecError, UnknownName
@@ -28,6 +28,9 @@ from flashbench.kernels import _local, merge
 from flashbench.kernels._inputs import make_inputs
 from flashbench.kernels._reference import Reference
 from flashbench.problem import Cell, Problem
+from flashbench.report import across as across_page
+from flashbench.report import words
+from flashbench.report.data import Results
 from flashbench.ring import group, measuring, ring_attention, rows
 
 PROBLEM = Problem(
@@ -469,3 +472,41 @@ def test_bad_input_is_one_line(line: tuple[str, ...], said: str, capsys: pytest.
     error = capsys.readouterr().err
     assert said in error
     assert error.startswith("error: ")
+
+
+def test_a_report_shows_what_was_measured_across_cards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = sorted((Path(__file__).resolve().parent.parent / "reports/h200-sxm-x2/ring").glob("*.jsonl"))
+    page = tmp_path / "report.html"
+    assert flashbench("report", *map(str, files), "--output", str(page), "-q") == 0
+    shown = page.read_text().partition('id="across"')[2].partition("<section")[0]
+    for file in files:
+        for row in runfile.load(file).ring:
+            assert f"<td>{row['implementation']}</td>" in shown
+            if "speedup" in row:
+                assert f"<td>{words.percent(row['efficiency'])}</td>" in shown
+                assert f"<td>{words.seconds(row['time_s'])}</td>" in shown
+            if "sent_bytes" in row:
+                assert f"<td>{words.bytes_text(row['sent_bytes'])}</td>" in shown
+    assert "2 × NVIDIA H200 over nvlink: fwd, causal, bf16" in shown
+    assert 'id="latency"' not in page.read_text(), "a file without cells has no empty sections"
+    capsys.readouterr()
+    assert flashbench("report", str(files[1]), "--markdown") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("## Attention on NVIDIA H200")
+    assert "| tokens | algorithm | status |" in said
+
+
+def test_a_row_that_did_not_run_is_in_the_report_with_its_reason() -> None:
+    failed = {
+        "implementation": "ulysses",
+        "pass": "fwd",
+        "seqlen": 64,
+        "status": "oom",
+        "reason": "no <room>",
+    }
+    results = Results(table=table.build([]), headers={}, ring={"a": [failed]})
+    shown = across_page.page(None, across_page.data(results))  # type: ignore[arg-type]
+    assert 'title="no &lt;room&gt;"' in shown
+    assert "oom" in shown

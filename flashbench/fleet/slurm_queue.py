@@ -139,17 +139,18 @@ def _asked(
 def how_it_ended(job: Any) -> str:
     """Why a job that is over raised or was lost, in one line; empty where it came to its end."""
     deadline = time.monotonic() + SHOWS_S
-    while not (told := job.paths.result_pickle.exists()) and time.monotonic() < deadline:
+    while not (shown := job.paths.result_pickle.exists()) and time.monotonic() < deadline:
         if job.state not in ("COMPLETED", "COMPLETING"):
             break
         time.sleep(0.2)
-    if not told:
+    if not shown:
         tail = _tail(job)
         return f"job {job.job_id} is gone ({job.state})" + (f": {tail}" if tail else "")
     if (error := job.exception()) is None:
         return ""
-    said = [line for line in str(error).splitlines() if line.strip() and not line.startswith(("-", "*", " "))]
-    return f"job {job.job_id}: {said[-1].strip()[:TAIL] if said else what(error)}"
+    said = str(error).partition("\nYou can check full logs")[0]  # submitit's words round a traceback
+    told = [line for line in said.splitlines() if line.strip() and not line.startswith(("-", "*", " "))]
+    return f"job {job.job_id}: {told[-1].strip()[:TAIL] if told else what(error)}"
 
 
 def _tail(job: Any) -> str:

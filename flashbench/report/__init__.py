@@ -38,9 +38,11 @@ def of(results: Results) -> str:
     from flashbench.report import page
     from flashbench.report.sections import SECTIONS
 
-    if results.table.empty or (results.table["status"] != "profiled").any():
+    alone = results.table.empty and (results.blocks or results.ring)
+    if not alone and (results.table.empty or (results.table["status"] != "profiled").any()):
         return page.document(results, SECTIONS, [page.section(row, results) for row in SECTIONS])
-    # cells that were counted or traced alone: most sections would say one after the other that none was timed
+    # cells that were counted or traced alone, or rows of other commands: most sections would say one after
+    # the other that none was timed
     shown = [row for row in SECTIONS if not row.data(results).empty]
     without = page.without(row for row in SECTIONS if row not in shown)
     return page.document(results, shown, [*(page.section(row, results) for row in shown), without])
