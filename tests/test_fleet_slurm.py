@@ -9,8 +9,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import fake_slurm
@@ -21,14 +24,17 @@ from attention import problem
 from test_fleet import DEAD, cli_code
 from test_stopped import Run
 
-from flashbench import kernels, runfile
-from flashbench.errors import SpecError, UnavailableError
+from flashbench import __version__, environment, kernels, runfile
+from flashbench.errors import SpecError, UnavailableError, UsageError
 from flashbench.fleet import mailbox, slurm_queue
 from flashbench.fleet.mailbox import Mailbox
 from flashbench.fleet.slurm_queue import _asked
+from flashbench.isolation import Bench
+from flashbench.kernels import Target
 from flashbench.problem import Cell
 from flashbench.profilers import Policy
 from flashbench.record import Record
+from flashbench.record_json import record_to_json
 from flashbench.runner import LOST, RunOptions
 
 QUICK = Policy(limit_s=0.001, min_samples=3, max_samples=3, warmup=1)
@@ -281,6 +287,215 @@ def test_cards_that_measure_nothing_end_the_sweep(submitit: Any, tag: str, tmp_p
     with pytest.raises(UnavailableError, match=LOST), fleet_on(submitit, tmp_path, 1, DEAD) as fleet:
         fleet.run(cells_of(8), rows.append)
     assert (tmp_path / "slurm" / "1" / "jobs").exists(), "the logs stay"
+
+
+# --- the driver, with jobs that are threads of the test
+
+
+class Job:
+    """A job as submitit has them."""
+
+    def __init__(self, number: int, box: Mailbox) -> None:
+        self.number, self.job_id, self.box = number, f"7_{number}", box
+        self.state, self.cancelled = "RUNNING", False
+        self.paths = SimpleNamespace(result_pickle=box.folder / f"result{number}")
+
+    def done(self) -> bool:
+        return self.state not in ("RUNNING", "PENDING")
+
+    def get_info(self, mode: str) -> dict[str, str]:
+        return {}
+
+    def stderr(self) -> str:
+        return "Killed"
+
+    def exception(self) -> None:
+        return None
+
+    def cancel(self, check: bool) -> None:
+        self.cancelled = True
+
+    def card(self, name: str) -> dict[str, Any]:
+        own = {"flashbench": __version__, "source_hash": environment.source_hash()}
+        facts = {**own, "host": "a", "device": name, "device_name": "CPU"}
+        self.box.write(f"cards/{self.job_id}.json", {"target": asdict(Target()), "facts": facts})
+        return facts
+
+    def measured(self, number: int, group: dict[str, Any], facts: dict[str, Any]) -> None:
+        bench = Bench(Target(), RunOptions(environment=facts))
+        cells = map(Cell.from_json, group["cells"])
+        rows = [record_to_json(bench.row(cell, {"status": "failed", "reason": "none"})) for cell in cells]
+        self.box.answer(number, self.job_id, {"rows": rows, "wall_s": 0.0, "facts": facts})
+
+
+class Player:
+    """submitit's executor, whose jobs do as the test says, each in a thread; the last play is repeated."""
+
+    def __init__(self, *plays: Callable[[Job], None]) -> None:
+        self.plays, self.jobs = list(plays), list[Job]()
+
+    def __call__(self, folder: Path) -> Player:
+        self.box = Mailbox(folder.parent)
+        return self
+
+    def batch(self) -> Any:
+        return nullcontext()
+
+    def submit(self, _: object) -> Job:
+        job = Job(len(self.jobs), self.box)
+        self.jobs.append(job)
+        play = self.plays[min(job.number, len(self.plays) - 1)]
+        threading.Thread(target=play, args=(job,), daemon=True).start()
+        return job
+
+
+def ready(job: Job, name: str = "cpu:1") -> dict[str, Any]:
+    """The facts of the job's card, once it may begin."""
+    facts = job.card(name)
+    with mailbox.Beat(job.box, job.job_id):
+        while job.box.read("setup.json") is None and not job.box.over:
+            time.sleep(0.01)
+    return facts
+
+
+def good(job: Job) -> None:
+    facts = ready(job, f"cpu:{job.job_id}")
+    while claimed := job.box.claim(job.job_id):
+        job.measured(*claimed, facts)
+    job.paths.result_pickle.touch()
+    job.state = "COMPLETED"
+
+
+def played(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *plays: Callable[[Job], None], **options: Any
+) -> tuple[list[Record], Player]:  # fmt: skip
+    from flashbench.fleet import on_slurm
+
+    monkeypatch.setitem(sys.modules, "submitit", ModuleType("submitit"))
+    monkeypatch.setattr(on_slurm, "LOOK_EVERY_S", 0.02)
+    player, rows = Player(*plays), list[Record]()
+    with on_slurm.OnSlurm(jobs=1, folder=folder / "slurm" / "1", target_type="cpu", executor=player) as fleet:
+        fleet.options = RunOptions(environment=fleet.facts, **options)
+        fleet.run(cells_of(4), rows.append)
+    return rows, player
+
+
+def once_each(rows: list[Record]) -> bool:
+    return Counter(one.cell.key for one in rows) == Counter(cell.key for cell in cells_of(4))
+
+
+def test_a_group_whose_job_is_gone_is_the_next_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(job: Job) -> None:
+        ready(job)
+        assert job.box.claim(job.job_id)
+        job.state = "NODE_FAIL"
+
+    rows, player = played(tmp_path, monkeypatch, dies, good)
+    assert once_each(rows)
+    assert len(player.jobs) == 2
+    assert {one.environment["device"] for one in rows} == {"cpu:7_1"}
+    assert (tmp_path / "slurm" / "1" / "todo").exists(), "the folder stays where a job was lost"
+
+
+def test_a_group_that_takes_every_job_with_it_has_rows_that_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies_of_the_first(job: Job) -> None:
+        facts = ready(job)
+        while claimed := job.box.claim(job.job_id):
+            if claimed[0] == 0:
+                job.state = "OUT_OF_MEMORY"
+                return
+            job.measured(*claimed, facts)
+        job.paths.result_pickle.touch()
+        job.state = "COMPLETED"
+
+    rows, player = played(tmp_path, monkeypatch, dies_of_the_first)
+    assert once_each(rows)
+    assert len(player.jobs) == 4
+    lost = [one for one in rows if one.status == "skipped"]
+    assert len(lost) == 2
+    assert all((one.reason or "").startswith(f"{LOST}: 3 times with the job") for one in lost)
+    assert not any(map(runfile.is_final, lost))
+
+
+def test_a_job_that_hangs_is_given_up_and_what_it_says_later_counts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flashbench.fleet import on_slurm
+
+    monkeypatch.setattr(on_slurm, "SILENT_S", 0.3)
+    monkeypatch.setattr(mailbox, "BEAT_S", 0.05)
+    late, told = threading.Event(), threading.Event()
+
+    def hangs(job: Job) -> None:
+        facts = ready(job, "cpu:late")
+        claimed = job.box.claim(job.job_id)
+        assert claimed
+        late.wait(20.0)
+        job.measured(*claimed, facts)
+        told.set()
+
+    def takes_over(job: Job) -> None:
+        facts = ready(job, "cpu:next")
+        with mailbox.Beat(job.box, job.job_id):
+            while claimed := job.box.claim(job.job_id):
+                late.set()  # both have the first
+                assert told.wait(20.0)
+                job.measured(*claimed, facts)
+        job.paths.result_pickle.touch()
+        job.state = "COMPLETED"
+
+    rows, player = played(tmp_path, monkeypatch, hangs, takes_over)
+    assert once_each(rows)
+    assert player.jobs[0].cancelled
+    assert {one.environment["device"] for one in rows} <= {"cpu:late", "cpu:next"}
+
+
+def test_a_job_that_began_again_elsewhere_has_rows_of_its_new_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moves(job: Job) -> None:
+        facts = ready(job, "cpu:old")
+        claimed = job.box.claim(job.job_id)
+        assert claimed
+        job.measured(*claimed, facts)
+        time.sleep(0.2)
+        facts = job.card("cpu:new")
+        while claimed := job.box.claim(job.job_id):
+            job.measured(*claimed, facts)
+        job.state = "COMPLETED"
+        job.paths.result_pickle.touch()
+
+    rows, _ = played(tmp_path, monkeypatch, moves)
+    assert once_each(rows)
+    assert Counter(one.environment["device"] for one in rows) == {"cpu:old": 2, "cpu:new": 6}
+    assert not (tmp_path / "slurm").exists()
+
+
+def test_what_the_time_budget_does_not_reach_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(job: Job) -> None:
+        facts = ready(job)
+        claimed = job.box.claim(job.job_id)
+        assert claimed
+        time.sleep(0.5)
+        job.measured(*claimed, facts)
+        good(job)
+
+    rows, _ = played(tmp_path, monkeypatch, slow, time_budget_s=0.2)
+    assert once_each(rows)
+    assert Counter(one.status for one in rows) == {"failed": 2, "skipped": 6}
+
+
+def test_another_flashbench_on_a_node_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other(job: Job) -> None:
+        facts = {"flashbench": "0.0", "source_hash": "x", "host": "a", "device": "cpu:1"}
+        job.box.write(f"cards/{job.job_id}.json", {"target": asdict(Target()), "facts": facts})
+
+    with pytest.raises(UsageError, match=r"--executor 'slurm': a has flashbench 0\.0"):
+        played(tmp_path, monkeypatch, other)
 
 
 # --- the command, on a Slurm of this host

@@ -448,6 +448,12 @@ def test_dry_run_and_io_model_agree(capsys: pytest.CaptureFixture[str]) -> None:
     assert first[0]["link"] == "nvlink"
 
 
+def test_what_is_not_modelled_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert flashbench("ring", "--dry-run", "--impls", "torch-cp", "--seqlens", "64k", "--json") == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert "not modelled" in row["reason"]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -460,7 +466,10 @@ def test_dry_run_and_io_model_agree(capsys: pytest.CaptureFixture[str]) -> None:
         (("ring", "--causal", "top-left", "--device", "cpu"), "--causal"),
         (("ring", "--gpu", "h100-sxm"), "--dry-run"),
         (("ring", "--dry-run", "--out", "x"), "--out 'x'"),
+        (("ring", "--dry-run", "--check"), "--check and --dry-run"),
+        (("ring", "--dry-run", "--link", "pcie"), "--gpu"),
         (("ring", "--link", "ethernet"), "nvlink"),
+        (("ring", "--device", "cpu", "--link", "pcie"), "a CPU has no link"),
         (("io-model", "--link", "pcie"), "--world-size"),
         (("io-model", "--world-size", "2", "--link", "pcie"), "--gpu"),
         (("io-model", "--world-size", "2", "--models", "flash-v2"), "--models"),

@@ -90,6 +90,7 @@ class OnSlurm:
         self._cards: dict[str, Mapping[str, Any]] = {}
         self._open: dict[int, Group] = {}
         self._begun = set[int]()
+        self._worked = set[tuple[str, str]]()
         self._beside = defaultdict[int, set[str]](set)
         self._lost = defaultdict[int, list[str]](list)
         self._failed, self._whole = 0, True
@@ -128,7 +129,7 @@ class OnSlurm:
     ) -> dict[str, float]:
         """Measure the cells as Bench.run does, rows of a group together when it is done.
 
-        Of what it returns, workers is how many cards were at work at some time.
+        Of what it returns, workers is how many cards measured something.
         """
         start, told = time.monotonic(), 0
         close_earlier(self._box.folder)
@@ -146,7 +147,7 @@ class OnSlurm:
                     on_record(row)
             if self._open:
                 time.sleep(LOOK_EVERY_S)
-        return {"wall_s": time.monotonic() - start, "workers": float(len(self._cards))}
+        return {"wall_s": time.monotonic() - start, "workers": float(len(self._worked))}
 
     def _submit(self, count: int) -> None:
         for job in self._queue.submit(count, self._job):
@@ -204,8 +205,11 @@ class OnSlurm:
         for number, name in self._box.numbers("done").items():
             if (said := self._box.read(f"done/{number:06d}@{name}.json")) is None:
                 continue  # a network file system shows it before its content
-            if number in self._open and name in self._cards:
-                more = row_facts(self._cards[name], sorted(self._beside[number]))
+            if number in self._open:
+                self._cards[name] = said["facts"]  # of a job that began again, another than before
+                refuse_other(said["facts"], "slurm")
+                self._worked.add((said["facts"]["host"], said["facts"]["device"]))
+                more = row_facts(said["facts"], sorted(self._beside[number]))
                 self._failed = 0
                 self.calls_s += said["wall_s"]
                 del self._open[number]

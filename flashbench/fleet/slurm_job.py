@@ -78,8 +78,8 @@ def _measured(box: Mailbox, name: str, bench: Bench, driver: Pulse) -> int:
         skipped = [row.reason or "" for row in rows if row.status == "skipped"]
         if lost := next((reason for reason in skipped if reason.startswith(LOST)), None):
             raise RuntimeError(lost)  # the group is another card's to try
-        wall_s = time.monotonic() - start
-        box.answer(number, name, {"rows": [record_to_json(row) for row in rows], "wall_s": wall_s})
+        said = {"rows": [record_to_json(row) for row in rows], "wall_s": time.monotonic() - start}
+        box.answer(number, name, {**said, "facts": bench.options.environment})
         count += 1
     return count
 
