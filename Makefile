@@ -43,7 +43,7 @@ h100-peers: $(VENV)/.run-installed
 test: $(VENV)/.test-installed
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-full: $(OLDEST)/.installed
+test-full: $(OLDEST)/.installed $(VENV)/.fleet-installed
 	$(PYTEST) $(ARGS)
 	PYTHONPATH=$(OLDEST) $(PYTEST) $(KERNEL_TESTS)
 
@@ -90,6 +90,11 @@ $(VENV)/.run-installed: $(VENV)/.made pyproject.toml
 $(VENV)/.test-installed: $(VENV)/.made pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[test,lint]'
 	@touch $@ $(VENV)/.run-installed
+
+# What the tests of fleets run on: a local Ray cluster, jobs of submitit.
+$(VENV)/.fleet-installed: $(VENV)/.test-installed
+	$(BIN)/python -m pip install --quiet -e '.[ray,slurm]'
+	@touch $@
 
 $(VENV)/.docs-installed: $(VENV)/.made pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[docs]'

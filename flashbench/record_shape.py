@@ -79,8 +79,9 @@ RING: Mapping[str, Any] = {
     TEXT),
     **dict.fromkeys(("world_size", "batch", "num_heads", "num_kv_heads", "seqlen", "head_dim", "head_dim_v"),
     COUNT),
-    **dict.fromkeys(("time_s", "one_card_s", "compute_s", "link_s", "overlap", "speedup", "efficiency"),
-    NUMBER),
+    **dict.fromkeys(("time_s", "one_card_s", "compute_s", "link_s", "overlap", "speedup", "efficiency",
+    "flops_per_s", "tokens_per_s", "link_bytes_per_s", "peak_bytes", "model_time_s", "model_compute_s",
+    "model_link_s", "model_one_card_s", "model_exposed_s", "model_efficiency"), NUMBER),
     "link_tensors": {"*": COUNT}, "link_bytes": COUNT, "sent_bytes": COUNT, "sent_by_rank": [COUNT],
     "samples_s": [NUMBER], "max_abs_error": _NUMBERS, "budget": _NUMBERS, "causal": FLAG, "hidden": FLAG,
 }  # fmt: skip

@@ -117,11 +117,12 @@ OPTIONS = {
         Opt(name="seed", accepted=_NUMBER, parse=_int(2**63 - 1, minimum=0)),
         Opt(name="time_budget", accepted="a time such as '5m'", parse=_duration),
         Opt(name="cell_timeout", accepted="a time such as '10m'", parse=_duration),
-        Opt(name="executor", accepted="'local' or 'ray'", parse=_choice(("local", "ray"))),
+        Opt(name="executor", accepted="'local', 'ray' or 'slurm'", parse=_choice(("local", "ray", "slurm"))),
         *(
             Opt(name=name, accepted="text such as '0,1'", parse=lambda t, label, _: t)
-            for name in ("devices", "address", "accelerator_type")
+            for name in ("devices", "address", "accelerator_type", "slurm_args")
         ),
+        Opt(name="jobs", accepted="a whole number such as 8", parse=_int(1000)),
         Opt(name="in_process", accepted="true or false"),
         Opt(name="tuned", accepted="a path such as 'tuned.json'", parse=_path),
         Opt(name="out", accepted="a path such as 'results/today'", parse=_path),

@@ -96,6 +96,11 @@ def blocks(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
     return {name: file.blocks for name, file in named(files) if file.blocks}
 
 
+def ring(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The rows of ``ring`` of each file that has some, by run name."""
+    return {name: file.ring for name, file in named(files) if file.ring}
+
+
 def ceilings(files: Sequence[RunFile], given: Sequence[Ceilings] = ()) -> dict[str, Ceilings]:
     """What each run's card was measured to reach, by run name; a run without is left out.
 

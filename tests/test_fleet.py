@@ -214,7 +214,7 @@ def test_other_devices_are_refused_with_what_is_accepted(text: str) -> None:
     [
         (["--devices", "0"], "--devices '0': is of another; accepted: with --executor local"),
         (["--address", "auto", "--executor", "local"], "--address 'auto'"),
-        (["--executor", "slurm"], "--executor 'slurm' is not known (known: local, ray)"),
+        (["--executor", "pbs"], "--executor 'pbs' is not known (known: local, ray, slurm)"),
         (["--executor", "local", "--device", "cpu"], "--device 'cpu'"),
         (["--executor", "local", "--devices", "cpu,cpu", "--in-process"], "--in-process"),
         (["--executor", "local", "--devices", "cpu,cpu", "--counters"], "--counters"),

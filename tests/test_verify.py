@@ -230,3 +230,23 @@ def test_a_lock_file_that_a_kill_left_behind_holds_nothing(tmp_path: Path) -> No
     with Lock(tmp_path), pytest.raises(UsageError):
         Lock(tmp_path)
     assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "others"),
+    [
+        ("h200-sxm-x2/ring/forward.jsonl", "as written; 4 rows of ring", {"ring": 4}),
+        ("h200-sxm/block/gpt2-medium.jsonl", "rows of block", {"block": 24}),
+    ],
+)
+def test_rows_of_other_commands_are_counted_as_theirs(
+    name: str, said: str, others: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(__file__).resolve().parent.parent / "reports" / name
+    code, out, _ = verify(capsys, path)
+    assert code == 0
+    assert said in out
+    assert " 0 rows" not in out
+    _, out, _ = verify(capsys, path, "--json")
+    [row] = json.loads(out)
+    assert (row["rows"], row["other_rows"]) == (0, others)

@@ -19,9 +19,9 @@ from flashbench._cli.run import OUT, REPORT, RESULTS, Request
 from flashbench.errors import EXIT_INTERRUPTED, GateError, UnavailableError
 
 if TYPE_CHECKING:
+    from flashbench._cli.fleet import Cluster
     from flashbench.console import Column
     from flashbench.fleet import Local
-    from flashbench.fleet.on_ray import OnRay
     from flashbench.isolation import Bench
     from flashbench.kernels import Target
     from flashbench.problem import Cell
@@ -105,7 +105,7 @@ def sweep(request: Request, results: Path, about: dict[str, Any]) -> Iterator[Wr
 
 
 def _open(
-    request: Request, results: Path, about: dict[str, Any], bench: Bench | Local | OnRay
+    request: Request, results: Path, about: dict[str, Any], bench: Bench | Local | Cluster
 ) -> tuple[Writer, Sequence[Cell]]:
     """The file to append to and the cells that it lacks."""
     from flashbench import ceilings, console, runfile
@@ -155,7 +155,7 @@ def _how(request: Request, about: dict[str, Any]) -> RunOptions:
     )
 
 
-def _run(request: Request, bench: Bench | Local | OnRay, cells: Sequence[Cell], writer: Writer) -> None:
+def _run(request: Request, bench: Bench | Local | Cluster, cells: Sequence[Cell], writer: Writer) -> None:
     """Measure the cells. Raises KeyboardInterrupt where it was stopped, once what was at work is kept."""
     from flashbench import console, units
     from flashbench._cli import live

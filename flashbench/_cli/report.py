@@ -172,7 +172,8 @@ def results_of(
 
     return Results(
         table=table.build(files), headers=table.headers(files), numerics=table.numerics(files),
-        blocks=table.blocks(files), ceilings=table.ceilings(files, list(map(ceilings_.load, ceilings))),
+        blocks=table.blocks(files), ring=table.ring(files),
+        ceilings=table.ceilings(files, list(map(ceilings_.load, ceilings))),
         timelines={key: one for path in timelines for key, one in timelines_.load(path).items()},
         claims=() if claims is None else claims_.judge(claims_.load(), _folder(claims)),
     )  # fmt: skip

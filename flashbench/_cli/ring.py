@@ -110,6 +110,8 @@ def ring(
     ranks, limit_s = _ranks(given), _limit(given)
     form = {"json": json, "csv": csv, "quiet": quiet}
     if dry_run:
+        if check:
+            raise UsageError("--check and --dry-run exclude each other; accepted: one of the two")
         _predict(given, ranks, form)
         return
     if "gpu" in given:
@@ -119,8 +121,11 @@ def ring(
     from flashbench import units
     from flashbench.ring.rows import Asked
 
+    link = _link(given)
+    if link and target.type == "cpu":
+        raise UsageError(f"--link {link!r}: a CPU has no link in the model; accepted: with GPUs or --dry-run")
     asked = Asked(
-        ranks=ranks, device_type=target.type, link=_link(given), limit_s=limit_s, timed=not check,
+        ranks=ranks, device_type=target.type, link=link, limit_s=limit_s, timed=not check,
         seed=units.parse_int(given.get("seed", "0"), "--seed", minimum=0),
     )  # fmt: skip
     rows, lost = _measure(grids[target.type], asked, target, path, given, quiet=quiet)
@@ -174,10 +179,11 @@ def _predict(given: Mapping[str, str], ranks: int, form: Mapping[str, bool]) -> 
             option = options.on_line(name)
             raise UsageError(f"{option} {given[name]!r} has no meaning with --dry-run; accepted: without it")
     cards: Sequence[Any] = gpu_.choose(given["gpu"]) if "gpu" in given else [None]
-    link = _link(given)
+    if (link := _link(given)) and "gpu" not in given:
+        raise UsageError(f"--link {link!r} needs a card; accepted: with --gpu")
     found = []
     for cell in cells_of(given, "cuda"):
-        refusal = rows.why_unsupported(cell, ranks, "cuda")
+        refusal = rows.why_unsupported(cell, ranks, "cuda") or rows.why_not_modelled(cell)
         for card in cards:
             row = rows.modelled(cell, ranks, card, link)
             found.append(row | {"gpu": card.name if card else None, "reason": refusal})

@@ -55,7 +55,8 @@ def _show(
 def _word(name: str, value: Any) -> str:
     words = {
         "num_heads": "{} heads", "num_kv_heads": "{} K/V heads", "head_dim": "d {}", "head_dim_v": "dv {}",
-        "batch": "batch {}", "world_size": "{} ranks", "link": "over {}", "local_step": "by {}",
+        "batch": "batch {}", "world_size": "{} rank" if value == 1 else "{} ranks", "link": "over {}",
+        "local_step": "by {}",
     }  # fmt: skip
     if name == "causal":
         return "causal" if value else "full"

@@ -14,7 +14,7 @@ from flashbench._cli.feature_options import with_features
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from flashbench.fleet.on_ray import OnRay
+    from flashbench._cli.fleet import Cluster
     from flashbench.kernels import Target
     from flashbench.problem import Cell
     from flashbench.tuned import Tuned as TunedFile
@@ -151,6 +151,8 @@ def run(
     devices: fleet.Devices = None,
     address: fleet.Address = None,
     accelerator_type: fleet.AcceleratorType = None,
+    jobs: fleet.Jobs = None,
+    slurm_args: fleet.SlurmArgs = None,
     in_process: Annotated[
         bool | None,
         options.flag(
@@ -216,7 +218,7 @@ def _remark(model: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A resolved command line: every option's value, where it runs and what. cluster: of --executor ray."""
+    """A resolved command line: every option's value, where it runs and what. cluster: of Ray, of Slurm."""
 
     values: Mapping[str, Any]
     texts: Mapping[str, str | bool]
@@ -224,7 +226,7 @@ class Request:
     cells: tuple[Cell, ...]
     out: Path | None
     tuned: TunedFile | None = None
-    cluster: OnRay | None = None
+    cluster: Cluster | None = None
 
     def flag(self, name: str) -> bool:
         """True where the flag is on."""

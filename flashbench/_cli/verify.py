@@ -43,13 +43,18 @@ def verify(
 def _row(verdict: Verdict) -> dict[str, object]:
     return {
         "file": str(verdict.path), "ok": verdict.ok, "schema": verdict.schema, "rows": verdict.rows,
+        "other_rows": dict(verdict.others),
         "missing": verdict.missing, "unsealed_lines": verdict.unsealed, "torn": verdict.torn,
         "damage": [{"line": number, "what": what} for number, what in verdict.damage],
     }  # fmt: skip
 
 
 def _lines(verdict: Verdict) -> list[str]:
-    notes = [f"{verdict.rows} rows"]
+    from flashbench import units
+
+    notes = [f"{units.many(count, 'row')} of {command}" for command, count in verdict.others.items()]
+    if verdict.rows or not notes:
+        notes.insert(0, units.many(verdict.rows, "row"))
     if verdict.missing:
         notes.append(f"{verdict.missing} planned cells have none")
     if verdict.unsealed:

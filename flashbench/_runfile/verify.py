@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,10 @@ from flashbench._runfile import lines
 from flashbench.errors import RunFileError
 from flashbench.record_json import record_from_json
 
-AFTER = ("counters", "trace", "timings", "numerics", "blocks", "ring")
-"""Types of lines that are no row."""
+OTHERS = {"numerics": "check --numerics", "blocks": "block", "ring": "ring"}
+"""Types of lines that are rows of other commands than run, and which."""
+AFTER = ("counters", "trace", "timings", *OTHERS)
+"""Types of lines that are no row of a cell."""
 SEALED = 5
 """The first schema whose lines have checksums."""
 
@@ -20,12 +23,14 @@ SEALED = 5
 @dataclass(kw_only=True)
 class Verdict:
     """What ``verify`` found. damage: (line, what) of lines that are not as they were written; rows: of cells;
-    missing: planned cells without a row; unsealed: lines from before there were checksums; torn: the last
-    line broke off in a write, which loses nothing that was finished."""
+    others: rows of other commands, by command; missing: planned cells without a row; unsealed: lines from
+    before there were checksums; torn: the last line broke off in a write, which loses nothing that was
+    finished."""
 
     path: Path
     schema: int | None = None
     rows: int = 0
+    others: Counter[str] = field(default_factory=Counter)
     missing: int = 0
     unsealed: int = 0
     torn: bool = False
@@ -56,6 +61,8 @@ def verify(path: Path, data: bytes, newest: int) -> Verdict:
                 record = record_from_json(value)
                 found.damage += [(number, said) for said in _row(value, record.cell.key, keys)]
                 keys.add(record.cell.key)
+            elif value["type"] in OTHERS:
+                found.others[OTHERS[value["type"]]] += 1
         except (ValueError, RunFileError) as error:
             found.damage.append((number, str(error)))
             continue

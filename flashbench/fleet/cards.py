@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flashbench import environment, units
-from flashbench.errors import SpecError
+from flashbench import __version__, environment, units
+from flashbench.errors import SpecError, UsageError
 from flashbench.kernels import Target
 
 ACCEPTED = "GPUs such as '0,1' or 'cuda:0,cuda:1', 'all', or 'cpu,cpu'"
@@ -95,3 +95,14 @@ def row_facts(facts: Mapping[str, Any], neighbours: list[str]) -> dict[str, Any]
     """The environment of a row. facts: of its card."""
     own = {**environment.row_fields(facts), **{name: facts.get(name) for name in ROW}}
     return {**own, "neighbours": neighbours}
+
+
+def refuse_other(facts: Mapping[str, Any], executor: str) -> None:
+    """Raise UsageError for a card whose process runs another flashbench: one file is of one."""
+    theirs = (facts["flashbench"], facts["source_hash"])
+    ours = (__version__, environment.source_hash())
+    if theirs != ours:
+        raise UsageError(
+            f"--executor {executor!r}: {facts['host']} has flashbench {theirs[0]} (sources {theirs[1]}), this"
+            f" process {ours[0]} ({ours[1]}); accepted: the same on every node"
+        )

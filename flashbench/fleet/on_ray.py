@@ -23,11 +23,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
-from flashbench import __version__, environment, runner
+from flashbench import runner
 from flashbench._runner.outcomes import duration, what
-from flashbench.errors import UnavailableError, UsageError
+from flashbench.errors import UnavailableError
 from flashbench.fleet import ray_actor
-from flashbench.fleet.cards import row_facts
+from flashbench.fleet.cards import refuse_other, row_facts
 from flashbench.fleet.deal import Group, Neighbours, expected, longest_first
 from flashbench.isolation import Bench, protocol
 from flashbench.problem import Cell
@@ -220,7 +220,7 @@ class OnRay:
     def _taken(self, hand: _Hand, answer: Any) -> Iterable[Record]:
         """The rows of an answer; of one that is lost none, and its group is the next that somebody gets."""
         if hand.facts is None and not isinstance(answer, BaseException):
-            self._refuse_other(answer["facts"])
+            refuse_other(answer["facts"], "ray")
             hand.facts, self._failed = answer["facts"], 0
             return ()
         group, hand.group = hand.group, ()
@@ -262,16 +262,6 @@ class OnRay:
         setup = protocol.setup_to_json(self.target, self.options, elapsed_s=0.0, timed=(), names=())
         cells = [cell.to_json() for cell in hand.group]
         self._hands[hand.actor.measure.remote(setup["options"], cells)] = hand
-
-    def _refuse_other(self, facts: Mapping[str, Any]) -> None:
-        """Raise UsageError for a node with another flashbench: one file is of one."""
-        theirs = (facts["flashbench"], facts["source_hash"])
-        ours = (__version__, environment.source_hash())
-        if theirs != ours:
-            raise UsageError(
-                f"--executor 'ray': {facts['host']} has flashbench {theirs[0]} (sources {theirs[1]}), this"
-                f" process {ours[0]} ({ours[1]}); accepted: the same on every node"
-            )
 
     def _over_budget(self, elapsed_s: float) -> Iterable[Record]:
         """Rows of what does not start any more."""

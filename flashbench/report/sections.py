@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flashbench.report import (
+    across,
     blocks,
     cells,
     claimed,
@@ -211,6 +212,14 @@ SECTIONS = (
         " (infer), no optimizer. MFU: matrix FLOPs, three forwards to a training step, over the dense peak."
         " The share of attention is its calls timed alone over the step.",
         data=blocks.data, page=blocks.page, empty="No layers were measured ('block --out').",
+    ),
+    Section(
+        key="across", title="Across cards",
+        about="One sequence on several cards, checked against fp64 before it was timed. Speed-up: over the"
+        " same kernels on one card; efficiency: that over the number of cards. Overlap: of the shorter of"
+        " compute and link, each timed alone, the share that costs no time. Bytes: what the rank that sends"
+        " most sent, counted, beside the model's.",
+        data=across.data, page=across.page, empty="Nothing was measured across cards ('ring --out').",
     ),
     Section(
         key="claims", title="The literature's claims",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashbench.errors import UnavailableError
-from flashbench.report import data, glance, summary, words
+from flashbench.report import across, data, glance, summary, words
 from flashbench.report.data import KEYS, Results
 from flashbench.report.figures import rate_unit
 from flashbench.units import format_length
@@ -38,6 +38,9 @@ def markdown(results: Results) -> list[str]:
     for title, head, rows in tables(results, "time_s"):
         lines += ["", f"### Time: {title}", "", _pipes(head), _pipes(["---", *["--:"] * (len(head) - 1)])]
         lines += map(_pipes, rows)
+    for title, head, rows in across.plain(across.data(results)):
+        lines += ["", f"### {title}", "", _pipes(head), _pipes(["---", "---", *["--:"] * (len(head) - 2)])]
+        lines += map(_pipes, rows)
     return [*lines, "", *_commands(results)]
 
 
@@ -64,8 +67,11 @@ def _pipes(cells: Sequence[str]) -> str:
 
 
 def _device(results: Results) -> str:
-    names = sorted({str(name) for name in results.table["device"].dropna()})
-    return html.escape(", ".join(names) or "an unnamed device")
+    named = (header.get("environment") or {} for header in results.headers.values())
+    names = {str(name) for name in results.table["device"].dropna()} or {
+        str(name) for one in named if (name := one.get("device_name"))
+    }
+    return html.escape(", ".join(sorted(names)) or "an unnamed device")
 
 
 def _commands(results: Results) -> list[str]:

@@ -93,6 +93,13 @@ def why_unsupported(cell: Cell, ranks: int, device_type: str) -> str | None:
     return None
 
 
+def why_not_modelled(cell: Cell) -> str | None:
+    """Why the model says nothing of the cell's algorithm, one sentence, or None."""
+    if cell.implementation in across.ALGORITHMS:
+        return None
+    return f"{cell.implementation} is another package's: measured, and not modelled"
+
+
 def modelled(cell: Cell, ranks: int, card: Device | None, link: str = "") -> dict[str, Any]:
     """The cell's fields and what the model says of it; without a card of links no seconds."""
     p = cell.problem
