@@ -23,8 +23,8 @@ from flashbench.kernels._block_mask import DeviceMask
 from flashbench.kernels._jit_keys import settle
 
 HIGH_CAP = 128.0
-"""Above it every tanh is computed as for fp32: the short form is off by 2**-24, whatever the score, and the cap
-times that is then more than fp32's rounding of scores of ten.
+"""Above it every tanh is computed as for fp32: the short form is off by 2**-24, whatever the score, and the
+cap times that is then more than fp32's rounding of scores of ten.
 """
 
 INTERPRETED = isinstance(kernels.forward, InterpretedFunction)
