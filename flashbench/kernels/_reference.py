@@ -10,7 +10,8 @@ inputs are: naive's is computed in fp32 from them (``CUT_OFF``). Of fp32, and of
 three standard deviations of naive's error stand in place of its largest where that is more
 (``_other_units``). ref knows no dtype: it takes the inputs as they are (``_exact``). Small problems compare
 every row; larger ones o, lse and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and
-dbias where both meet, so that 64k is checked in bounded memory. The sequences of a packed batch are problems of their own.
+dbias where both meet, so that 64k is checked in bounded memory. The sequences of a packed batch are problems
+of their own.
 
 Source: the rule of FlashAttention's own tests (naive in the same dtype as the yardstick) with an fp64
 reference.
