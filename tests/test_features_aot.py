@@ -66,11 +66,17 @@ PLAIN_SPILLS: dict[tuple[str, str, int], int] = {
 SPARSE_SPILLS = SPILLS | {("fwd", "sm_90", 128): 34, ("dq", "sm_90", 128): 6, ("dkdv", "gfx942", 64): 58}
 """The same with a block mask, whose bits are looked at beside the scores."""
 
+HIGH_CAP_SPILLS = SPILLS | {("dkdv", "sm_90", 64): 179}
+"""The same where the softcap is high."""
+
 CANNOT = {("dkdv", "gfx942", "dropout")}
 """What Triton 3.9 does not compile: its AMD backend puts a mask of one bit per element in shared memory."""
 
-LONG = {"varlen": {"batch": 3, "lengths": ((4096, 4096), (0, 3), (1000, 2000))}}
-"""Features whose values are other ones where sequences are long."""
+LONG = {
+    "varlen": {"batch": 3, "lengths": ((4096, 4096), (0, 3), (1000, 2000))},
+    "high cap": {"softcap": 1000.0},
+}
+"""Features whose values are other ones where sequences are long, and a softcap whose tanh takes longer."""
 
 
 def asked(head_dim: int, feature: str) -> Problem:
@@ -83,7 +89,10 @@ def tasks() -> list[tuple[_compile.Task, str, str]]:
     """(task, architecture, feature) of all that each implementation launches for what it takes, each once."""
     found: dict[Any, tuple[_compile.Task, str, str]] = {}
     everything = itertools.product(
-        ("flash-v2", "flash-v1", "flash-v2-atomic"), ARCHITECTURES, (64, 128), ("plain", "causal", *FEATURES)
+        ("flash-v2", "flash-v1", "flash-v2-atomic"),
+        ARCHITECTURES,
+        (64, 128),
+        ("plain", "causal", "high cap", *FEATURES),
     )
     for name, architecture, head_dim, feature in everything:
         card, p = ARCHITECTURES[architecture], asked(head_dim, feature)
@@ -112,6 +121,7 @@ def assert_compiled(done: _compile.Compiled, architecture: str) -> None:
     if done.sass and triton.__version__.startswith("3.9."):
         p = task.problem
         known = SPARSE_SPILLS if p.block_mask else SPILLS if p.options else PLAIN_SPILLS
+        known = HIGH_CAP_SPILLS if p.softcap == LONG["high cap"]["softcap"] else known
         assert spills(done) <= known.get((task.kernel, architecture, task.problem.head_dim), 0)
 
 
@@ -145,6 +155,7 @@ def test_every_variant_compiles_and_spills_no_more_than_known(architecture: str)
     assert {feature for _, feature in found} >= {
         "window",
         "softcap",
+        "high cap",
         "alibi",
         "bias",
         "dropout",

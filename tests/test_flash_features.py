@@ -196,6 +196,24 @@ def test_any_head_dims_on_a_gpu(d: int, dv: int, number: int) -> None:
     )
 
 
+@pytest.mark.parametrize("cap", [50.0, 128.0, 300.0, 1e3, 1e6, 1e30])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_cap_of_any_height_leaves_low_scores_their_bits(cap: float, dtype: torch.dtype) -> None:
+    """tanh(x) from exp(x) alone is off by 2**-24 near 0: times a cap of 1e6, by hundredths."""
+    q, k, v, dout = (rand(1, 2, 40, 32, seed=n, dtype=dtype) for n in range(4))
+
+    def results(attention: Any, to: torch.dtype, *extra: None) -> list[Tensor]:
+        leaves = [x.to(to).requires_grad_() for x in (q, k, v)]
+        o, lse = attention(*leaves, *extra, softcap=cap)
+        return [o, lse, *torch.autograd.grad(o, leaves, dout.to(to))]
+
+    mine = results(lambda *x, **how: flash.flash_attention(*x, return_lse=True, **how), dtype)
+    exact = results(dense, torch.float64, None, None)
+    assert (mine[1] - exact[1]).abs().max() < 1.5e-6
+    for one, other in zip(mine, exact, strict=True):
+        assert (one - other).abs().max() < 4 * torch.finfo(dtype).eps * other.abs().max() + 1e-6
+
+
 @pytest.mark.parametrize("lowest", [-1e6, torch.finfo(torch.float32).min])
 def test_what_is_added_to_all_keys_of_a_row_moves_no_gradient(lowest: float) -> None:
     """As masks of the lowest number do to rows of padding: lse then has no bits left for the sum."""

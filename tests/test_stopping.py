@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 
@@ -27,6 +28,23 @@ def rounds(seed: int, spread: float, count: int, each: int = 10, between: float 
 def test_the_ranks_that_hold_the_median_are_those_of_the_binomial(count: int, rank: int | None) -> None:
     # Conover's table of 95 % intervals of a median
     assert _rank(count) == rank
+
+
+@pytest.mark.parametrize("count", [1023, 1024, 2000, 5000])
+def test_samples_by_the_thousand_have_their_ranks_too(count: int) -> None:
+    # a short call's samples; 2**1024 is no float
+    rank = _rank(count)
+    assert rank is not None
+    outside = sum(math.comb(count, below) for below in range(rank))
+    assert outside * 40 <= 2**count < (outside + math.comb(count, rank)) * 40
+    assert rank == pytest.approx(count / 2 - 0.98 * count**0.5, abs=1.5)  # the normal's, of as many
+
+
+def test_thousands_of_samples_are_a_timing() -> None:
+    policy = Policy(limit_s=10, min_samples=1, max_samples=2000, warmup=1)
+    timing = profilers.measure_time(lambda: None, device="cpu", cache="hot", policy=policy)
+    assert len(timing.samples.samples_s) == 2000
+    assert timing.how["half_width"] >= 0
 
 
 @pytest.mark.parametrize("df", [1, 2, 3, 5, 10, 40])

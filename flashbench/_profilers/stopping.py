@@ -99,10 +99,13 @@ def half_width(rounds: Rounds) -> float | None:
 @cache
 def _rank(count: int) -> int | None:
     """The largest r for which the r-th smallest and r-th largest of count samples hold the median."""
-    outside, rank = 0, 0
-    allowed = (1 - CONFIDENCE) / 2 * 2**count
-    while rank < count and (outside := outside + math.comb(count, rank)) <= allowed:
+    rarely = round(2 / (1 - CONFIDENCE))  # one in so many on either side; 2**count may be beyond floats
+    # in how many ways of 2**count there are rank samples on one side of the median, and so many or fewer
+    rank, ways, outside = 0, 1, 1
+    while rank < count and outside * rarely <= 2**count:
         rank += 1
+        ways = ways * (count - rank + 1) // rank
+        outside += ways
     return rank or None
 
 

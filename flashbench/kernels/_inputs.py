@@ -52,6 +52,11 @@ class Inputs:
         """The tensors of ``differentiable``; gradients come in this order."""
         return tuple(self.differentiable().values())
 
+    def widened(self) -> Inputs:
+        """The same numbers in fp32."""
+        tensors = (*self.differentiable(), "dout")
+        return replace(self, **{name: getattr(self, name).detach().float() for name in tensors})
+
     def detached(self, *, grad: bool) -> Inputs:
         """The same storage behind fresh leaves, which require grad where asked."""
         fresh = {name: x.detach().requires_grad_(grad) for name, x in self.differentiable().items()}

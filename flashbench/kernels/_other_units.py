@@ -23,6 +23,9 @@ DRAWS = 8
 LIMIT = 2**18
 """(query, key) pairs over batch and heads up to which errors are drawn: beyond, the largest is of many."""
 
+FEW = 400
+"""Numbers from which on the largest of normal errors is three standard deviations or more."""
+
 Tensors = dict[str, Tensor]
 
 
@@ -44,7 +47,8 @@ def deviations(
         for total, found, exact in zip(squares, compute(replace(inputs, **scaled)), refs, strict=True):
             for name, x in found.items():
                 error = x.double() / units.get(name, 1.0) - exact[name]
-                total[name] += error.nan_to_num_(nan=0.0).square_()  # -inf less -inf, of a row without keys
+                error.nan_to_num_(0.0, 0.0, 0.0)  # rows without keys; what overflows in 16 bits alone
+                total[name] += error.square_()
     return {name: max(_largest(name, part[name]) for part in squares) for name in refs[0]}
 
 

@@ -6,11 +6,12 @@ An implementation's tensor x passes if, with maxima over the compared rows,
 
 where naive is the textbook op list run in the tensors' dtype (or, where that is not finite, in fp32
 with its result rounded; ``_yardstick``); of fp8 on inputs that went through it. lse is fp32 whatever the
-inputs are: naive's is computed in fp32 from them (``CUT_OFF``). Of fp32 three standard deviations of naive's
-error stand in place of its largest where that is more (``_other_units``). ref knows no dtype: it takes the
-inputs as they are (``_exact``). Small problems compare every row; larger ones o, lse and
-dq on sampled query rows, dk and dv on sampled key rows, of all heads, and dbias where both meet, so that 64k
-is checked in bounded memory. The sequences of a packed batch are problems of their own.
+inputs are: naive's is computed in fp32 from them (``CUT_OFF``). Of fp32, and of small tensors in 16 bits,
+three standard deviations of naive's error stand in place of its largest where that is more
+(``_other_units``). ref knows no dtype: it takes the inputs as they are (``_exact``). Small problems compare
+every row; larger ones o, lse and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and
+dbias where both meet, so that 64k is checked in bounded memory. The sequences of a packed batch are problems
+of their own.
 
 Source: the rule of FlashAttention's own tests (naive in the same dtype as the yardstick) with an fp64
 reference.
@@ -94,7 +95,7 @@ class Reference:
             ]
 
         self._parts_of = parts
-        self._draws = problem.dtype == "fp32" and pairs <= _other_units.LIMIT
+        self._draws = problem.dtype in ("fp32", "fp16", "bf16") and pairs <= _other_units.LIMIT
         self._forward: dict[str, Expected] = {}
         self.parts = parts(inputs)
         self._rounded = parts(_fp8.rounded(problem, inputs)) if problem.dtype_bytes == 1 else self.parts
@@ -214,13 +215,7 @@ class Reference:
                 found = _shaped(part, naive(part, torch.float32))
                 found = {name: x if name == "lse" else x.to(dtype) for name, x in found.items()}
             yardsticks.append(found)
-        drawn: dict[str, float] = {}
-        if self._draws:
-
-            def again(inputs: Inputs) -> list[Tensors]:
-                return [_shaped(part, naive(part, computed)) for part in self._parts_of(inputs)]
-
-            drawn = _other_units.deviations(self._inputs, again, refs)
+        drawn = self._drawn(refs, naive, yardsticks) if self._draws else {}
         expected = {}
         for name in yardsticks[0]:
             mine, theirs = ([part[name] for part in parts] for parts in (refs, yardsticks))
@@ -236,6 +231,30 @@ class Reference:
             own = torch.float32 if name in ("lse", "dsinks") else dtype
             expected[name] = Expected(tuple(mine), 2 * error + 2 * max(rounding(ref, own) for ref in mine))
         return expected
+
+    def _drawn(
+        self, refs: list[Tensors], naive: Callable[[Part, torch.dtype], Tensors], found: list[Tensors]
+    ) -> dict[str, float]:
+        """By tensor, a standard deviation of naive's errors, where its largest one may be luck.
+
+        In 16 bits of small tensors alone; of lse, which is computed in fp32 from them, in fp32.
+        """
+
+        def of(inputs: Inputs, dtype: torch.dtype) -> dict[str, float]:
+            def again(inputs: Inputs) -> list[Tensors]:
+                return [_shaped(part, naive(part, dtype)) for part in self._parts_of(inputs)]
+
+            return _other_units.deviations(inputs, again, refs)
+
+        dtype = input_dtype(self.problem)
+        if dtype == torch.float32:
+            return of(self._inputs, dtype)
+        sizes = {name: sum(part[name].numel() for part in found) for name in found[0].keys() - {"dsinks"}}
+        few = {name for name, size in sizes.items() if size < _other_units.FEW}
+        drawn = of(self._inputs, dtype) if few - {"lse"} else {}
+        if "lse" in few:
+            drawn["lse"] = of(self._inputs.widened(), torch.float32)["lse"]
+        return {name: drawn[name] for name in few}
 
 
 def _sequence(

@@ -137,11 +137,13 @@ def score(
     """(score in natural units, tanh of the cap) from q.k.
 
     cap * tanh(scale * q.k / cap), less slope times the distance to the diagonal, plus bias. BIAS points
-    at the head's first row; BIAS_ROWS and BIAS_COLS: along which sides it varies.
+    at the head's first row; BIAS_ROWS and BIAS_COLS: along which sides it varies. CAPPED: 2 of a cap so high
+    that scores lie where the short form of tanh cancels.
     """
+    ACCURATE: tl.constexpr = EXACT or CAPPED > 1
     t = s * scale
     if CAPPED:
-        t = tiles.tanh(t / cap, EXACT)
+        t = tiles.tanh(t / cap, ACCURATE)
         s = t * cap
     else:
         s = t
