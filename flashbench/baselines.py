@@ -13,7 +13,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,12 +86,13 @@ def store(text: str | None) -> Path:
     return Path(text or os.environ.get(VARIABLE) or STORE)
 
 
-def key_of(runs: Iterable[Run]) -> Key:
-    """The device and environment of runs. Raises UsageError where they differ."""
-    keys = {str(key): key for key in map(_key, runs)}
+def key_of(side: Side) -> Key:
+    """The device and environment of a side's runs. Raises UsageError where they differ."""
+    keys = {str(key): key for key in map(_key, side.runs)}
     if len(keys) > 1:
         raise UsageError(
-            f"the runs are of {' and of '.join(sorted(keys))}; accepted: runs of one device and environment"
+            f"{','.join(str(run.path) for run in side.runs)}: the runs are of"
+            f" {' and of '.join(sorted(keys))}; accepted: runs of one device and environment"
         )
     return next(iter(keys.values()))
 
@@ -107,7 +108,7 @@ def save(side: Side, root: Path, name: str, commit: str) -> Baseline:
     Raises UsageError for a bad name, for unlike runs and where the disk refuses.
     """
     check_name(name)
-    key = key_of(side.runs)
+    key = key_of(side)
     several = len(side.runs) > 1
     names = {
         f"results{f'-{number}' if several else ''}{run.path.suffix or '.jsonl'}": run.path
@@ -120,7 +121,7 @@ def save(side: Side, root: Path, name: str, commit: str) -> Baseline:
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "files": {file: hashlib.sha256(content).hexdigest() for file, content in data.items()},
     }  # fmt: skip
-    text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(about, indent=1) + "\n"
     _replace(root / name / key.folder, data | {FILE: text.encode()})
     return load(root / name / key.folder / FILE)
 
@@ -158,7 +159,7 @@ def promote(root: Path, name: str, to: str) -> list[Baseline]:
     for one in found:
         one.side()  # a damaged file is not handed on
         about = json.loads((one.folder / FILE).read_text(encoding="utf-8")) | {"name": to}
-        text = json.dumps(about, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(about, indent=1) + "\n"
         files = {file: (one.folder / file).read_bytes() for file in one.files}
         _replace(root / to / one.key.folder, files | {FILE: text.encode()})
     return [load(root / to / one.key.folder / FILE) for one in found]
@@ -192,7 +193,7 @@ def fitting(found: Sequence[Baseline], side: Side) -> Baseline | None:
 
     What is exact in one environment only has no second choice.
     """
-    key = key_of(side.runs)
+    key = key_of(side)
     alike = [one for one in found if one.key.device == key.device]
     same = [one for one in alike if one.key == key]
     if not same and any(run.kind in EXACT for run in side.runs):

@@ -145,6 +145,7 @@ LEFT_OUT: Sequence[tuple[Any, str, Any]] = (
     (calibrate, "measure", _refuse),
     (calibrate, "measure_one", _refuse),
     (decoding, "run", _refuse),
+    (decoding, "check_case", _refuse),
     (tuning, "candidates", _refuse),
     (blocks, "_check", _refuse),
     (ring_rows, "Group", _refuse),

@@ -149,3 +149,29 @@ def test_an_unknown_figure_names_the_option() -> None:
     found = check(["report", "r.jsonl", "--figures", "out", "--figure", "x"])
     assert found.code == 2
     assert found.err.startswith("error: --figure 'x' is not known")
+
+
+def test_runs_of_two_environments_are_no_baseline_and_are_named() -> None:
+    written(Path("a.jsonl"), [record("naive", 1024)])
+    written(Path("b.jsonl"), [record("naive", 1024)], torch="1.0")
+    found = check(["baseline", "save", "a.jsonl,b.jsonl"], ["a.jsonl,b.jsonl"])
+    assert found.code == 2
+
+
+def test_a_baseline_whose_words_are_no_unicode_is_handed_on() -> None:
+    written(Path("a.jsonl"), [record("naive", 1024)])
+    assert check(["baseline", "save", "a.jsonl", "--name", "b", "--store", "store"]).code == 0
+    (about,) = Path("store").rglob("baseline.json")
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"commit": "\ud800"}))
+    assert check(["baseline", "promote", "b", "c", "--store", "store"]).code == 0
+
+
+@pytest.mark.parametrize("spread", [[1e308, 3.0], [0.1, 1e300], [-0.1, 3.0], [0.1, 0.0]])
+def test_a_noise_profile_whose_spread_is_none(spread: list[float]) -> None:
+    written(Path("a.jsonl"), [record("naive", 1024)])
+    metrics = {"time_s": {"correlation": 0.5, "cells": {"a": spread}}}
+    profile = {"type": "noise", "schema": 1, "device": "x", "runs": 3, "metrics": metrics}
+    Path("noise.json").write_text(json.dumps(profile))
+    found = check(["compare", "a.jsonl", "a.jsonl", "--noise", "noise.json"], ["noise.json"])
+    assert found.code == 4
+    assert "degrees of freedom" in found.err

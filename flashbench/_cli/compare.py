@@ -198,7 +198,7 @@ def sides_of(base: str, new: str | None, baseline: str | None, store: str | None
     found = baselines.fitting(known, side)
     if found is None:
         kept = "; ".join(str(one.key) for one in known) or "nothing"
-        text = f"--baseline {baseline!r} holds nothing of {baselines.key_of(side.runs)}; it holds: {kept}"
+        text = f"--baseline {baseline!r} holds nothing of {baselines.key_of(side)}; it holds: {kept}"
         console.error(UsageError(text, hint="'flashbench baseline save' keeps one"))
         raise typer.Exit(EXIT_UNDECIDED)
     return found.side(), side

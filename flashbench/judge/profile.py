@@ -8,7 +8,6 @@ freedom]."""
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -96,10 +95,14 @@ def _parse(document: Any, path: str) -> Profile:
     return Profile(device=str(document["device"]), measures=measures, path=path)
 
 
+MOST = 100.0
+"""Spread of a cell's runs, as a logarithm, beyond which it is no spread of times: a factor of e**100."""
+
+
 def _repeats(value: Mapping[str, Any]) -> Repeats:
     cells = {key: Spread(*map(float, pair)) for key, pair in value["cells"].items()}
     for key, spread in cells.items():
-        if not (math.isfinite(spread.deviation) and spread.deviation >= 0 and 0 < spread.df < math.inf):
+        if not (0 <= spread.deviation <= MOST and 0 < spread.df < 1e9):
             raise ValueError(
                 f"{key!r} has a spread of {spread.deviation} with {spread.df} degrees of freedom"
             )
