@@ -86,12 +86,15 @@ def store(text: str | None) -> Path:
     return Path(text or os.environ.get(VARIABLE) or STORE)
 
 
-def key_of(side: Side) -> Key:
-    """The device and environment of a side's runs. Raises UsageError where they differ."""
+def key_of(side: Side, typed: str = "") -> Key:
+    """The device and environment of a side's runs. Raises UsageError where they differ.
+
+    typed: what named the runs, where that is no list of them.
+    """
     keys = {str(key): key for key in map(_key, side.runs)}
     if len(keys) > 1:
         raise UsageError(
-            f"{','.join(str(run.path) for run in side.runs)}: the runs are of"
+            f"{typed or ','.join(str(run.path) for run in side.runs)}: the runs are of"
             f" {' and of '.join(sorted(keys))}; accepted: runs of one device and environment"
         )
     return next(iter(keys.values()))

@@ -154,8 +154,13 @@ def test_an_unknown_figure_names_the_option() -> None:
 def test_runs_of_two_environments_are_no_baseline_and_are_named() -> None:
     written(Path("a.jsonl"), [record("naive", 1024)])
     written(Path("b.jsonl"), [record("naive", 1024)], torch="1.0")
-    found = check(["baseline", "save", "a.jsonl,b.jsonl"], ["a.jsonl,b.jsonl"])
+    for line in ("baseline save *.jsonl", "baseline save a.jsonl,b.jsonl"):
+        found = check(line.split(), [line.split()[-1]])
+        assert found.code == 2
+    assert check(["baseline", "save", "a.jsonl", "--name", "b", "--store", "store"]).code == 0
+    found = check(["compare", "--baseline", "b", "--store", "store", "*.jsonl"], ["*.jsonl"])
     assert found.code == 2
+    assert "'*.jsonl'" in found.err
 
 
 def test_a_baseline_whose_words_are_no_unicode_is_handed_on() -> None:

@@ -48,6 +48,7 @@ def save(
     from flashbench.judge import load_side
 
     side = load_side(runs, "RUNS")
+    baselines.key_of(side, f"RUNS {runs!r}")
     said = next((run.commit for run in side.runs if run.commit), "")
     found = baselines.save(side, baselines.store(store), name, commit or said or _head())
     if not quiet:

@@ -194,11 +194,12 @@ def sides_of(base: str, new: str | None, baseline: str | None, store: str | None
     if new is not None:
         raise UsageError(f"--baseline {baseline!r} is the base side; accepted: one side beside it, not two")
     side = judge.load_side(base, "NEW")
+    key = baselines.key_of(side, f"NEW {base!r}")
     known = baselines.named(baseline, baselines.store(store))
     found = baselines.fitting(known, side)
     if found is None:
         kept = "; ".join(str(one.key) for one in known) or "nothing"
-        text = f"--baseline {baseline!r} holds nothing of {baselines.key_of(side)}; it holds: {kept}"
+        text = f"--baseline {baseline!r} holds nothing of {key}; it holds: {kept}"
         console.error(UsageError(text, hint="'flashbench baseline save' keeps one"))
         raise typer.Exit(EXIT_UNDECIDED)
     return found.side(), side
