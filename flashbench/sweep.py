@@ -217,15 +217,14 @@ class Sweep:
 
         Raises SpecError for a cell that occurs twice and for more than MAX_CELLS cells.
         """
-        axes = (
-            self.dtypes, self.head_dims, self.head_dims_v, self.causal, self.kv_heads,
-            self.seqlens, self.seqlens_k, self.passes, self.impls,
-        )  # fmt: skip
-        count = 1
-        for axis in axes:
-            count *= 1 if axis is None else len(axis)
-        if count > MAX_CELLS:
-            raise SpecError(f"the axes multiply to {count} cells; accepted: at most {MAX_CELLS}")
+        axes = ("seqlens", "seqlens_k", "head_dims", "head_dims_v", "dtypes", "causal", "kv_heads", "passes",
+                "impls")  # fmt: skip
+        sizes = {
+            f"--{name.replace('_', '-')}": len(axis)
+            for name in axes
+            if (axis := getattr(self, name)) is not None
+        }
+        units.limit(sizes, MAX_CELLS, "cells")
         cells = tuple(
             Cell(implementation=name, problem=problem, pass_=pass_)
             for problem in self.problems()

@@ -10,8 +10,9 @@ says what is accepted.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fractions import Fraction
 
 from flashbench.errors import SpecError, UnknownName
@@ -124,6 +125,21 @@ def _stepping(span: tuple[int, int, int], text: str, option: str) -> Iterator[in
             hint=f"end at {format_length(below)} or {format_length(below + step)}, or list the values",
         )
     return iter(range(start, end + 1, step))
+
+
+PROBLEMS = "--seqlens, --head-dims and other axes"
+"""For ``limit``: of problems that were multiplied out already."""
+
+
+def limit(sizes: Mapping[str, int], most: int, what: str) -> None:
+    """Raise SpecError, naming the longest, where axes multiply to more than most. sizes: by option."""
+    count = math.prod(sizes.values())
+    if count > most:
+        longest = max(sizes, key=lambda option: sizes[option])
+        raise SpecError(
+            f"{longest}: {sizes[longest]} values, and the axes multiply to {count} {what}; accepted: at most"
+            f" {most}"
+        )
 
 
 def parse_names(text: str, option: str, known: Collection[str] | None) -> tuple[str, ...]:

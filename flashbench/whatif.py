@@ -149,10 +149,9 @@ def evaluate(
     variant: Variant = DEFAULT,
 ) -> IoTable:
     """Every combination, the card innermost. Without sram, tiles are those that ``estimate`` chooses."""
-    count = len(problems) * len(passes) * len(names)
-    count *= max(1, len(devices)) * max(1, len(sram)) * max(1, len(blocks))
-    if count > sweep.MAX_CELLS:
-        raise SpecError(f"the axes multiply to {count} rows; accepted: at most {sweep.MAX_CELLS}")
+    sizes = {units.PROBLEMS: len(problems), "--passes": len(passes), "--models": len(names),
+             "--gpu": len(devices) or 1, "--sram": len(sram) or 1, "--block-q": len(blocks) or 1}  # fmt: skip
+    units.limit(sizes, sweep.MAX_CELLS, "rows")
     found = []
     for problem, pass_, size, block, name, device in product(
         problems, passes, sram or (None,), blocks or (None,), names, devices or (None,)

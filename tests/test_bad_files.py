@@ -180,3 +180,18 @@ def test_a_noise_profile_whose_spread_is_none(spread: list[float]) -> None:
     found = check(["compare", "a.jsonl", "a.jsonl", "--noise", "noise.json"], ["noise.json"])
     assert found.code == 4
     assert "degrees of freedom" in found.err
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("check --seqlens 1-4096+1", "--seqlens"), ("run --seqlens-k 1-4096+1", "--seqlens-k"),
+        ("io-model --seqlens 1-4096+1 --head-dims 1-64+1", "--seqlens, --head-dims"),
+        ("decode --kv-lens 1-4096+1 --batch 1-32+1", "--kv-lens"),
+        ("ring --dry-run --world-size 8 --seqlens 1-4096+1 --head-dims 1-64+1", "--seqlens"),
+    ],
+)  # fmt: skip
+def test_axes_that_multiply_to_too_many_name_one(line: str, named: str) -> None:
+    found = check(line.split())
+    assert found.code == 2
+    assert found.err.startswith(f"error: {named}")

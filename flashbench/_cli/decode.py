@@ -214,9 +214,9 @@ def parse_steps(texts: Mapping[str, str]) -> list[Step]:
         raise SpecError(
             f"--splits {units.quoted(splits)}: accepted: {AUTO}, or 1 to {decode_configs.MAX_SPLITS}"
         ) from None
-    total = len(models) * len(dtypes) * len(batches) * len(pages) * len(lengths)
-    if total > MAX_CELLS:
-        raise SpecError(f"the axes multiply to {total} rows; accepted: at most {MAX_CELLS}")
+    sizes = {"--model": len(models), "--dtypes": len(dtypes), "--batch": len(batches),
+             "--page-size": len(pages), "--kv-lens": len(lengths)}  # fmt: skip
+    units.limit(sizes, MAX_CELLS, "rows")
     return [
         Step(
             preset=model, kv_len=length, batch=batch, page_size=page, dtype=dtype, splits=count,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flashbench._cli import options
-from flashbench.errors import SpecError, UsageError
+from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
     from flashbench._cli.io_request import Request
@@ -37,9 +37,10 @@ def show(request: Request, line: Mapping[str, str | None], *, json: bool, csv: b
         units.parse_choice(link, "--link", links.KINDS)
         if line.get("gpu") is None:
             raise UsageError(f"--link {link!r} needs a card; accepted: with --gpu")
-    count = len(request.problems) * len(request.passes) * len(request.choices) * len(across.ALGORITHMS)
-    if count > MAX_ROWS:
-        raise SpecError(f"--world-size: the axes multiply to {count} rows; accepted: {MAX_ROWS}")
+    sizes = {units.PROBLEMS: len(request.problems), "--passes": len(request.passes),
+             "--gpu and other axes of cards": len(request.choices),
+             "--world-size": len(across.ALGORITHMS)}  # fmt: skip
+    units.limit(sizes, MAX_ROWS, "rows")
     found = []
     for problem in request.problems:
         for pass_ in request.passes:

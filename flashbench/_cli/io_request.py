@@ -96,9 +96,9 @@ def read(line: Mapping[str, str | None], given: Mapping[str, Any]) -> Request:
     devices = gpu.choose(cards) if cards is not None else []
     variant = _variant(line, mode, problems)
     choices = io_sweep.swept(line, _choices(line, devices, variant))
-    count = len(problems) * len(joined["passes"]) * len(names) * len(choices)
-    if count > sweep.MAX_CELLS:
-        raise SpecError(f"the axes multiply to {count} rows; accepted: at most {sweep.MAX_CELLS}")
+    sizes = {units.PROBLEMS: len(problems), "--passes": len(joined["passes"]), "--models": len(names),
+             "--gpu, --sram and other axes of tiles": len(choices)}  # fmt: skip
+    units.limit(sizes, sweep.MAX_CELLS, "rows")
     return Request(
         problems=problems,
         passes=joined["passes"],

@@ -159,9 +159,9 @@ def _estimates(given: Mapping[str, Any]) -> list[CacheEstimate]:
     seqlens = units.parse_axis(given.get("seqlens", SEQLENS), "--seqlens", maximum=MAX_SEQLEN)
     batch = units.parse_int(given.get("batch", "1"), "--batch")
     served = _serving(given)
-    count = len(models) * len(dtypes) * len(seqlens) * len(served)
-    if count > MAX_CELLS:
-        raise SpecError(f"the axes multiply to {count} rows; accepted: at most {MAX_CELLS}")
+    sizes = {"--seqlens": len(seqlens), "--model": len(models), "--dtypes": len(dtypes),
+             "--gpu and other axes of cards": len(served)}  # fmt: skip
+    units.limit(sizes, MAX_CELLS, "rows")
     try:
         return [
             kvcache.estimate(model, seqlen=seqlen, batch=batch, dtype=dtype, serving=how)
