@@ -26,8 +26,8 @@ from flashbench.problem import Cell, Problem
 from flashbench.record import LOADS, Record, Samples
 
 __all__ = [
-    "LOST", "OnProgress", "OnRecord", "RunOptions", "Session", "groups", "never", "precompile", "run_cells",
-    "unworried", "what", "why_wrong",
+    "LOST", "OnProgress", "OnRecord", "RunOptions", "Session", "groups", "never", "over_budget", "precompile",
+    "run_cells", "unworried", "what", "why_wrong",
 ]  # fmt: skip
 
 log = logging.getLogger("flashbench")
@@ -71,6 +71,14 @@ class RunOptions:
     policy: profilers.Policy | None = None
     environment: Mapping[str, Any] | None = None
     tuned: tuned.Tuned | None = None
+
+
+def over_budget(options: RunOptions, elapsed_s: float) -> dict[str, Any] | None:
+    """What becomes of a cell that would start now, the time budget being spent; None before that is so."""
+    budget = options.time_budget_s
+    if budget is None or elapsed_s <= budget:
+        return None
+    return {"status": "skipped", "reason": f"time budget of {duration(budget)} spent"}
 
 
 def run_cells(
@@ -302,10 +310,7 @@ class Session:
         """Why no further cell starts; reasons begin as runfile.NOT_STARTED says."""
         if self.lost is not None:
             return {"status": "skipped", "reason": self.lost}
-        budget = self.options.time_budget_s
-        if budget is not None and time.monotonic() - self._started > budget:
-            return {"status": "skipped", "reason": f"time budget of {duration(budget)} spent"}
-        return None
+        return over_budget(self.options, time.monotonic() - self._started)
 
     def _recover(self, cell: Cell) -> None:
         gc.collect()

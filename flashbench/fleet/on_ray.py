@@ -265,12 +265,11 @@ class OnRay:
 
     def _over_budget(self, elapsed_s: float) -> Iterable[Record]:
         """Rows of what does not start any more."""
-        budget = self.options.time_budget_s
-        if budget is None or elapsed_s <= budget:
+        outcome = runner.over_budget(self.options, elapsed_s)
+        if outcome is None:
             return ()
         groups = list(self._left)
         self._left.clear()
-        outcome = {"status": "skipped", "reason": f"time budget of {duration(budget)} spent"}
         return [row for group in groups for row in self._rows(group, outcome)]
 
     def _rows(self, group: Group, outcome: Mapping[str, Any]) -> list[Record]:
