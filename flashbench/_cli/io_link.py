@@ -39,7 +39,7 @@ def show(request: Request, line: Mapping[str, str | None], *, json: bool, csv: b
             raise UsageError(f"--link {link!r} needs a card; accepted: with --gpu")
     sizes = {units.PROBLEMS: len(request.problems), "--passes": len(request.passes),
              "--gpu and other axes of cards": len(request.choices),
-             "--world-size": len(across.ALGORITHMS)}  # fmt: skip
+             "algorithms of --world-size": len(across.ALGORITHMS)}  # fmt: skip
     units.limit(sizes, MAX_ROWS, "rows")
     found = []
     for problem in request.problems:

@@ -41,8 +41,8 @@ RETRIES = 3
 RETRY_S = 0.2
 """A round that took longer is not taken again: its own load is what the chip is held back for."""
 WAITED_MOST_S = 0.12
-"""Seconds that a call waits for caps to end, of all its rounds; an H100 held back by its own power needs some
-20 ms. A chip that is at its cap all the time would only make a sweep longer."""
+"""Seconds that a call waits for caps to end, of all its rounds. A chip that is at its cap all the time would
+only make a sweep longer."""
 PAUSE_S, PAUSE_GROWS = 0.02, 1.5
 LEAD_S = 0.3
 """Sustained: seconds of the call before each round; an H100's clock settles within 0.2 s."""
