@@ -152,10 +152,15 @@ def eight_asm(share, e5m2):
     body = []
     for i in range(4):
         s0, s1, s2, s3, factor, base, small, bias = (f"${4 * n + i}" for n in range(3, 11))
-        body += ["{", ".reg .f32 p0, p1, p2, p3;", ".reg .b32 pair;", ".reg .b16 low, high;"]
+        body += ["{", ".reg .f32 p0, p1, p2, p3;", ".reg .b32 pair;", ".reg .b16 low, high, unused;"]
         body += [PAIR_REGISTERS]
         body += _exponentials(("p0", "p1"), (s0, s1), factor, base)
         body += [f"cvt.rn.satfinite.{fp8}.f32 low, p1, p0;", f"add.f32 ${4 + i}, p0, p1;"]
+        if share == 12:  # the bytes of a number's high half, rounded, are e4m3's, times 2**8
+            body += [*_pair(s2, s3, small, bias, False), "mul.rn.f16x2 pair, q, y;", f"mov.b32 ${8 + i}, pair;"]
+            body += ["mad.lo.u32 m, pair, 2, 0x00800080;", "prmt.b32 m, m, 0, 0x4431;"]
+            body += ["mov.b32 {high, unused}, m;", f"mov.b32 ${i}, {{low, high}};", "}"]
+            continue
         if i in ((2,), (1, 2), (0, 1, 3), (0, 1, 2, 3))[share - 1]:
             body += [*_pair(s2, s3, small, bias, False), "mul.rn.f16x2 pair, q, y;"]
         else:
@@ -366,12 +371,15 @@ def eight_words(s, base, factor, BLOCK_N: gl.constexpr, SHARE: gl.constexpr, E5M
     ASM: gl.constexpr = eight_asm(SHARE, E5M2)
     scale = gl.full([ROWS, BLOCK_N // 4], factor, gl.float32, s0.type.layout)
     small = gl.full([ROWS, BLOCK_N // 4], factor * (1 / 32), gl.float32, s0.type.layout)
-    bias = over(base * (1 / 32) + 15 / 32, s0)
+    BYTES: gl.constexpr = SHARE == 12
+    bias = over(base * (1 / 32) + (7 if BYTES else 15) / 32, s0)
     words, sums, others = fours(s0, s1, s2, s3, scale, over(base, s0), small, bias, ASM)
     sums = gl.sum(gl.reshape(sums, [ROWS, BLOCK_N // 16, 4]), 1)
     TIMES: gl.constexpr = min(3, log2_of(BLOCK_N // 16))
     others = word_sums(gl.reshape(others, [ROWS, BLOCK_N // 16, 4]), TIMES)
     others = gl.sum(gl.reshape(both(others), [ROWS, BLOCK_N // 16 // 2**TIMES, 4]), 1)
+    if BYTES:
+        others *= 256
     return words, sums + gl.convert_layout(others, sums.type.layout)
 
 
