@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.runtime.jit import constexpr_function
 
 from flashbench.kernels import _hopper_asm as asm
 from flashbench.kernels import _hopper_exp2 as fast
@@ -98,9 +99,41 @@ def bases(highest, top, v_scale, v_unit, first, SHIFT: gl.constexpr, LAZY: gl.co
     return new_top, alpha, new_unit, gl.exp2(v_unit - new_unit), gl.exp2(-shift), base
 
 
+@constexpr_function
+def words_layout(columns):
+    """Layout of words of four of a first operand of 64 rows of so many bytes."""
+    places = [[0, 4 << i] for i in range((columns // 32).bit_length())]
+    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([[8, 0], *places], lanes, [[16, 0], [32, 0]], [], [64, columns // 4])
+
+
 @gluon.jit
-def scores(QS, KS, slot, place, PIECE: gl.constexpr, D: gl.constexpr, S: gl.constexpr):
-    return one.scores(QS, QS, slot, KS, KS, place, PIECE, D, 0, S)
+def queries(QS, slot, D: gl.constexpr, HELD: gl.constexpr):
+    """Q of a warpgroup in registers, as words of four, where it is to be held there."""
+    LAYOUT: gl.constexpr = words_layout(D)
+    if HELD:
+        whole = QS.index(slot).reshape([ROWS, D])
+        SHARED: gl.constexpr = gl.NVMMASharedLayout(D, 32, 2)
+        q = whole._reinterpret(gl.int32, [ROWS, D // 4], SHARED).load(LAYOUT)
+    else:
+        q = slot
+    return q
+
+
+@gluon.jit
+def scores(QS, q, KS, slot, place, PIECE: gl.constexpr, D: gl.constexpr, S: gl.constexpr, HELD: gl.constexpr):
+    """Issue the scores of one piece, Q in shared memory or held in registers."""
+    if HELD:
+        q = gl.join(q, q)
+        q = gl.reshape(gl.join(q, q), [ROWS, D])
+        q = gl.convert_layout(q, gl.DotOperandLayout(0, parent=S, k_width=4), assert_trivial=True)
+        q = asm.taken_apart(q, KS.dtype == gl.float8e5)
+        k = KS.index(place).reshape([PIECE, D]).permute((1, 0))
+        zero = gl.zeros([ROWS, PIECE], gl.float32, S)
+        s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)
+    else:
+        s = one.scores(QS, QS, slot, KS, KS, place, PIECE, D, 0, S)
+    return s
 
 
 @gluon.jit
@@ -110,7 +143,7 @@ def consume(
     WG: gl.constexpr, NUM_WG: gl.constexpr, PIECE: gl.constexpr, PIECES: gl.constexpr, D: gl.constexpr,
     E: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     EMULATED: gl.constexpr, SHIFT: gl.constexpr, LAZY: gl.constexpr, TURNS: gl.constexpr,
-    KNOWN: gl.constexpr, VALUES_FIRST: gl.constexpr, PROMOTE: gl.constexpr,
+    KNOWN: gl.constexpr, VALUES_FIRST: gl.constexpr, PROMOTE: gl.constexpr, HELD: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -148,16 +181,21 @@ def consume(
     mbarrier.wait(QFULL.index(WG), 0)
     mbarrier.wait(KFULL.index(0), 0)
     slot = WG
-    s0 = scores(QS, KS, slot, 0, PIECE, D, S)
+    q = queries(QS, slot, D, HELD)
+    if HELD:
+        mbarrier.arrive(QEMPTY.index(WG))
+    s0 = scores(QS, q, KS, slot, 0, PIECE, D, S, HELD)
     s1 = s0
     s2 = s0
     if PIECES > 1:
-        s1 = scores(QS, KS, slot, 1, PIECE, D, S)
+        s1 = scores(QS, q, KS, slot, 1, PIECE, D, S, HELD)
     if PIECES > 2:
-        s2 = scores(QS, KS, slot, 2, PIECE, D, S)
+        s2 = scores(QS, q, KS, slot, 2, PIECE, D, S, HELD)
     s0, s1, s2 = waited(s0, s1, s2, 0, PIECES)
     mbarrier.arrive(KEMPTY.index(0))
-    mbarrier.arrive(QEMPTY.index(WG), pred=n == 0)
+    if not HELD:
+        if n == 0:
+            mbarrier.arrive(QEMPTY.index(WG))
     if n >= clear:
         s0, s1, s2 = masked(s0, s1, s2, n, start_m, seqlen_q, seqlen_k, WG, PIECE, PIECES, CAUSAL, ROW)
     highest = row_max(s0, s1, s2, PIECES, PIECE) * factor
@@ -181,9 +219,12 @@ def consume(
             tile += 1
             next_entry = gl.load(TABLE + (tile + 2) * programs)
             mbarrier.wait(QFULL.index((tile % Q_STAGES) * NUM_WG + WG), (tile // Q_STAGES) & 1)
+            slot = (tile % Q_STAGES) * NUM_WG + WG
+            q = queries(QS, slot, D, HELD)
+            if HELD:
+                mbarrier.arrive(QEMPTY.index(slot))
         k_scale = gl.load(K_SCALE + scales + n)
         v_scale = gl.load(V_SCALE + scales + n)
-        slot = (tile % Q_STAGES) * NUM_WG + WG
         next_stage, phase = j % STAGES, (j // STAGES) & 1
         asm.turn_wait(WG, TURNS)
         p0, sums = exponentials(s0, base, this_factor, PIECE, EMULATED, E5M2)
@@ -192,7 +233,7 @@ def consume(
         if VALUES_FIRST and PIECES > 1:
             acc = values(p0, VS.index(stage * PIECES), acc, use, E5M2, PIECE, E, LO)
         mbarrier.wait(KFULL.index(next_stage), phase)
-        t0 = scores(QS, KS, slot, next_stage * PIECES, PIECE, D, S)
+        t0 = scores(QS, q, KS, slot, next_stage * PIECES, PIECE, D, S, HELD)
         t1 = t0
         t2 = t0
         if not (VALUES_FIRST and PIECES > 1):
@@ -204,7 +245,7 @@ def consume(
             p1, more = exponentials(s1, base, this_factor, PIECE, EMULATED, E5M2)
             sums += more
             p1 = asm.known(p1, PIECE)
-            t1 = scores(QS, KS, slot, next_stage * PIECES + 1, PIECE, D, S)
+            t1 = scores(QS, q, KS, slot, next_stage * PIECES + 1, PIECE, D, S, HELD)
             acc = values(p1, VS.index(stage * PIECES + 1), acc, True, E5M2, PIECE, E, LO)
         if PIECES > 2:
             mbarrier.wait(KFULL.index(next_stage), phase)
@@ -212,7 +253,7 @@ def consume(
             p2, more = exponentials(s2, base, this_factor, PIECE, EMULATED, E5M2)
             sums += more
             p2 = asm.known(p2, PIECE)
-            t2 = scores(QS, KS, slot, next_stage * PIECES + 2, PIECE, D, S)
+            t2 = scores(QS, q, KS, slot, next_stage * PIECES + 2, PIECE, D, S, HELD)
             acc = values(p2, VS.index(stage * PIECES + 2), acc, True, E5M2, PIECE, E, LO)
         asm.turn_pass(NEXT, TURNS)
         grown = gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
@@ -226,8 +267,9 @@ def consume(
             top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
         s0, s1, s2 = waited(t0, t1, t2, 1, PIECES)
         mbarrier.arrive(KEMPTY.index(next_stage))
-        if n == 0:
-            mbarrier.arrive(QEMPTY.index(slot))
+        if not HELD:
+            if n == 0:
+                mbarrier.arrive(QEMPTY.index(slot))
         if n >= clear:
             s0, s1, s2 = masked(s0, s1, s2, n, start_m, seqlen_q, seqlen_k, WG, PIECE, PIECES,
                                 CAUSAL, ROW)  # fmt: skip
@@ -360,7 +402,8 @@ def forward(
     BLOCK_M: gl.constexpr, PIECE: gl.constexpr, PIECES: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, EMULATED: gl.constexpr,
     SHIFT: gl.constexpr, LAZY: gl.constexpr, TURNS: gl.constexpr, KNOWN: gl.constexpr,
-    VALUES_FIRST: gl.constexpr, PROMOTE: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    VALUES_FIRST: gl.constexpr, PROMOTE: gl.constexpr, HELD: gl.constexpr,
+    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE. Grid: as many programs as the table has columns. As _hopper_fp8_kernels.forward."""
     NUM_WG: gl.constexpr = BLOCK_M // ROWS
@@ -383,11 +426,11 @@ def forward(
             (consume, (QS, KS, VS, OS, MS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k,
                       unit, 0, NUM_WG, PIECE, PIECES, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED,
-                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE)),
+                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE, HELD)),
             (consume, (QS, KS, VS, OS, MS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k,
                       unit, 1, NUM_WG, PIECE, PIECES, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED,
-                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE)),
+                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE, HELD)),
             (produce, (Q, K, V, QS, KS, VS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, PIECE, PIECES, D, E,
                       STAGES, Q_STAGES, CAUSAL)),
@@ -397,15 +440,15 @@ def forward(
             (consume, (QS, KS, VS, OS, MS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k,
                       unit, 0, NUM_WG, PIECE, PIECES, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED,
-                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE)),
+                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE, HELD)),
             (consume, (QS, KS, VS, OS, MS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k,
                       unit, 1, NUM_WG, PIECE, PIECES, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED,
-                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE)),
+                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE, HELD)),
             (consume, (QS, KS, VS, OS, MS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k,
                       unit, 2, NUM_WG, PIECE, PIECES, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED,
-                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE)),
+                      SHIFT, LAZY, TURNS, KNOWN, VALUES_FIRST, PROMOTE, HELD)),
             (produce, (Q, K, V, QS, KS, VS, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, PIECE, PIECES, D, E,
                       STAGES, Q_STAGES, CAUSAL)),
