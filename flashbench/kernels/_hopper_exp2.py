@@ -157,7 +157,11 @@ def eight_asm(share, e5m2):
         body += _exponentials(("p0", "p1"), (s0, s1), factor, base)
         body += [f"cvt.rn.satfinite.{fp8}.f32 low, p1, p0;", f"add.f32 ${4 + i}, p0, p1;"]
         if share == 12:  # the bytes of a number's high half, rounded, are e4m3's, times 2**8
-            body += [*_pair(s2, s3, small, bias, False), "mul.rn.f16x2 pair, q, y;", f"mov.b32 ${8 + i}, pair;"]
+            body += [
+                *_pair(s2, s3, small, bias, False),
+                "mul.rn.f16x2 pair, q, y;",
+                f"mov.b32 ${8 + i}, pair;",
+            ]
             body += ["mad.lo.u32 m, pair, 2, 0x00800080;", "prmt.b32 m, m, 0, 0x4431;"]
             body += ["mov.b32 {high, unused}, m;", f"mov.b32 ${i}, {{low, high}};", "}"]
             continue
@@ -175,7 +179,7 @@ EIGHT_TIED = gl.constexpr(",".join(["=r"] * 4 + ["=f"] * 4 + ["=r"] * 4 + ["f"] 
 
 @constexpr_function
 def max_asm(cols, pieces=1):
-    """A thread's maxima of its two rows over tensors alike, in its elements 0 and 2; the others are not set."""
+    """A thread's maxima of its two rows over such tensors, in its elements 0 and 2; others are not set."""
     outputs = cols // 2
     n = outputs * pieces
     body = ["{", ".reg .pred p;", ".reg .f32 f0, f1;", f".reg .b32 i<{n}>, t<{n}>, h0, h1;"]

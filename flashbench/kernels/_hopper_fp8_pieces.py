@@ -10,7 +10,7 @@ As _hopper_fp8_kernels.py, but for three things:
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, E741
+# ruff: noqa: ANN001, ANN202, E741, SIM102
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -282,7 +282,9 @@ def consume(
             aside = new | (n % PROMOTE == PROMOTE - 1)
             if aside:
                 if kept:
-                    acc += MS.index(WG).load(LO) * gl.convert_layout(kept_factor, gl.SliceLayout(1, LO))[:, None]
+                    acc += (
+                        MS.index(WG).load(LO) * gl.convert_layout(kept_factor, gl.SliceLayout(1, LO))[:, None]
+                    )
                 if new:
                     one.store_rows(acc, acc, weight, OS, OS, O, O, old_entry,
                                WG, BLOCK_M, E, 0, LO, LO, False)  # fmt: skip
@@ -413,7 +415,9 @@ def forward(
     OS = half.ring(NUM_WG, O, ROWS, E)
     MS = OS
     if PROMOTE > 0:
-        MS = gl.allocate_shared_memory(gl.float32, [NUM_WG, ROWS, E], gl.SwizzledSharedLayout(2, 1, 8, [1, 0]))
+        MS = gl.allocate_shared_memory(
+            gl.float32, [NUM_WG, ROWS, E], gl.SwizzledSharedLayout(2, 1, 8, [1, 0])
+        )
     QFULL = half.barriers(Q_STAGES * NUM_WG, 1)
     QEMPTY = half.barriers(Q_STAGES * NUM_WG, 1)
     KFULL = half.barriers(STAGES, 1)
