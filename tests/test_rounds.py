@@ -56,6 +56,9 @@ class Fake:
     ) -> None:
         self.card, self.name, self.call_s, self.factor = card, name, call_s, factor
         self.host = 0.0
+        self.late, self.taken = 0, 0
+        self.late_of: Callable[[int], bool] = lambda taken: False
+        """Whether the sample of that number is late."""
 
     def call(self) -> None:
         self.card.now += self.call_s
@@ -66,6 +69,8 @@ class Fake:
         for _ in range(count):
             found.append(self.call_s * self.factor(self.card.now))
             self.card.now += found[-1]
+            self.taken += 1
+            self.late += self.late_of(self.taken)
         meanwhile()
         return found
 
@@ -335,18 +340,36 @@ def test_where_the_time_went_adds_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host_s", "time_s", "flush_s", "bound"),
+    ("late", "host_s", "time_s", "bound"),
     [
-        (300e-6, 270e-6, 35e-6, True),  # what events read of many launches is the host's own time
-        (30e-6, 10e-6, 35e-6, False),  # hidden behind the flush
-        (30e-6, 30e-6, 0.0, True),
-        (30e-6, 1e-3, 0.0, False),
+        (1.0, 300e-6, 270e-6, True),  # what events read of many launches is the host's own time
+        (0.1, 30e-6, 10e-6, False),  # hidden behind the flush
+        (0.5, 30e-6, 30e-6, True),
+        (1.0, 30e-6, 1e-3, True),  # a busy host: 3 % of each
+        (1.0, 700e-6, 0.1, False),  # one sample a round, whose launch is next to nothing
+        (1 / 3, 700e-6, 0.02, False),  # three samples a round, the first of them
     ],
 )
-def test_a_host_that_needs_the_time_between_two_samples_is_the_bound(
-    host_s: float, time_s: float, flush_s: float, bound: bool
+def test_calls_that_the_device_waits_for_are_launch_bound(
+    late: float, host_s: float, time_s: float, bound: bool
 ) -> None:
-    assert launch_bound(host_s, time_s, flush_s) is bound
+    assert launch_bound(late, host_s, time_s) is bound
+
+
+def test_late_samples_count_from_the_first_round_on() -> None:
+    card = Card()
+    timer = Fake(card, "A", call_s=1e-4)
+    timer.host = 1e-5
+    timer.late_of = lambda taken: taken > 4  # the pilots' first four are in time
+    [found] = timings(card, [timer])
+    assert found.how["late"] == 1.0
+    assert "launch-bound" in found.flags
+    timer = Fake(card, "B", call_s=1e-4)
+    timer.host = 1e-5
+    timer.late_of = lambda taken: taken <= 4
+    [found] = timings(card, [timer])
+    assert found.how["late"] == 0.0
+    assert "launch-bound" not in found.flags
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -377,7 +400,9 @@ class Methods:
         if method != "events" and name == self.refuses:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
         timer = Fake(self.card, name)
-        timer.method, timer.host = method, self.host if method == "events" and name == "A" else 0.0
+        timer.method = method
+        if method == "events" and name == "A" and self.host:
+            timer.host, timer.late_of = self.host, lambda taken: True
         return timer
 
 

@@ -3,6 +3,8 @@
 python tools/timing_evidence.py --out reports/h100-sxm/timing/evidence.json [--only overheads,copy]
 
 - overheads: an empty kernel by each method, hot and cold.
+- lengths: a kernel of one thread that waits for some SM cycles, from none on, by each method, hot and cold:
+  what a method takes beyond kernels that are not empty.
 - copy: 1 KB copied, cold and hot, by each method. A flush that leaked would show as its own time.
 - cells: calls of one kernel, by each method in turns, a few samples each, so that no power cap begins and a
   drift of the clock is theirs alike. Compared with CUPTI's time is that of events, of launch-bound cells that
@@ -47,6 +49,8 @@ ROUNDS, ROUND_S, SAMPLES = 6, 0.01, (4, 30)
 LONG_S = 200e-6
 """From here on times have to agree by share, below by SHORT_S."""
 SHORT_S, MEDIAN, WORST = 2e-6, 0.01, 0.03
+CYCLES = (0, 1_000, 4_000, 16_000, 64_000, 256_000)
+LENGTH_SAMPLES = 60
 LOAD_S, PAUSES_S, REPEATS = 0.3, (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64), 2
 PROBE_CYCLES = 1_000_000
 """Of the kernel that shows the SM clock, some 500 µs."""
@@ -57,6 +61,28 @@ PRODUCTS = 20
 def overheads(device: str) -> dict[str, Any]:
     """As flashbench has them in the header of a run with --timing cupti."""
     return dict(profilers.measure_overheads(device, cupti=True))
+
+
+def lengths(device: str) -> list[dict[str, Any]]:
+    """Rows of cycles, method, cache and samples_s of a kernel that waits for so many."""
+    import torch
+
+    from flashbench._profilers.flush import Pause
+    from flashbench._profilers.timers import timer_of
+
+    found = []
+    for cycles in CYCLES:
+
+        def wait(cycles: int = cycles) -> None:
+            torch.cuda._sleep(cycles)
+
+        for cache, before in (("hot", Pause()), ("cold", profilers.Flush(device))):
+            for method in METHODS:
+                timer = timer_of(method, wait, lambda: wait, device, before)
+                timer.samples(LENGTH_SAMPLES // 10)
+                samples = timer.samples(LENGTH_SAMPLES)
+                found.append({"cycles": cycles, "method": method, "cache": cache, "samples_s": samples})
+    return found
 
 
 def copy(device: str) -> dict[str, Any]:
@@ -110,10 +136,12 @@ def in_turns(call: Callable[[], object], device: str, flush: profilers.Flush) ->
     for number in range(ROUNDS):
         for name in sorted(timers, reverse=number % 2 == 1):
             samples[name] += timers[name].samples(count)
+    late = timers["events"].late / (5 + ROUNDS * count)
     return {
         "kernels": len(profilers.timeline(call, device).kernels),
         "host_s": host_s,
-        "by": "graph" if launch_bound(host_s, about, timers["events"].flush_s) else "events",
+        "by": "graph" if launch_bound(late, host_s, about) else "events",
+        "late": late,
         "samples_s": samples,
     }
 
@@ -164,7 +192,7 @@ def cooling(device: str) -> list[dict[str, Any]]:
 
 
 PARTS: Mapping[str, Callable[[str], Any]] = {
-    "overheads": overheads, "copy": copy, "cells": cells, "cooling": cooling
+    "overheads": overheads, "lengths": lengths, "copy": copy, "cells": cells, "cooling": cooling
 }  # fmt: skip
 
 

@@ -53,8 +53,9 @@ STABLE = 0.05
 PILOTS, IN_A_PILOT = 6, 3
 """Samples before the first round: so many medians, of so many samples, at most."""
 
-LAUNCH_BOUND = 0.7
-"""Flagged from this share of the time between two samples on that the host needs to enqueue the call."""
+LATE, HOST_SHARE = 1 / 3, 0.01
+"""Flagged where a larger share of the samples is late and the host's time is a larger share of the call's: of
+long calls a round has few samples, the first of which is always late, by next to nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +161,7 @@ class _Call:
                 if count * medians[-1] > policy.limit_s:
                     break  # a call that slow has nothing left to warm
         self.warmup_calls = policy.warmup + count * len(medians)
+        self.late_before = self.timer.late
         self.estimate_s = medians[-1]
         clocks = self.setting.clocks
         self.before = clocks.read() | clocks.others() if clocks else {}
@@ -235,7 +237,7 @@ class _Call:
             if reasons := throttled_by(self.before, clocks["during"], after, expected):
                 clocks["throttled_by"] = reasons
                 flags.append("throttled")
-        if timer.method != "wall" and launch_bound(self.host_s, statistics.median(samples), timer.flush_s):
+        if launch_bound(self._late(), self.host_s, statistics.median(samples)):
             flags.append("launch-bound")
         if drifted(samples):
             flags.append("drift")
@@ -250,9 +252,15 @@ class _Call:
             flags=tuple(flags), clocks=clocks, how=self._how(),
         )  # fmt: skip
 
+    def _late(self) -> float:
+        """Share of the samples that were late, of those that were set aside as well."""
+        taken = sum(map(len, self.rounds)) + sum(len(one["samples_s"]) for one in self.set_aside)
+        return (self.timer.late - self.late_before) / taken
+
     def _how(self) -> dict[str, Any]:
         return {
             "rounds": self.notes,
+            "late": self._late(),
             "order_seed": self.setting.seed,
             "stopped": self.stopped,
             "half_width": half_width(self.rounds),
@@ -267,12 +275,13 @@ class _Call:
         }
 
 
-def launch_bound(host_s: float, time_s: float, flush_s: float) -> bool:
-    """Whether enqueueing a call takes the host about as long as the device is busy between two samples.
+def launch_bound(late: float, host_s: float, time_s: float) -> bool:
+    """Whether the times are of the host's launches.
 
-    While the device flushes, the host enqueues the call; so that much of it costs no time.
+    late: share of the samples whose call the device may have waited for, as it was through with the flush
+    before the host had enqueued all. host_s: what one call takes the host; time_s: the median sample.
     """
-    return host_s > LAUNCH_BOUND * (time_s + flush_s)
+    return late > LATE and host_s > HOST_SHARE * time_s
 
 
 def _caps(readings: Sequence[Reading]) -> list[str]:
