@@ -333,7 +333,10 @@ class Session:
         if self._shared is None or self._shared.problem == before:
             return 0
         self._shared = None
-        return leftover.beyond(self._usual, self.target)
+        gc.collect()
+        held = leftover.held_bytes(self.target)
+        usual = self._usual if self._usual is not None else held
+        return 0 if held is None or usual is None or held - usual < leftover.WORTH else held - usual
 
     def _of(self, problem: Problem) -> Shared:
         if self._shared is None or self._shared.problem != problem or self._shared.changed():

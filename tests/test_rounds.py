@@ -238,6 +238,44 @@ def test_a_round_under_a_cap_is_put_aside_and_taken_again() -> None:
     assert "throttled" not in found.flags
 
 
+def stepping(card: Card, at: float, to: float, told_s: float = 0.2) -> Fake:
+    """A call that is slower from a moment on, of which NVML speaks later."""
+    card.caps = lambda now: ["power cap"] if now > at + told_s else []  # type: ignore[method-assign]
+    wild = noisy(3, 0.004)
+    return Fake(card, "A", call_s=0.0015, factor=lambda now: (to if now > at else 1.0) * wild(now))
+
+
+def test_rounds_after_a_step_down_are_put_aside_although_the_cap_is_named_late() -> None:
+    card = Card()
+    [found] = timings(card, [stepping(card, at=0.08, to=1.05)], limit_s=0.5, max_samples=300, precision=1e-4)
+    assert abs(found.samples.median_s / 0.0015 - 1) < 0.004
+    assert found.how["stopped"] == "cap"
+    assert len(found.how["set_aside"]) >= RETRIES
+    assert sum(one["samples"] for one in found.how["rounds"]) == len(found.samples.samples_s)
+    assert "throttled" in found.flags
+
+
+def test_slower_rounds_are_kept_where_no_cap_was_named_or_samples_scatter_as_much() -> None:
+    card = Card()
+    timer = stepping(card, at=0.08, to=1.05, told_s=1e9)
+    [found] = timings(card, [timer], limit_s=0.3, max_samples=200, precision=1e-4)
+    assert found.how["set_aside"] == []
+    assert found.samples.median_s > 0.0015 * 1.04
+    card = Card()
+    timer = Fake(card, "A", call_s=0.0015, factor=noisy(2, 0.05))
+    card.caps = lambda now: ["power cap"] if now > 0.1 else []  # type: ignore[method-assign]
+    [found] = timings(card, [timer], limit_s=0.3, max_samples=200, precision=1e-4)
+    assert len(found.how["set_aside"]) <= RETRIES
+    assert abs(found.samples.median_s / 0.0015 - 1) < 0.02
+
+
+def test_slow_calls_of_a_round_each_end_though_no_two_agree() -> None:
+    card = Card(lambda now: ["power cap"])
+    timer = Fake(card, "A", call_s=0.4, factor=noisy(4, 0.1))
+    [found] = timings(card, [timer])
+    assert len(found.samples.samples_s) >= POLICY.min_samples
+
+
 def test_a_call_whose_own_load_is_too_long_is_not_taken_again() -> None:
     card = Card(lambda now: ["power cap"])
     timer = Fake(card, "A", call_s=0.3)

@@ -166,7 +166,8 @@ def timed(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, **meanwhile: Any) -> 
     monkeypatch.setattr(timers.EventTimer, "host_s", lambda *_: 0.0)
     monkeypatch.setattr("torch.cuda.device", lambda _: nullcontext())
     monkeypatch.setattr(timers, "flush_seconds", lambda *_: 0.0)
-    monkeypatch.setattr(timers, "lead_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(timers, "ahead", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr(timers.Pause, "__call__", lambda _: None)
     return profilers.measure_time(lambda: None, device="cuda:0", cache="hot", clocks=Clocks(nvml, "card"))
 
 

@@ -104,7 +104,7 @@ class _OnGpu:
     def __init__(self, device: str) -> None:
         from flashbench.profilers import Flush
 
-        self.flush = Flush(device)
+        self.device, self.flush = device, Flush(device)
         self.slower(lambda: None, 0)()
         self.per_second = 1e6 / statistics.median(self.seconds(self.slower(lambda: None, 1e6), 5))
 
@@ -121,9 +121,9 @@ class _OnGpu:
         return both
 
     def seconds(self, call: Call, count: int) -> list[float]:
-        from flashbench._profilers.timers import between_events
+        from flashbench._profilers.timers import EventTimer
 
-        return between_events(call, self.flush, count)
+        return EventTimer(call, self.device, self.flush).samples(count)
 
 
 class _OnCpu:

@@ -62,7 +62,8 @@ def time_together(
     if method == "events" or (method == "auto" and not any(map(_bound, by_events))):
         return by_events
     try:
-        return timed_alike("graph" if method == "auto" else method)
+        found = timed_alike("graph" if method == "auto" else method)
+        return [_after(one, earlier) for one, earlier in zip(found, by_events or found, strict=True)]
     except _Refused as refused:
         reason = str(refused)
     return [_because(one, reason) for one in by_events or timed("events")]
@@ -87,6 +88,15 @@ def _why(candidate: Candidate, method: str, error: Exception) -> str:
 
 def _bound(one: Timing | Exception) -> bool:
     return isinstance(one, Timing) and "launch-bound" in one.flags
+
+
+def _after(one: Timing | Exception, earlier: Timing | Exception) -> Timing | Exception:
+    """What the timing that was given up cost stands with the warm-up."""
+    if not (isinstance(one, Timing) and isinstance(earlier, Timing)) or one is earlier:
+        return one
+    lost = sum(earlier.how["spent"][name] for name in ("warmup_s", "rounds_s", "load_s", "paused_s"))
+    spent = {**one.how["spent"], "warmup_s": one.how["spent"]["warmup_s"] + lost}
+    return replace(one, how={**one.how, "spent": spent})
 
 
 def _because(one: Timing | Exception, reason: str) -> Timing | Exception:

@@ -7,7 +7,9 @@ raises ends that call alone.
 The load decides what a sample follows:
 
 - ``burst``: a chip that is not held back. Where a cap is active the next round waits, and a round under a cap
-  is put aside and taken again; both a few times only, then it is kept and flagged ``throttled``.
+  is put aside and taken again; both a few times only. What NVML says of caps comes late, so where one was
+  named at any time, rounds that are clearly slower than the fastest are put aside, too; after RETRIES of them
+  the call is done. Rounds that are all alike are kept under a cap as well, and flagged ``throttled``.
 - ``sustained``: the same call, repeated for so long that power and clock have settled. A power cap is what is
   asked for, so it is told and not flagged.
 - None: whatever came before; nothing waits and nothing is taken again.
@@ -15,6 +17,7 @@ The load decides what a sample follows:
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -26,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from flashbench._profilers.clocks import Clocks
 from flashbench._profilers.load import Load
 from flashbench._profilers.steadiness import drifted, multimodal
-from flashbench._profilers.stopping import Policy, half_width
+from flashbench._profilers.stopping import Policy, half_width, median_error
 from flashbench._profilers.telemetry import Reading, sampling, summary, throttled_by
 from flashbench._profilers.timers import Timer
 from flashbench.record import FLUSH, LOADS, Samples
@@ -38,6 +41,9 @@ BURST, SUSTAINED = LOADS
 
 RETRIES = 3
 """Rounds of a call that are taken again because of a cap, at most."""
+CAPPED, CLEARLY = 0.015, 4
+"""Slower than the fastest round is one whose median is longer by this share (steps down of an H100's and an
+H200's clock are of 2 % and more) and by so many standard errors of the two medians."""
 RETRY_S = 0.2
 """A round that took longer is not taken again: its own load is what the chip is held back for."""
 WAITED_MOST_S = 0.12
@@ -54,8 +60,8 @@ PILOTS, IN_A_PILOT = 6, 3
 """Samples before the first round: so many medians, of so many samples, at most."""
 
 LATE, HOST_SHARE = 1 / 3, 0.01
-"""Flagged where a larger share of the samples is late and the host's time is a larger share of the call's: of
-long calls a round has few samples, the first of which is always late, by next to nothing."""
+"""Launch-bound where a larger share of the samples is late and the host's time is a larger share of the
+call's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +126,7 @@ class _Call:
         self.notes: list[dict[str, Any]] = []
         self.readings: list[Reading] = []
         self.set_aside: list[dict[str, Any]] = []
-        self.pauses, self.waited_s = 0, 0.0
+        self.again, self.slow, self.pauses, self.waited_s = 0, 0, 0, 0.0
         self.before: Reading = {}
         self.stopped: str | None = None
         self.spent = dict.fromkeys(("warmup_s", "rounds_s", "load_s", "paused_s"), 0.0)
@@ -179,11 +185,28 @@ class _Call:
             if not (caps and self._again(took)):
                 break
             self.set_aside.append({"samples_s": samples, "caps": caps})
-            self._pause(len(self.set_aside))
+            self.again += 1
+            self._pause(self.again)
         self.rounds.append(samples)
         self.readings += readings
         self.notes.append({"samples": count, "place": place, "caps": caps, **_middle(readings)})
+        if self.setting.load == BURST:
+            self._leave_capped()
         self.stopped = policy.why_stop(self.rounds)
+        kept = sum(map(len, self.rounds))
+        if self.stopped is None and self.slow >= RETRIES and kept >= policy.min_samples:
+            self.stopped = "cap"
+
+    def _leave_capped(self) -> None:
+        """Put the rounds aside that are slower than the fastest, where a cap was named at any time."""
+        if self.slow >= RETRIES or not any(one.get("throttle") for one in (self.before, *self.readings)):
+            return
+        best = min(self.rounds, key=statistics.median)
+        slow = [index for index, one in enumerate(self.rounds) if _slower(one, best)]
+        for index in reversed(slow):
+            samples, note = self.rounds.pop(index), self.notes.pop(index)
+            self.set_aside.append({"samples_s": samples, "caps": note["caps"]})
+            self.slow += 1
 
     def _policy(self) -> Policy:
         policy = self.setting.policy
@@ -221,7 +244,7 @@ class _Call:
 
     def _again(self, took: float) -> bool:
         """Whether a round under a cap, which took so long, is worth another after a wait."""
-        may = len(self.set_aside) < RETRIES and self.waited_s < WAITED_MOST_S
+        may = self.again < RETRIES and self.waited_s < WAITED_MOST_S
         return self.setting.load == BURST and may and took <= RETRY_S
 
     def timing(self) -> Timing:
@@ -282,6 +305,13 @@ def launch_bound(late: float, host_s: float, time_s: float) -> bool:
     before the host had enqueued all. host_s: what one call takes the host; time_s: the median sample.
     """
     return late > LATE and host_s > HOST_SHARE * time_s
+
+
+def _slower(one: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether a round is slower than the fastest by more than its samples scatter."""
+    apart = statistics.median(one) - statistics.median(best)
+    error = math.hypot(median_error(one), median_error(best))
+    return apart > CAPPED * statistics.median(best) and apart > CLEARLY * error
 
 
 def _caps(readings: Sequence[Reading]) -> list[str]:

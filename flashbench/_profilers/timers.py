@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 from flashbench._profilers.flush import Before, Pause
@@ -28,9 +28,9 @@ CLOCK_HZ = 2e9
 """An SM clock that no GPU exceeds by much, so that a pause of so many cycles is not shorter than meant."""
 LONG_PAUSE = 1_000_000
 """Cycles, 500 us and more."""
-AHEAD, LEAD_MOST_S = 1.5, 100e-6
-"""How much more than measured a sample's host time is reckoned as, for it varies; and the longest pause for
-its sake: a call that needs more is launch-bound."""
+AHEAD, START_MOST_S, LEAD_MOST_S = 1.5, 5e-3, 100e-6
+"""How much more than measured a sample's host time is reckoned as, for it varies; and the longest pauses for
+its sake, before some samples and before each: a call that needs more is launch-bound."""
 
 
 def _nothing() -> None:
@@ -89,8 +89,9 @@ class EventTimer:
     """Seconds between two CUDA events; waits for the device once, after the last sample.
 
     While the device flushes, the host runs ahead: the launch of the call hides behind the flush and, where
-    that and the call are too short, behind a pause before it. A sample is late where it does not: the device
-    had reached the first event when all was enqueued. flush_s: with the pause, once something was sampled.
+    that and the call are too short, behind a pause before it; the first samples come after one, too. A sample
+    is late where it does not: the device had reached the first event when all was enqueued. flush_s: with the
+    pause before each sample, once something was sampled.
     """
 
     method = "events"
@@ -102,21 +103,23 @@ class EventTimer:
         self.device = device
         self.flush = flush
         self.flush_s = flush_seconds(flush, device) if flush is not None else 0.0
+        self._start: Pause | None = None
         self._lead: Pause | None = None
 
     def samples(self, count: int, meanwhile: Meanwhile = _nothing) -> list[float]:
         """As Timer has it."""
         with _current(self.device):
-            if self._lead is None:
-                lead_s = lead_seconds(self.call, self.flush)
-                self._lead = Pause(round(lead_s * CLOCK_HZ))
+            if self._start is None:
+                start_s, lead_s = ahead(self.call, self.flush)
+                self._start, self._lead = (Pause(round(s * CLOCK_HZ)) for s in (start_s, lead_s))
                 self.flush_s += lead_s
+            self._start()
             found, late = _timed(self.call, self._before, count, meanwhile)
         self.late += late
         return found
 
     def _before(self) -> None:
-        if self._lead is not None and self._lead.cycles:
+        if self._lead and self._lead.cycles:
             self._lead()
         if self.flush is not None:
             self.flush()
@@ -206,14 +209,14 @@ def _timed(call: Call, flush: Call | None, count: int, meanwhile: Meanwhile) -> 
     return [start.elapsed_time(end) / 1000 for start, end in zip(starts, ends, strict=True)], late
 
 
-def lead_seconds(call: Call, flush: Call | None) -> float:
-    """How much longer the device has to be busy between two samples for the host to stay ahead of it.
+def ahead(call: Call, flush: Call | None) -> tuple[float, float]:
+    """Seconds that the device has to pause for the host to be ahead of it: once, and before each sample.
 
-    0 for calls that take the device longer than the host; LEAD_MOST_S at most.
+    The second is 0 for calls that take the device longer than the host, and LEAD_MOST_S at most.
     """
     import torch
 
-    lead_s, pause = 0.0, Pause(LONG_PAUSE)
+    start_s, lead_s, pause = 0.0, 0.0, Pause(LONG_PAUSE)
     for _ in range(2):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         pause()
@@ -225,10 +228,12 @@ def lead_seconds(call: Call, flush: Call | None) -> float:
         end.record()
         host_s = time.perf_counter() - start
         end.synchronize()
-        lead_s = max(lead_s, AHEAD * host_s - begin.elapsed_time(end) / 1000)
-        if begin.elapsed_time(end) > 1000 * host_s * AHEAD:
+        device_s = begin.elapsed_time(end) / 1000
+        start_s = max(start_s, AHEAD * host_s)
+        lead_s = max(lead_s, AHEAD * host_s - device_s)
+        if device_s > AHEAD * host_s:
             break
-    return min(lead_s, LEAD_MOST_S)
+    return min(start_s, START_MOST_S), min(lead_s, LEAD_MOST_S)
 
 
 def flush_seconds(flush: Before, device: str) -> float:
@@ -243,15 +248,23 @@ def flush_seconds(flush: Before, device: str) -> float:
     return flush.seconds
 
 
+@cache
+def _stream(device: str) -> Any:
+    """Of captures on the device, which is the current one."""
+    import torch
+
+    return torch.cuda.Stream()
+
+
 def capture(make: Callable[[], Call], device: str) -> tuple[Any, Call]:
     """A CUDA graph of the call that ``make`` makes, and that call, which must live as long as the graph.
 
-    Made, run and captured on one stream of its own.
+    Made, run and captured on one stream of their own, the same for all: cuBLAS keeps 32 MiB for each.
     """
     import torch
 
     with _current(device):
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream, graph = _stream(device), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             call = make()
