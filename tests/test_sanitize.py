@@ -59,12 +59,104 @@ def test_what_names_no_kernel_counts() -> None:
 
 
 def test_a_log_is_clean_only_if_all_ran_and_each_tool_finds_its_broken_kernel() -> None:
-    row = {"tool": "memcheck", "group": "fp8", "status": "ran", "errors": 0}
-    control = {**row, "group": sanitize.CONTROL, "errors": 1}
+    row = {"tool": "memcheck", "group": "fp8", "status": "ran", **sanitize.judged(CLEAN, {"forward"})}
+    found = sanitize.judged(MEMCHECK, {"forward"})
+    control = {**row, "group": sanitize.CONTROL, **found}
     assert sanitize.wrong([row, control]) == []
-    assert sanitize.wrong([{**row, "errors": 1}]) == ["memcheck fp8: 1 errors"]
+    assert sanitize.wrong([{**row, **found}]) == ["memcheck fp8: 1 errors"]
     assert sanitize.wrong([{**row, "status": "killed after 9 s"}]) == ["memcheck fp8: killed after 9 s"]
-    assert sanitize.wrong([{**control, "errors": 0}]) == ["memcheck control: the broken kernel was not found"]
+    assert sanitize.wrong([{**control, **sanitize.judged(CLEAN, {"forward"})}]) == [
+        "memcheck control: the broken kernel was not found"
+    ]
+
+
+def test_a_tool_that_breaks_has_not_found_the_broken_kernel() -> None:
+    said = "========= Internal Sanitizer Error: out of memory\n========= ERROR SUMMARY: 1 error\n"
+    row = {"tool": "memcheck", "group": sanitize.CONTROL, "status": "ran"}
+    assert sanitize.wrong([row | sanitize.judged(said, {"forward"})]) == [
+        "memcheck control: the broken kernel was not found"
+    ]
+
+
+@pytest.mark.parametrize("said", ["done x\n", "done x========= Error\n========= ERROR SUMMARY: 1 error\n"])
+def test_a_log_is_not_clean_where_a_tool_does_not_say_so(said: str) -> None:
+    row = {"tool": "memcheck", "group": "fp8", "status": "ran", **sanitize.judged(said, {"forward"})}
+    (line,) = sanitize.wrong([row])
+    assert line.startswith("memcheck fp8: no report was read, but its last words are ")
+
+
+DONE = "".join(f"done {one.name}\n" for one in sanitizer_cases.CASES if one.group == "flash-v1")
+FIRST = DONE.splitlines()[0] + "\n"
+DIED = f"========= Error: {sanitize.DIED}\n========= ERROR SUMMARY: 0 errors\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "then", "status", "missing"),
+    [
+        (DONE + CLEAN, "exit 0", "ran", 0),
+        (DONE + CLEAN, "exit 134", "died or left early, code 134, 2 of 2 done", 0),
+        (DONE + DIED, "exit 0", "died or left early, code 0, 2 of 2 done", 0),
+        (FIRST + CLEAN, "exit 0", "died or left early, code 0, 1 of 2 done", 1),
+        (DONE + CLEAN, "kill -9 $$", "died or left early, code -9, 2 of 2 done", 0),
+        (FIRST, "sleep 60", "killed after 1 s", 1),
+    ],
+)
+def test_a_process_ran_if_it_did_all_and_left_well(said, then, status, missing, tmp_path: Path) -> None:
+    (tmp_path / "said").write_text(said)
+    program = tmp_path / "tool"
+    program.write_text(f"#!/bin/sh\ncat '{tmp_path}/said'\n{then}\n")
+    program.chmod(0o755)
+    row = sanitize.one_process("memcheck", "flash-v1", sanitize.How(str(program), 1, 1.0))
+    assert (row["status"], len(row["not_run"]), row["said"]) == (status, missing, said)
+
+
+ENDS = """
+import atexit, sys, types
+sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(synchronize=lambda: None))
+import sanitize
+Case = sanitize.cases.Case
+sanitize.cases.CASES = (Case("g", "well", str), Case("bad", "x", lambda _: 1 / 0))
+print("started")
+atexit.register(print, "the interpreter went on")
+sanitize.run_group(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(("group", "code", "last"), [("g", 0, "done well"), ("bad", 1, "started")])
+def test_a_process_ends_with_its_last_case(group: str, code: int, last: str) -> None:
+    """Without the interpreter's end, in which a thread of torch's may abort."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOOLS.parent), str(TOOLS)])}
+    command = [sys.executable, "-c", ENDS, group]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.splitlines()[-1]) == (code, last), run.stderr
+    assert ("ZeroDivisionError" in run.stderr) == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--program", "no-such"], "error: --program 'no-such': no program"),
+        (["--tools", "memcheck,leak"], "error: --tools 'leak': not one of racecheck, initcheck, memcheck"),
+        (["--groups", "v9", "--program", "sh"], "error: --groups 'v9': not one of flash-v2"),
+    ],
+)
+def test_a_wrong_option_is_named(given, said, tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["sanitize.py", "--out", str(tmp_path), "--program", "sh", *given])
+    with pytest.raises(SystemExit) as left:
+        sanitize.main()
+    assert left.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith(said)
+    assert err.count("\n") == 1
+
+
+def test_the_log_says_what_tool_it_was_and_what_is_wrong(tmp_path: Path) -> None:
+    row = {"tool": "memcheck", "group": "fp8", "status": "ran", "said": CLEAN}
+    sanitize.write(tmp_path, {"sanitizer": "Version 2026.4.0.0", "wrong": ["memcheck fp8: 1 errors"]}, [row])
+    log = (tmp_path / "sanitizer.log").read_text("utf-8").splitlines()
+    assert log[:2] == ["# compute-sanitizer Version 2026.4.0.0", "# wrong: memcheck fp8: 1 errors"]
+    sanitize.write(tmp_path, {"sanitizer": "Version 2026.4.0.0", "wrong": []}, [row])
+    assert "# wrong" not in (tmp_path / "sanitizer.log").read_text("utf-8")
 
 
 LISTED = """
