@@ -12,6 +12,8 @@ Writes sanitizer.jsonl (the machine and what speaks against a clean log, then a 
 kernels, what was found) and sanitizer.log (what the tools said). Findings in kernels of others, torch's, are
 counted apart; API calls that return an error are left out. Exits 0 where nothing was found in a bundled
 kernel, every process did all that it should and left well, and every tool found its broken kernel; 1 else.
+Where a tool also reports a small kernel that is right by construction (sanitizer_right.py), what it reports
+of the same pattern is put aside, and the log says so.
 """
 
 from __future__ import annotations
@@ -40,13 +42,15 @@ PROGRAM = "compute-sanitizer"
 """Of the CUDA toolkit, on PATH."""
 TOOLS = ("racecheck", "initcheck", "memcheck", "synccheck")
 """The slowest first."""
-OPTIONS = ("--target-processes", "application-only", "--show-backtrace", "no", "--print-limit", "200",
+OPTIONS = ("--target-processes", "application-only", "--show-backtrace", "no", "--print-limit", "5000",
            "--report-api-errors", "no")  # fmt: skip
 OF_TOOL: dict[str, tuple[str, ...]] = {"memcheck": ("--padding", "256"), "racecheck": (), "initcheck": (),
                                        "synccheck": ()}  # fmt: skip
 """padding: a stretch beside each allocation that belongs to nobody."""
 CONTROL = "control"
 RAN = "ran"
+UNWRITTEN = ("said", "mine")
+"""Of a row, not in sanitizer.jsonl."""
 DIED = "process didn't terminate successfully"
 """What the tools say of a process that a signal ended; their own exit code may be 0 then."""
 AT = re.compile(r"\bat (\S.*?)(?:\(.*\))?\+0x[0-9a-f]+")
@@ -67,9 +71,9 @@ class How:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a tool reported once. kernels: those that it names."""
+    """What a tool reported once, its lines. kernels: those that it names."""
 
-    text: str
+    lines: tuple[str, ...]
     kernels: tuple[str, ...]
 
 
@@ -86,7 +90,7 @@ def findings(said: str) -> list[Finding]:
             blocks.append([text.strip()])
         else:
             blocks.append([])
-    return [Finding(block[0], _kernels(block)) for block in blocks if block]
+    return [Finding(tuple(block), _kernels(block)) for block in blocks if block]
 
 
 def _kernels(block: Iterable[str]) -> tuple[str, ...]:
@@ -103,7 +107,8 @@ def judged(said: str, ours: Iterable[str]) -> dict[str, Any]:
         "errors": len(mine),
         "named": sum(bool(known & set(one.kernels)) for one in mine),
         "errors_of_others": len(found) - len(mine),
-        "found": [f"{one.text} [{', '.join(one.kernels) or 'no kernel named'}]" for one in mine[:20]],
+        "mine": mine,
+        "found": [f"{one.lines[0]} [{', '.join(one.kernels) or 'no kernel named'}]" for one in mine[:20]],
         "summary": last[-1] if last else None,
     }
 
@@ -118,6 +123,11 @@ def run_group(group: str) -> NoReturn:
     try:
         if group.startswith(CONTROL):
             held.append(_control(group.partition(":")[2]))
+        elif group.startswith("right "):
+            import sanitizer_right
+
+            sanitizer_right.RIGHT[group].run()
+            _done(group)
         else:
             _cases(group)
     except Exception:
@@ -175,7 +185,7 @@ def one_process(tool: str | None, group: str, how: How) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, 9)
             said, killed = child.communicate()[0], True
-    wanted = [one.name for one in cases.CASES if one.group == group] or [CONTROL]
+    wanted = [one.name for one in cases.CASES if one.group == group] or [group]
     lines = set(said.splitlines())
     done = [one for one in wanted if f"done {one}" in lines]
     status = RAN
@@ -200,6 +210,9 @@ def warm(groups: Sequence[str], how: How) -> list[dict[str, Any]]:
 
 def sanitized(tools: Sequence[str], groups: Sequence[str], how: How) -> list[dict[str, Any]]:
     """The rows of every tool and group, so many processes side by side."""
+    import sanitizer_controls
+    import sanitizer_right
+
     kernels = {
         group: sorted({name for one in cases.CASES if one.group == group for name in cases.launched(one)})
         for group in groups
@@ -209,10 +222,9 @@ def sanitized(tools: Sequence[str], groups: Sequence[str], how: How) -> list[dic
     def row(pair: tuple[str, str]) -> dict[str, Any]:
         tool, group = pair
         found = one_process(tool, group, how)
-        if group == CONTROL:
-            import sanitizer_controls
-
-            own = sanitizer_controls.OF[tool].fn.__name__
+        if group not in kernels:
+            right = sanitizer_right.RIGHT.get(group)
+            own = right.kernel if right else sanitizer_controls.OF[tool].fn.__name__
             found |= {"kernels": [own], **judged(found["said"], [own])}
         else:
             found |= {"kernels": kernels[group], **judged(found["said"], ours)}
@@ -221,6 +233,7 @@ def sanitized(tools: Sequence[str], groups: Sequence[str], how: How) -> list[dic
         return found
 
     pairs = [(tool, group) for tool in tools for group in (CONTROL, *groups)]
+    pairs += [(one.tool, group) for group, one in sanitizer_right.RIGHT.items() if one.tool in tools]
     with ThreadPoolExecutor(how.jobs) as pool:
         return list(pool.map(row, pairs))
 
@@ -236,9 +249,9 @@ def wrong(rows: Sequence[dict[str, Any]]) -> list[str]:
             if not row["named"]:
                 found.append(f"{what}: the broken kernel was not found")
             continue
-        if row["errors"]:
+        if row["errors"] and not row.get("right"):
             found.append(f"{what}: {row['errors']} errors")
-        elif not row["errors_of_others"] and row["summary"] not in NOTHING:
+        elif not row["mine"] and not row["errors_of_others"] and row["summary"] not in NOTHING:
             found.append(f"{what}: no report was read, but its last words are {row['summary']!r}")
     return found
 
@@ -257,9 +270,10 @@ def machine(program: str) -> dict[str, Any]:
 def write(out: Path, head: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
     """sanitizer.jsonl and sanitizer.log."""
     out.mkdir(parents=True, exist_ok=True)
-    kept = [head, *({key: value for key, value in row.items() if key != "said"} for row in rows)]
+    kept = [head, *({key: value for key, value in row.items() if key not in UNWRITTEN} for row in rows)]
     (out / "sanitizer.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept), "utf-8")
-    parts = [f"# {PROGRAM} {head['sanitizer']}", *(f"# wrong: {one}" for one in head["wrong"]), ""]
+    parts = [f"# {PROGRAM} {head['sanitizer']}", *(f"# wrong: {one}" for one in head["wrong"]),
+             *(f"# put aside: {one}" for one in head["aside"]), ""]  # fmt: skip
     for row in rows:
         lines = row["said"].splitlines()
         cut = [] if len(lines) <= 400 else [f"… {len(lines) - 400} lines more"]
@@ -308,9 +322,13 @@ def main() -> None:
         if row["status"] != RAN:
             print(row["said"][-1500:], flush=True)
     rows = sanitized(tools, groups, how)
+    import sanitizer_right
+
+    aside = sanitizer_right.put_aside(rows)
     broken += wrong(rows)
-    write(given.out, {**machine(program), "wrong": broken}, rows)
-    print(*broken, f"{len(rows)} processes in {time.monotonic() - began:.0f} s", sep="\n")
+    write(given.out, {**machine(program), "wrong": broken, "aside": aside}, rows)
+    print(*broken, *(f"put aside: {one}" for one in aside), sep="\n")
+    print(f"{len(rows)} processes in {time.monotonic() - began:.0f} s")
     sys.exit(1 if broken else 0)
 
 
