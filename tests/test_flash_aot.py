@@ -120,6 +120,33 @@ def test_a_block_mask_compiles_as_tightly(task, compiled) -> None:
     assert not done.sass or sass.count(done.sass).spills <= allowed
 
 
+def sent_addends(code: str) -> list[str]:
+    """The multiply-adds that add what another lane has sent."""
+    sent: set[str] = set()
+    found = []
+    for opcode, operands in re.findall(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s+(.*?)\s*;", code):
+        registers = re.findall(r"\bR\d+", operands)
+        if opcode.startswith("FFMA") and registers[-1] in sent and operands.endswith(registers[-1]):
+            found.append(f"{opcode} {operands}")
+        if opcode.startswith("SHFL"):
+            sent.add(registers[0])
+        elif registers and not opcode.startswith("ST"):
+            sent.discard(registers[0])
+    return found
+
+
+def test_the_lanes_of_a_row_agree_on_its_delta() -> None:
+    """They write it to one place. Of rows that are not aligned, as of 72 numbers, each has one product."""
+    tasks = [ask("delta", (9, 0), "fp32", 24, head_dim_v=dim_v) for dim_v in (24, 72)]
+    for done in _compile.compile_all(tasks, inspect=True):
+        assert not done.error
+        if done.unread:
+            pytest.skip(done.unread)
+        assert done.sass.count("SHFL") >= 5
+        assert sent_addends(done.sass) == []
+    assert sent_addends("/*0*/ SHFL.BFLY PT, R4, R3, 0x10, 0x1f ;\n/*10*/ FFMA R3, R1, R2, R4 ;")
+
+
 def test_a_kernel_that_does_not_compile_is_a_result() -> None:
     task = ask("fwd", (9, 0), "bf16", 64)
     odd = _compile.Task("fwd", task.problem, (9, 0), None, flash_configs.Config(48, 64, 4, 1))
