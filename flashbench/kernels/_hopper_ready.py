@@ -16,7 +16,6 @@ the kernel was compiled for, Triton launches as ever.
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import signature
@@ -61,47 +60,59 @@ class Ready:
 
     def start(self, launch: Launch) -> bool:
         """Launch on the current device, which is the tensors', and stream; False where Triton is to do so."""
-        count = len(self.boxes)
-        addresses = [None if x is None else x.data_ptr() for x in launch.args[:count]]
-        if _hooked() or not all(_compiled_for(*one) for one in zip(addresses, self.boxes, strict=True)):
-            return False
         known = self._known
         if known is None:
-            known = self._known = self._learnt(launch.compile())
+            known = self._learnt(launch)
+        if known is None or _hooked():
+            return False
         args: list[Any] = []
-        for address, descriptor in zip(addresses, known.descriptors, strict=True):
-            if descriptor is None:
+        for x, descriptor in zip(launch.args, known.descriptors, strict=False):
+            address = None if x is None else x.data_ptr()
+            if descriptor is not None:
+                args += descriptor(address)
+            elif address is None or address % ALIGNED == 0:
                 args.append(address)
             else:
-                args += descriptor(address)
-        scales = launch.args[count + len(self.fixed) :]
-        compiled, programs = known.compiled, self.programs
-        known.launcher(
-            programs, 1, 1, _stream(), compiled.function, compiled.packed_metadata, None, None, None,
-            *args, *known.fixed, *scales, *self.constants.values(),
-        )  # fmt: skip
+                return False
+        scales = launch.args[len(self.boxes) + len(self.fixed) :]
+        known.launcher(_stream(), *known.head, *args, *known.fixed, *scales, *known.constants)
         return True
 
-    def _learnt(self, compiled: Any) -> _Known:
+    def _learnt(self, launch: Launch) -> _Known | None:
+        """From the first launch that Triton compiles for addresses that are multiples of ``ALIGNED``."""
+        for x, box in zip(launch.args, self.boxes, strict=False):
+            if x is not None and box is None and x.data_ptr() % ALIGNED:
+                return None
+        compiled = launch.compile()
         metas = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
-        return _Known(
+        launcher = _launcher(compiled, tuple(0 if box is None else len(box.shape) for box in self.boxes))
+        self._known = _Known(
             compiled,
-            _launcher(compiled, tuple(0 if box is None else len(box.shape) for box in self.boxes)),
+            partial(launcher, self.programs, 1, 1),
             tuple(
                 None if box is None else lru_cache(KEPT)(partial(_described, box, next(metas)))
                 for box in self.boxes
             ),
             tuple(x.data_ptr() if isinstance(x, torch.Tensor) else x for x in self.fixed),
+            (compiled.function, compiled.packed_metadata, None, None, None),
+            tuple(self.constants.values()),
         )
+        return self._known
 
 
 class _Known(NamedTuple):
-    """What launches of a compiled kernel share. descriptors: by address, what the launcher takes for one."""
+    """What launches of a compiled kernel share.
+
+    launcher: with the grid. descriptors: by address, what the launcher takes for one. head: what it takes
+    after the stream: the function, its metadata, nothing of hooks. fixed: with addresses for tensors.
+    """
 
     compiled: Any
     launcher: Any
     descriptors: tuple[Any, ...]
     fixed: tuple[Any, ...]
+    head: tuple[Any, ...]
+    constants: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -127,17 +138,25 @@ class ReadyLaunch(Launch):
         return Launch(self.name, self.kernel, self.programs, args, self.options)
 
 
+class _At(NamedTuple):
+    """As much of a tensor as a descriptor is made of."""
+
+    address: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
 def _of(box: TensorDescriptor, base: Any) -> TensorDescriptor:
     """A copy with an address, as one that is kept must not keep a tensor alive."""
-    own = copy(box)
-    own.base = base
+    own = object.__new__(TensorDescriptor)
+    own.__dict__.update(box.__dict__, base=base)
     return own
 
 
 def _described(box: TensorDescriptor, meta: Any, address: int) -> tuple[Any, ...]:
     """What the launcher takes in place of a descriptor: the driver's form of it, its shape and strides."""
-    own = _of(box, SimpleNamespace(data_ptr=lambda: address))
-    return tuple(make_tensordesc_arg(own, meta, *_MORE))
+    return tuple(make_tensordesc_arg(_of(box, _At(address)), meta, *_MORE))
 
 
 _MORE = (None,) * (len(signature(make_tensordesc_arg).parameters) - 2)
@@ -162,10 +181,6 @@ def _launcher(compiled: Any, ranks: tuple[int, ...]) -> Any:
     ]
     src = SimpleNamespace(fn=compiled.src.fn, constants={}, signature=dict(enumerate(parts)))
     return driver.active.launcher_cls(src, compiled.metadata._replace(tensordesc_meta=[]))
-
-
-def _compiled_for(address: int | None, box: TensorDescriptor | None) -> bool:
-    return box is not None or address is None or address % ALIGNED == 0
 
 
 def _stream() -> int:
