@@ -7,7 +7,9 @@ Every launch there is also made by Triton and compared.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
+LOG2E = math.log2(math.e)
 GRADIENTS = [(64, 64), (96, 128), (40, 72), (256, 256), (192, 128)]
 CASES: dict[str, Callable[[Any], None]] = {}
 
@@ -63,6 +66,19 @@ def gradients(leaves: list[Tensor], of_lse: bool = False, **options: Any) -> tup
 
     outputs = flash.flash_attention(*leaves, return_lse=True, **options)[: 1 + of_lse]
     return torch.autograd.grad(outputs, leaves, [torch.zeros_like(x) for x in outputs])
+
+
+def backward(q: Tensor, k: Tensor, v: Tensor, **more: Tensor) -> None:
+    """Of the kernels alone, which is told what the forward made."""
+    from flashbench import hopper_configs
+    from flashbench.kernels import _flash_v3_backward as narrow
+    from flashbench.kernels import _flash_v3_wide as wide
+    from flashbench.kernels._call import Call
+    from flashbench.kernels._launches import Saved
+
+    saved, call = Saved(q=q, k=k, v=v, **more), Call(causal=False, scale=1.0)
+    module = wide if hopper_configs.wide(q.shape[3], v.shape[3]) else narrow
+    module.backward_launches(saved, call).run(saved)
 
 
 @case
@@ -107,6 +123,19 @@ def tensors_may_overlap_move_and_be_given_up(made_up) -> None:
 
 
 @case
+def each_tensor_lies_as_it_likes(made_up) -> None:
+    """Of o and its gradient heads may be inside or outside rows, one between others or in a wider one."""
+    for dims in ((64, 64), (192, 64)):
+        q, k, v = (x.detach() for x in inputs(dims))
+        rows = (q.shape[0], 65, 4)
+        of_o = [torch.zeros(*rows, 64).transpose(1, 2), torch.zeros(rows[0], 4, 65, 64),
+                torch.zeros(*rows, 80)[..., 8:72].transpose(1, 2), torch.zeros(rows[0], 4, 65, 64)]  # fmt: skip
+        for o, do in itertools.product([x.to(q.dtype) for x in of_o], repeat=2):
+            backward(q, k, v, o=o, do=do, lse=torch.zeros(q.shape[:3]))
+    assert len(made_up.compared) == 2 * 16 * 3
+
+
+@case
 def no_tensor_is_kept(made_up) -> None:
     leaves = inputs()
     found = [weakref.ref(x) for x in (*leaves, *gradients(leaves))]
@@ -125,31 +154,25 @@ def scales_and_streams_are_those_of_the_call(made_up) -> None:
         gradients(leaves, softmax_scale=scale)
         launched = made_up.driver.launched
         assert {head[3] for head, *_ in launched} == {stream}
-        assert scale in launched[-1][2]
+        for launch, (*_, args) in zip(made_up.doubled(made_up.compared[-4:]), launched, strict=True):
+            wanted = {"v3_fwd": scale * LOG2E, "v3_bwd": scale * LOG2E, "v3_convert": scale}
+            assert wanted.get(launch.name, args[-1]) in args
     assert len(made_up.driver.compiled) == 4
 
 
 @case
 def what_a_kernel_was_not_compiled_for_has_one_of_its_own(made_up) -> None:
     """Rows at an odd address, first or later, another dtype of theirs, a gradient of them or none."""
-    from flashbench.kernels import _flash_v3_backward as module
-    from flashbench.kernels._call import Call
-    from flashbench.kernels._launches import Saved
-
     q, k, v = (x.detach() for x in inputs(rows=63))
     rows = torch.zeros(2 * 4 * 63 + 1)
     even, odd = (rows[n : n + 2 * 4 * 63].view(2, 4, 63) for n in (0, 1))
 
     def functions(lse: Tensor, **more: Any) -> int:
         made_up.driver.launched.clear()
-        work = module.backward_launches(
-            Saved(q=q, k=k, v=v, o=q, do=q, lse=lse, **more), Call(causal=False, scale=1.0)
-        )
-        work.run(Saved(q=q, k=k, v=v, o=q, do=q, lse=lse))
-        (prepare,) = {head[4] for (head, *_), launch in zip(
-            made_up.driver.launched, made_up.doubled(work.launches), strict=True) if launch.name == "v3_prepare"
-        }  # fmt: skip
-        return prepare
+        backward(q, k, v, o=q, do=q, lse=lse, **more)
+        head, *_ = made_up.driver.launched[0]
+        assert made_up.compared[-3].name == "v3_prepare"
+        return int(head[4])
 
     found = [functions(x) for x in (odd, even, odd, even)]
     found += [functions(even.double()), functions(even, dlse=even), functions(even, dlse=odd), functions(even)]
@@ -269,6 +292,7 @@ class MadeUp:
             (head, _, args), (own_head, _, own_args) = self.driver.launched[before:]
             assert head == own_head, launch.name
             assert args == own_args, launch.name
+            lies_as_told(launch)
             self.compared.append(launch)
 
         ReadyLaunch.start = both
@@ -279,6 +303,21 @@ class MadeUp:
 
     def doubled(self, launches: tuple[Any, ...]) -> list[Any]:
         return [launch for launch in launches for _ in range(2)]
+
+
+def lies_as_told(launch: Any) -> None:
+    """What the launch says of its tensors, in descriptors or as arguments, is so."""
+    named = dict(zip(launch.kernel.arg_names, launch.args, strict=False))
+    for x, box in zip(launch.args, launch.ready.boxes, strict=False):
+        if box is not None:
+            assert list(x.shape) == box.shape, launch.name
+            assert all(
+                n == 1 or told == own for n, told, own in zip(x.shape, box.strides, x.stride(), strict=True)
+            ), launch.name
+    for name in ("o", "do", "dq"):
+        for at, axis in enumerate("bhn"):
+            if f"{name}_{axis}" in named:
+                assert named[f"{name}_{axis}"] == named[name.upper()].stride(at), launch.name
 
 
 def main() -> None:
