@@ -1,6 +1,6 @@
 """What a call of attention takes the host, flash-v3's beside SDPA's, on this machine's GPU.
 
-python tools/host_times.py --out reports/h200-sxm/host.json [--seqlen 512] [--head-dims 64,128,256] [--triton]
+python tools/host_times.py --out reports/h200-sxm/host.json [--seqlen 512] [--head-dims 128] [--impls sdpa]
 
 A call is timed by the host's clock until it returns, CALLS in a row while the device, whose work is short,
 keeps up; implementations take turns in rounds, so that what else the host does is theirs alike. Passes: fwd,
@@ -26,10 +26,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from flashbench import environment  # noqa: E402
 
-ROUNDS, CALLS = 7, 100
+ROUNDS, CALLS = 5, 100
 SHAPE = (1, 16)
 """Batch and heads."""
 PASSES = ("fwd", "bwd", "fwd+bwd")
+NAMES = ("flash-v3", "attention", "sdpa", "sdpa-flash", "sdpa-cudnn")
 BARS_S = {("fwd", "seen"): 60e-6, ("fwd", "new"): 130e-6}
 """What flash-v3 is to take at most."""
 Attention = Callable[[Any, Any, Any], Any]
@@ -37,7 +38,7 @@ Call = Callable[[int], object]
 
 
 def attentions() -> Mapping[str, Attention]:
-    """Causal attention of (q, k, v), by name."""
+    """Causal attention of (q, k, v), by NAMES."""
     from functools import partial
 
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -55,13 +56,14 @@ def attentions() -> Mapping[str, Attention]:
 
         return call
 
-    return {
-        "flash-v3": partial(_triton.load("cuda", "_flash_v3").flash_attention, causal=True),
-        "attention": partial(flashbench.attention, causal=True),
-        "sdpa": sdpa,
-        "sdpa-flash": by(SDPBackend.FLASH_ATTENTION),
-        "sdpa-cudnn": by(SDPBackend.CUDNN_ATTENTION),
-    }
+    found: tuple[Attention, ...] = (
+        partial(_triton.load("cuda", "_flash_v3").flash_attention, causal=True),
+        partial(flashbench.attention, causal=True),
+        sdpa,
+        by(SDPBackend.FLASH_ATTENTION),
+        by(SDPBackend.CUDNN_ATTENTION),
+    )
+    return dict(zip(NAMES, found, strict=True))
 
 
 def calls(attend: Attention, pass_: str, sets: Sequence[Sequence[Any]], dout: Any) -> Call:
@@ -113,7 +115,7 @@ def rows(
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     for tensors, pass_ in ((tensors, pass_) for tensors in ("seen", "new") for pass_ in PASSES):
         sets = [
-            [torch.randn(*SHAPE, seqlen, head_dim, device=device, dtype=torch.bfloat16, requires_grad=True)
+            [torch.randn(*SHAPE, seqlen, head_dim, device=device, dtype=torch.float16, requires_grad=True)
              for _ in "qkv"] for _ in range(CALLS if tensors == "new" else 1)
         ]  # fmt: skip
         dout, made, reasons = torch.randn_like(sets[0][0]), {}, {}
@@ -158,18 +160,23 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--seqlen", type=int, default=512)
     parser.add_argument("--head-dims", default="64,128,256")
+    parser.add_argument("--impls", default=",".join(NAMES), help="a comma list")
     parser.add_argument("--triton", action="store_true", help="launch flash-v3's kernels by Triton")
     given = parser.parse_args()
+    wanted = given.impls.split(",")
+    if strange := [name for name in wanted if name not in NAMES]:
+        parser.error(f"--impls {strange[0]!r} is not known; it must be of {', '.join(NAMES)}")
     import torch
 
     if not torch.cuda.is_available():
         parser.error("it needs a GPU: none is found")
     if given.triton:
         by_triton()
-    by = attentions()
+    every = attentions()
+    by = {name: every[name] for name in wanted}
     document: dict[str, Any] = {
         "type": "host-times", "environment": environment.collect(environment.target("cuda")),
-        "batch": SHAPE[0], "num_heads": SHAPE[1], "seqlen": given.seqlen, "dtype": "bf16", "causal": True,
+        "batch": SHAPE[0], "num_heads": SHAPE[1], "seqlen": given.seqlen, "dtype": "fp16", "causal": True,
         "calls": CALLS, "launched_by": "triton" if given.triton else "flashbench", "rows": [],
     }  # fmt: skip
     given.out.parent.mkdir(parents=True, exist_ok=True)
