@@ -68,7 +68,7 @@ def gradients(leaves: list[Tensor], of_lse: bool = False, **options: Any) -> tup
     return torch.autograd.grad(outputs, leaves, [torch.zeros_like(x) for x in outputs])
 
 
-def backward(q: Tensor, k: Tensor, v: Tensor, **more: Tensor) -> None:
+def backward(q: Tensor, k: Tensor, v: Tensor, scale: float = 1.0, **more: Tensor) -> None:
     """Of the kernels alone, which is told what the forward made."""
     from flashbench import hopper_configs
     from flashbench.kernels import _flash_v3_backward as narrow
@@ -76,7 +76,7 @@ def backward(q: Tensor, k: Tensor, v: Tensor, **more: Tensor) -> None:
     from flashbench.kernels._call import Call
     from flashbench.kernels._launches import Saved
 
-    saved, call = Saved(q=q, k=k, v=v, **more), Call(causal=False, scale=1.0)
+    saved, call = Saved(q=q, k=k, v=v, **more), Call(causal=False, scale=scale)
     module = wide if hopper_configs.wide(q.shape[3], v.shape[3]) else narrow
     module.backward_launches(saved, call).run(saved)
 
@@ -157,6 +157,9 @@ def scales_and_streams_are_those_of_the_call(made_up) -> None:
         for launch, (*_, args) in zip(made_up.doubled(made_up.compared[-4:]), launched, strict=True):
             wanted = {"v3_fwd": scale * LOG2E, "v3_bwd": scale * LOG2E, "v3_convert": scale}
             assert wanted.get(launch.name, args[-1]) in args
+    q, k, v = (x.detach() for x in leaves)
+    for scale in (1, 2, 0.3):
+        backward(q, k, v, scale, o=q, do=q, lse=torch.zeros(q.shape[:3]))
     assert len(made_up.driver.compiled) == 4
 
 

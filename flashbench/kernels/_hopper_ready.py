@@ -55,7 +55,7 @@ class Ready:
 
     def launch(self, tensors: tuple[torch.Tensor | None, ...], *scales: float) -> Launch:
         """Over tensors in the order of the boxes."""
-        args = *tensors, *self.fixed, *scales
+        args = *tensors, *self.fixed, *map(float, scales)  # of an integer 1 Triton would make a constant
         return ReadyLaunch(self.name, self.kernel, self.programs, args, self.options, self)
 
     def start(self, launch: Launch) -> bool:
