@@ -34,16 +34,8 @@ from flashbench.kernels._call import (
     unit_stride,
 )
 from flashbench.kernels._flash_v2 import NOTHING, FlashAttention
-from flashbench.kernels._hopper_plan import (
-    ALIGNMENT,
-    Laid,
-    Made,
-    PlannedLaunch,
-    bound,
-    descriptor,
-    loadable,
-    programs,
-)
+from flashbench.kernels._hopper_plan import ALIGNMENT, Laid, descriptor, loadable, programs
+from flashbench.kernels._hopper_ready import Ready
 from flashbench.kernels._launches import Saved
 
 
@@ -123,7 +115,7 @@ def forward(
     q, k, v = loadable(q), loadable(k), loadable(v)
     o, lse, own = _outputs(q, k, v, causal, tiles)
     with on(q.device):
-        own.run((q, k, v, o, lse), scale)
+        own.launch((q, k, v, o, lse), scale).run()
     return o, lse
 
 
@@ -157,10 +149,9 @@ def plan(
 
 
 class Plan:
-    """What launches over tensors of one layout share.
+    """The kernel, made ready for tensors of one layout.
 
-    descriptors: of boxes of q, q, k, k, v, v, o, o, without an address; None for a second piece of a head
-    dim that has none. table: the schedule, on the device.
+    It takes each of q, k, v and o twice: a piece of the head dim each, None where there is no second.
     """
 
     def __init__(
@@ -178,12 +169,11 @@ class Plan:
             kv_bytes=seqlen_k * (dim + dim_v) * dtype.itemsize,
         )  # fmt: skip
         rows = schedule.table(shape, programs(device))
-        self.programs = len(rows[0])
-        self.table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
-        self.numbers = (heads, shape.group, seqlen_q, seqlen_k)
+        table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
         (d0, d1), (e0, e1) = hopper_configs.pieces(dim), hopper_configs.pieces(dim_v, of_v=True)
+        self.halved = d1 > 0, e1 > 0
         cut = ((q, ROWS, d0, d1), (k, tiles.block_k, d0, d1), (v, tiles.block_k, e0, e1), (o, ROWS, e0, e1))
-        self.descriptors = tuple(
+        boxes = tuple(
             descriptor(x, [1, 1, height, columns], dtype) if columns else None
             for x, height, *both in cut
             for columns in both
@@ -195,27 +185,14 @@ class Plan:
             "MAX3": tiles.max3, "EMULATED": tiles.emulated,
             "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
         }  # fmt: skip
-        self.made = Made(constants)
-
-    def run(self, tensors: tuple[Tensor, ...], scale: float) -> None:
-        """Launch over q, k, v, o and lse; over those of a call before with little cost to the host."""
-        again = self.made.again
-        if again is None or not again.start(_place(tensors, scale)):
-            self.launch(tensors, scale).run()
+        fixed = table, heads, shape.group, seqlen_q, seqlen_k
+        self.ready = Ready("v3_fwd", kernels.forward, len(rows[0]), (*boxes, None), fixed, constants)
 
     def launch(self, tensors: tuple[Tensor, ...], scale: float) -> Launch:
         """The launch over q, k, v, o and lse."""
-        q, k, v, o, lse = tensors
-        boxes = bound(self.descriptors, (q, q, k, k, v, v, o, o))
-        args = *boxes, lse, self.table, *self.numbers, scale * math.log2(math.e)
-        return PlannedLaunch(
-            "v3_fwd", kernels.forward, self.programs, args, self.made.options, self.made,
-            _place(tensors, scale),
-        )  # fmt: skip
-
-
-def _place(tensors: tuple[Tensor, ...], scale: float) -> tuple[float, ...]:
-    return *[x.data_ptr() for x in tensors], scale
+        (q, k, v, o, lse), (of_qk, of_v) = tensors, self.halved
+        pieces = q, q if of_qk else None, k, k if of_qk else None, v, v if of_v else None, o
+        return self.ready.launch((*pieces, o if of_v else None, lse), scale * math.log2(math.e))
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
