@@ -202,7 +202,10 @@ class Entry:
         """Against exact attention; of what is none against its own form, and how far it is from attention."""
         own = self.implementation.own_check
         if own is None:
-            return shared.reference.compare(o, gradients, self._lse(shared.inputs))
+            within = self.implementation.exponentials_within(self.cell.problem, self.how.target)
+            return shared.reference.compare(
+                o, gradients, self._lse(shared.inputs), exponentials_within=within
+            )
         found = own(self.cell.problem, shared.inputs, o)
         self._fields["apart"] = shared.reference.apart(o)
         return found

@@ -85,6 +85,11 @@ def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     return hopper_configs.described(_tiles(problem))
 
 
+def exponentials_within(problem: Problem, target: Target) -> float:
+    """As ``Implementation.exponentials_within``."""
+    return hopper_configs.EMULATED_WITHIN[1] if _tiles(problem).emulated else 0.0
+
+
 def _tiles(problem: Problem) -> Tiles:
     p = problem
     return hopper_configs.choose_fp8(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)

@@ -33,7 +33,7 @@ def deviations(
     inputs: Inputs, compute: Callable[[Inputs], list[Tensors]], refs: Sequence[Tensors]
 ) -> dict[str, float]:
     """By tensor, the largest standard deviation of an error: of a row's numbers, which are alike, over the
-    draws; of dbias, whose are not, of one element.
+    draws; of dbias, whose are not, and of lse, one number per row, of one element.
 
     compute: naive's tensors of each part, of inputs; refs: the exact ones.
     """
@@ -55,7 +55,7 @@ def deviations(
 def _largest(name: str, squares: Tensor) -> float:
     if not squares.numel():
         return 0.0
-    mean = squares if name == "dbias" else squares.mean(-1)
+    mean = squares if name in ("dbias", "lse") else squares.mean(-1)
     return float((mean.max() / DRAWS).sqrt())
 
 

@@ -6,12 +6,13 @@ An implementation's tensor x passes if, with maxima over the compared rows,
 
 where naive is the textbook op list run in the tensors' dtype (or, where that is not finite, in fp32
 with its result rounded; ``_yardstick``); of fp8 on inputs that went through it. lse is fp32 whatever the
-inputs are: naive's is computed in fp32 from them (``CUT_OFF``). Of fp32, and of small tensors in 16 bits,
-three standard deviations of naive's error stand in place of its largest where that is more
-(``_other_units``). ref knows no dtype: it takes the inputs as they are (``_exact``). Small problems compare
-every row; larger ones o, lse and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and
-dbias where both meet, so that 64k is checked in bounded memory. The sequences of a packed batch are problems
-of their own.
+inputs are: naive's is computed in fp32 from them (``CUT_OFF``), and to its bound comes what a card's own
+exponentials and logarithms and fp32's roundings of numbers as large as lse may do (``_lse_rounding``), of
+which naive's error says nothing. Of fp32, of small tensors in 16 bits, and of lse in tf32, three standard
+deviations of naive's error stand in place of its largest where that is more (``_other_units``). ref knows
+no dtype: it takes the inputs as they are (``_exact``). Small problems compare every row; larger ones o, lse
+and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and dbias where both meet, so that
+64k is checked in bounded memory. The sequences of a packed batch are problems of their own.
 
 Source: the rule of FlashAttention's own tests (naive in the same dtype as the yardstick) with an fp64
 reference.
@@ -19,6 +20,7 @@ reference.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -27,7 +29,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from flashbench.kernels import _exact, _fp8, _other_units
+from flashbench.kernels import _exact, _fp8, _lse_rounding, _other_units
 from flashbench.kernels._inputs import Inputs
 from flashbench.kernels._part import Part, joined
 from flashbench.kernels._precision import input_dtype, precision
@@ -95,7 +97,7 @@ class Reference:
             ]
 
         self._parts_of = parts
-        self._draws = problem.dtype in ("fp32", "fp16", "bf16") and pairs <= _other_units.LIMIT
+        self._draws = problem.dtype_bytes > 1 and pairs <= _other_units.LIMIT
         self._forward: dict[str, Expected] = {}
         self.parts = parts(inputs)
         self._rounded = parts(_fp8.rounded(problem, inputs)) if problem.dtype_bytes == 1 else self.parts
@@ -113,10 +115,18 @@ class Reference:
             return self._forward if not gradients else {**self._forward, **self._backward}
 
     def compare(
-        self, o: Tensor, gradients: Sequence[Tensor] | None = None, lse: Tensor | None = None
+        self,
+        o: Tensor,
+        gradients: Sequence[Tensor] | None = None,
+        lse: Tensor | None = None,
+        *,
+        exponentials_within: float = 0.0,
     ) -> Accuracy:
         """Largest error of o, of the gradients (of ``Inputs.leaves``) and of lse if given, and the budgets.
 
+        exponentials_within: the most that each term of a row's sum may be off, relative, where it is not an
+        exponential of fp32 (``Implementation.exponentials_within``). The sum of positive numbers is off by no
+        more, and by the logarithm of that lse.
         A NaN anywhere in a tensor, in rows that are not compared too, makes its error NaN.
         Raises ValueError for a tensor of another shape or dtype than the problem's.
         """
@@ -137,7 +147,7 @@ class Reference:
             picked = self._picked(name, tensor.detach())
             worst = [_max_error(x, ref) for x, ref in zip(picked, expected[name].refs, strict=True)]
             errors[name] = float("nan") if _has_nan(tensor) else max(worst)
-            budgets[name] = expected[name].budget
+            budgets[name] = expected[name].budget - math.log1p(-exponentials_within) * (name == "lse")
         return Accuracy(
             max_abs_error=errors,
             budget=budgets,
@@ -229,7 +239,11 @@ class Reference:
                     error *= CUT_OFF if dtype.itemsize == 2 else 1
                 error = max(error, 3 * drawn.get(name, 0.0))
             own = torch.float32 if name in ("lse", "dsinks") else dtype
-            expected[name] = Expected(tuple(mine), 2 * error + 2 * max(rounding(ref, own) for ref in mine))
+            budget = 2 * error + 2 * max(rounding(ref, own) for ref in mine)
+            if name == "lse":
+                keys = (part.problem.seqlen_k for part in self.parts)
+                budget += max(_lse_rounding.largest(ref, n) for ref, n in zip(mine, keys, strict=True))
+            expected[name] = Expected(tuple(mine), budget)
         return expected
 
     def _drawn(
@@ -237,7 +251,8 @@ class Reference:
     ) -> dict[str, float]:
         """By tensor, a standard deviation of naive's errors, where its largest one may be luck.
 
-        In 16 bits of small tensors alone; of lse, which is computed in fp32 from them, in fp32.
+        In 16 bits of small tensors alone; of lse, which is computed in fp32 from them, in fp32. In tf32 of
+        lse alone: a factor that is folded into q changes what all of its numbers are rounded to.
         """
 
         def of(inputs: Inputs, dtype: torch.dtype) -> dict[str, float]:
@@ -247,6 +262,8 @@ class Reference:
             return _other_units.deviations(inputs, again, refs)
 
         dtype = input_dtype(self.problem)
+        if self.problem.dtype == "tf32":
+            return {"lse": of(self._inputs, dtype)["lse"]} if "lse" in found[0] else {}
         if dtype == torch.float32:
             return of(self._inputs, dtype)
         sizes = {name: sum(part[name].numel() for part in found) for name in found[0].keys() - {"dsinks"}}
