@@ -94,7 +94,7 @@ def _first(table: Iterable[Row[_Cut]], dim: int, causal: bool, seqlen_k: int) ->
 
 
 EMULATED_WITHIN = {1: 6e-3, 2: 1.3e-3}
-"""How far an emulated exponential may be off, relative, by bytes of the dtype: by its polynomial and roundings
+"""How far an emulated exponential may be off, relative, by bytes of the dtype: its polynomial and roundings
 to fp16 (``_hopper_exp2``; ``tests/test_hopper_exp2.py`` holds them to it)."""
 
 _ANY = float("inf")
