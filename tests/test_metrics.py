@@ -156,7 +156,7 @@ def test_without_device_model_or_naive_their_metrics_are_none() -> None:
         "intensity_requested", "roof_fraction", "bandwidth_fraction", "predicted_extra_bytes",
         "speedup_over_naive", "energy_j", "cycles", "sm_clock_hz", "exact_error",
         "exact_error_relative", "j_per_tflop", "counted_spill_write_bytes",
-        "counted_spill_missed_bytes", *(f"{part}_difference_bytes" for part in REQUESTED.values()),
+        "counted_spill_missed_bytes", "counted_tensor_share", *(f"{part}_difference_bytes" for part in REQUESTED.values()),
         "least_dram_read_bytes", "most_dram_read_bytes", "least_dram_write_bytes", "most_dram_write_bytes",
         *(f"predicted_{counter}" for counter in LEVELS.values()),
         *(f"{counter.removesuffix('_bytes')}_ratio" for counter in LEVELS.values()),
