@@ -192,10 +192,16 @@ def row(spec: str) -> Implementation:
     return _implementation(_Source(spec, partial(_function, spec), spec), f"yours: {spec}")
 
 
-def known(function: Callable[..., Any]) -> str:
-    """The name, ``MODULE:FUNCTION``, by which the function itself is an implementation in this process."""
+def known(function: Callable[..., Any], beside: Sequence[str] = ()) -> str:
+    """The name, ``MODULE:FUNCTION``, by which the function itself is an implementation in this process; with
+    a number behind it where one of those beside it has the name.
+    """
     own = getattr(function, "__name__", "")
-    name = f"{getattr(function, '__module__', '')}:{own if own.isidentifier() else 'function'}"
+    plain = f"{getattr(function, '__module__', '')}:{own if own.isidentifier() else 'function'}"
+    name, number = plain, 1
+    while name in beside:
+        number += 1
+        name = f"{plain}_{number}"
     registry()[name] = _implementation(_Source(name, lambda: function, name, here=True), f"yours: {name}")
     return name
 
