@@ -49,8 +49,8 @@ BASES = {"ubuntu22.04": (3, 10), "ubuntu24.04": (3, 12)}
 
 
 def test_the_image_can_be_made_of_what_it_is_given() -> None:
-    """Nobody builds it here: its system's Python is new enough, what it copies is in the wheel's folder and is
-    not kept from the builder, and nothing else is sent there.
+    """Nobody builds it here: its system's Python is new enough, what it copies is where the wheel is made and
+    is not kept from the builder, and nothing else is sent there.
     """
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     steps = [line.split() for line in lines if line and not line.startswith("#")]
@@ -71,8 +71,8 @@ def test_the_image_can_be_made_of_what_it_is_given() -> None:
 
 
 def sent(path: str) -> bool:
-    """Whether .dockerignore leaves a file to the builder: the last pattern decides that it, or a folder that it
-    is in, fits.
+    """Whether .dockerignore leaves a file to the builder: the last pattern decides that fits it or a folder
+    that it is in.
     """
     left = True
     for pattern in (ROOT / ".dockerignore").read_text(encoding="utf-8").split():
