@@ -10,7 +10,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,11 +22,11 @@ Row = Mapping[str, Any]
 
 SAME = (
     "pass", "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "kv_len", "queries", "head_dim",
-    "head_dim_v", "dtype", "causal", "options", "page_size", "model", "mode", "seqlen", "layers",
+    "head_dim_v", "dtype", "causal", "options", "page_size", "model", "mode", "seqlen", "layers", "arch",
 )  # fmt: skip
-"""Fields in which the two sides of a ratio are the same, but those that a side names."""
+"""Fields in which the two sides of a ratio or difference are the same, but those that a side names."""
 
-SEEN = ("ratio", "value", "slope", "ran", "device", "product")
+SEEN = ("ratio", "difference", "value", "slope", "ran", "device", "product")
 """What a claim can be about; ``docs/claims.md`` says each."""
 
 FIELDS = {"name", "says", "source", "conditions", "command", "untestable", "at_least", "at_most", *SEEN}
@@ -92,8 +92,8 @@ class Judged:
 
     @property
     def cells_measured(self) -> bool:
-        """Whether cells say something of it, and not data sheets or arithmetic alone."""
-        return bool(self.found) and self.claim.of_cells
+        """Whether a card's cells say something of it, and not data sheets, arithmetic or a compiler alone."""
+        return any(one.card for one in self.found) and self.claim.of_cells
 
     @property
     def cards(self) -> tuple[str, ...]:
@@ -176,10 +176,21 @@ def judge(claims: Iterable[Claim], folder: Path | str) -> list[Judged]:
 
 def of_rows(claims: Iterable[Claim], rows: list[Row]) -> list[Judged]:
     """What the rows of one run say of the claims that are about cells, whatever files these name: what else a
-    side names tells its rows. Claims of which they say nothing are left out.
+    side names tells its rows. Claims of which they say nothing, or cannot, are left out.
     """
-    judged = (Judged(claim=one, found=_found(one, lambda _: rows)) for one in claims if one.of_cells)
+    judged = (Judged(claim=one, found=_found(_of_one_run(one), lambda _: rows)) for one in claims)
     return [one for one in judged if one.found]
+
+
+def _of_one_run(claim: Claim) -> Claim:
+    """A claim as one run's rows can tell it: without pairs that the file alone tells apart from others, or
+    whose sides it alone tells apart.
+    """
+    seen = dict(claim.seen) if claim.of_cells else {}
+    for kind in {"ratio", "difference"} & set(seen):
+        pairs = {repr([_told(pair["of"]), _told(pair["to"]), pair.get("per")]): pair for pair in seen[kind]}
+        seen[kind] = [pair for pair in pairs.values() if _told(pair["of"]) != _told(pair["to"])]
+    return replace(claim, seen=seen)
 
 
 def columns(claims: Iterable[Claim]) -> set[str]:
@@ -216,6 +227,8 @@ def _rows(path: Path) -> list[Row]:
         return [*table.rows(table.build([file])), *timed(file.blocks, card)]
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(document, list) and document:  # of profile --static: of no card
+            return timed(document, None)
         return timed(document["rows"], (document.get("environment") or {}).get("device_name"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RunFileError(f"{path} has no rows") from None
@@ -257,17 +270,44 @@ def _spread_of(row: Row, side: Mapping[str, Any]) -> float:
     return (row.get("spread") or 0.0) if _TIMED.intersection(_metrics(side)) else 0.0
 
 
+def _told(side: Mapping[str, Any]) -> dict[str, Any]:
+    """What a side names but its file."""
+    return {name: value for name, value in side.items() if name != "file"}
+
+
+def _shared(pair: Mapping[str, Any]) -> list[str]:
+    """The fields that make a cell of one side and one of the other the same cell."""
+    named = {*pair["of"], *pair["to"]}
+    return [name for name in SAME if name not in named or pair["of"].get(name) == pair["to"].get(name)]
+
+
 def _ratio(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
     """``of`` over ``to``, cell by cell, over ``per``."""
     for pair in given:
-        named = {*pair["of"], *pair["to"]}
-        keys = [name for name in SAME if name not in named or pair["of"].get(name) == pair["to"].get(name)]
+        keys = _shared(pair)
         below = {_key(row, keys): (row, value) for row, value in _chosen(pair["to"], rows)}
         for row, value in _chosen(pair["of"], rows):
             other, base = below.get(_key(row, keys), (row, 0.0))
             if base:
                 spread = math.hypot(_spread_of(row, pair["of"]), _spread_of(other, pair["to"]))
                 yield _seen(row, value / base / pair.get("per", 1), spread)
+
+
+def _difference(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
+    """``of`` less ``to``, cell by cell, each the sum over its kernels; not where both are 0, as then there is
+    nothing to be seen.
+    """
+    for pair in given:
+        sides: list[dict[Any, tuple[Row, float]]] = []
+        for side in (pair["of"], pair["to"]):
+            sums: dict[Any, tuple[Row, float]] = {}
+            for row, value in _chosen(side, rows):
+                key = _key(row, _shared(pair))
+                sums[key] = (row, sums.get(key, (row, 0.0))[1] + value)
+            sides.append(sums)
+        for key, (row, value) in sides[0].items():
+            if key in sides[1] and (value or sides[1][key][1]):
+                yield _seen(row, value - sides[1][key][1])
 
 
 def _value(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
@@ -316,7 +356,8 @@ def _product(given: Any, _: Callable[[str], list[Row]]) -> Iterator[Seen]:
 _TIMED = {"time_s", "flops_per_s", "peak_fraction"}
 
 _KINDS: Mapping[str, Callable[[Any, Callable[[str], list[Row]]], Iterator[Seen]]] = {
-    "ratio": _ratio, "value": _value, "slope": _slope, "ran": _ran, "device": _device, "product": _product,
+    "ratio": _ratio, "difference": _difference, "value": _value, "slope": _slope, "ran": _ran,
+    "device": _device, "product": _product,
 }  # fmt: skip
 
 
@@ -326,7 +367,7 @@ def _key(row: Row, names: Iterable[str]) -> tuple[Any, ...]:
 
 _PARTS = {
     "model": "", "mode": "", "implementation": "", "pass": "", "batch": "b", "num_heads": "h", "seqlen": "n",
-    "seqlen_q": "n", "kv_len": "kv", "head_dim": "d", "dtype": "", "options": "",
+    "seqlen_q": "n", "kv_len": "kv", "head_dim": "d", "dtype": "", "options": "", "arch": "",
 }  # fmt: skip
 """What names a cell, and the letter before it."""
 

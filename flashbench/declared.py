@@ -107,3 +107,8 @@ def of(function: Callable[..., Any]) -> Declared:
     """What the function declares; the defaults where it declares nothing."""
     found = getattr(function, ATTRIBUTE, None)
     return found if isinstance(found, Declared) else Declared()
+
+
+def declares(layout: str) -> str:
+    """How a function says its layout, for messages."""
+    return f"@flashbench.implementation(layout={layout!r})"

@@ -197,6 +197,10 @@ def _compared() -> Iterator[Metric]:
             name=f"counted_{counter}", unit="B", better="lower", whole=True, compute=_counted(counter),
             help=f"hardware counters: {help_}",
         )  # fmt: skip
+    yield Metric(
+        name="counted_tensor_share", unit="fraction", better="higher", compute=_counted("tensor_share"),
+        help="hardware counters: cycles in which the tensor cores worked, kernels weighted by their time",
+    )  # fmt: skip
     for level, counter in compared.LEVELS.items():
         spills = ", spilled registers taken off" if level in compared.SPILLED else ""
         yield Metric(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import synthetic
 from test_cli_help import options
 
 from flashbench import claims, kernels, runfile
@@ -16,6 +18,9 @@ from flashbench.cli import main
 from flashbench.errors import RunFileError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import claims_page  # noqa: E402
+
 FILE, RESULTS = ROOT / "configs" / "claims.toml", ROOT / "reports" / "h100-sxm"
 HEAD = 'name = "x"\nsays = "it is so"\nsource = "s"\nconditions = "c"\ncommand = "flashbench run"\n'
 RATIO = (
@@ -101,6 +106,74 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         claims.load(tmp_path / "none.toml")
 
 
+SPILLS = (
+    f"[[claim]]\n{HEAD}at_most = -1\n"
+    'difference = [{ of = { file = "s.json", implementation = "a", metric = "spilled" }, '
+    'to = { file = "s.json", implementation = "b", metric = "spilled" } }]'
+)
+
+
+@pytest.mark.parametrize(
+    ("of", "to", "seen", "verdict"),
+    [
+        ((1, 2), (4, 0), [-1.0], "holds"), ((4, 0), (1, 2), [1.0], "does not hold"),
+        ((0, 0), (0, 0), [], "not measured"), ((2, 0), (0, 2), [0.0], "does not hold"),
+    ],
+)  # fmt: skip
+def test_a_difference_is_of_all_kernels_of_a_cell(
+    tmp_path: Path, of: tuple[int, ...], to: tuple[int, ...], seen: list[float], verdict: str
+) -> None:
+    """As of rows of profile --static, a list without a card; nothing is seen where neither side has any."""
+    rows = [
+        {"implementation": name, "kernel": str(number), "arch": "sm_90", "spilled": spilled}
+        for name, side in (("a", of), ("b", to))
+        for number, spilled in enumerate(side)
+    ]
+    other = [{**row, "arch": "sm_80", "spilled": 0} for row in rows]
+    (tmp_path / "s.json").write_text(json.dumps(rows + other))
+    one = judged(tmp_path, SPILLS)
+    assert [found.value for found in one.found] == seen
+    assert one.verdict == verdict
+    assert not one.cells_measured  # a compiler's word, and no card's
+
+
+def test_the_rows_of_one_run_count_once_and_not_against_themselves() -> None:
+    """A claim names several files of the same rows, or sides that the file alone tells apart."""
+    sides = [{"file": f"{n}.jsonl", "implementation": name} for n in (1, 2) for name in ("a", "b")]
+    one = {"name": "x", "says": "so", "source": "s", "conditions": "c", "command": "flashbench run"}
+    twice = [{"of": sides[0], "to": sides[1]}, {"of": sides[2], "to": sides[3]}]
+    apart = [{"of": sides[0], "to": sides[2]}]
+    known = [claims.Claim(**one, seen={"ratio": pairs}) for pairs in (twice, apart)]
+    [found] = claims.of_rows(known, [row("a", 2.0), row("b", 1.0)])
+    assert found.claim is known[0]
+    assert [seen.value for seen in found.found] == [2.0]
+
+
+def test_how_busy_tensor_cores_were_is_read_from_counters(tmp_path: Path) -> None:
+    """As ``profile --counters --detail`` writes it: a run without it says nothing."""
+    folder = tmp_path / "detail"
+    folder.mkdir()
+    records = [
+        synthetic.record(
+            name,
+            status="profiled",
+            reason="counted",
+            counters={"total": {"tensor_share": share}, "kernels": []},
+        )
+        for name, share in (("flash", 0.71), ("naive", 0.13))
+    ] + [synthetic.record("flash", 2048)]
+    head = runfile.header(argv=["flashbench"], options={}, environment={}, cells=())
+    with runfile.create(folder / "results.jsonl", head) as writer:
+        for record in records:
+            writer.append(record)
+    found = {one.claim.name: one for one in claims.judge(claims.load(FILE), tmp_path)}
+    for name, value, verdict in (
+        ("tensor-cores", 0.71, "does not hold"), ("tensor-cores-eager", 0.13, "holds"),
+    ):  # fmt: skip
+        assert [one.value for one in found[name].found] == [value]
+        assert found[name].verdict == verdict
+
+
 def test_layers_and_cards_are_read_from_files(tmp_path: Path) -> None:
     """What ``block --out`` writes, and the card that wrote it."""
     environment = {"device_name": "a card"}
@@ -154,6 +227,16 @@ def test_the_page_is_what_the_results_say(
         main(["claims", *given.split(), "--markdown"])
     assert stop.value.code == 0
     assert shown == capsys.readouterr().out.rstrip("\n"), f"flashbench claims {given} --markdown"
+
+
+def test_the_tool_writes_the_page(tmp_path: Path) -> None:
+    """Tables that are older come anew, all else stays."""
+    text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    (tmp_path / "claims.md").write_text(text.replace("| not measured |", "| holds |"), encoding="utf-8")
+    assert claims_page.main([], tmp_path / "claims.md") == 1
+    assert claims_page.main(["--write"], tmp_path / "claims.md") == 0
+    assert (tmp_path / "claims.md").read_text(encoding="utf-8") == text
+    assert claims_page.main([], tmp_path / "claims.md") == 0
 
 
 def test_the_page_shows_all_of_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from typing import Any
 
 import pytest
@@ -240,6 +241,69 @@ def test_what_is_not_taken_is_refused_by_its_name(
     options = {key: x.to(DEVICE) if isinstance(x, Tensor) else x for key, x in options.items()}
     with pytest.raises(ValueError, match=said):
         getattr(flash_attn, f"flash_attn_{name}")(*moved, **options)
+
+
+PAGES = (torch.zeros(2, 2, 4, 16), *(torch.zeros(3, 4, 2, 16),) * 2)  # three of four keys
+
+
+@runs
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU is not waited for to look at them")
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        (CACHE, {"cache_seqlens": 9}, "cache_seqlens [9, 9] are out of range; the cache has room for 0 to 8"),
+        (CACHE, {"cache_seqlens": -1}, "cache_seqlens [-1, -1] are"),
+        (CACHE, {"cache_seqlens": 8, **dict.fromkeys("kv", torch.zeros(2, 1, 2, 16))}, "and 1 new keys are"),
+        (CACHE, {"cache_batch_idx": torch.tensor([0, 2])}, "[[0], [2]] is out of range; the cache has 2"),
+        (CACHE, {"cache_batch_idx": torch.tensor([-1, 0]), "cache_seqlens": 1}, "[[-1], [0]] is out of"),
+        (PAGES, {"block_table": torch.tensor([[0, 9], [1, 3]]).int(), "cache_seqlens": 5}, "has 3"),
+    ],
+)  # fmt: skip
+def test_keys_outside_of_a_cache_are_refused_on_a_cpu(
+    given: tuple[Tensor, ...], options: dict[str, Any], said: str
+) -> None:
+    """There the interpreter would read whatever lies there."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        flash_attn.flash_attn_with_kvcache(*given, **options)
+
+
+@runs
+def test_pages_past_the_end_of_a_sequence_may_be_anything() -> None:
+    q, k, v = (x.to(DEVICE) for x in PAGES)
+    table = torch.tensor([[0, 99], [1, -1]], dtype=torch.int32, device=DEVICE)
+    assert flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=4, block_table=table).isfinite().all()
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "window_size": (3, 0)}], ids=str)
+def test_a_cache_stays_whole_under_torch_compile(options: dict[str, Any]) -> None:
+    """Written in place, attended to, without a break of the graph."""
+
+    def step(q: Tensor, k: Tensor, v: Tensor, held: list[Tensor], used: Tensor) -> Tensor:
+        o = flash_attn.flash_attn_with_kvcache(q * 2, *held, k, v, cache_seqlens=used, **options)
+        return o + held[1].sum()
+
+    q, k, v = normal(2, 1, 4, 16), normal(2, 1, 2, 16, seed=1), normal(2, 1, 2, 16, seed=2)
+    used = torch.tensor([3, 5], dtype=torch.int32, device=DEVICE)
+    ours, theirs = ([normal(2, 8, 2, 16, seed=seed) for seed in (3, 4)] for _ in range(2))
+    wanted = step(q, k, v, ours, used)
+    found = torch.compile(step, fullgraph=True, backend="aot_eager")(q, k, v, theirs, used)
+    assert torch.allclose(found, wanted, atol=SLACK)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, other)
+
+
+@runs
+@pytest.mark.parametrize("new", [0, 2])
+def test_the_operator_of_a_cache_is_what_torch_takes_it_for(new: int) -> None:
+    fresh = [normal(2, new, 2, 16, seed=seed) if new else None for seed in (1, 2)]
+    held = [normal(2, 8, 2, 16, seed=seed) for seed in (3, 4)]
+    used = torch.tensor([3, 5], dtype=torch.int32, device=DEVICE)
+    torch.library.opcheck(
+        torch.ops.flashbench.attention_with_kvcache.default,
+        (normal(2, 3, 4, 16), *held, *fresh, used, None, None, None, None, True, -1, -1, 0.0, 0),
+    )
 
 
 LENGTHS = [(113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024)]

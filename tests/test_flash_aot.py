@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -19,11 +20,12 @@ from attention import FEATURES, featured, problem, run
 from tiers import chosen, tiers
 
 from flashbench import flash_configs, kernels
-from flashbench._profilers import sass
+from flashbench._profilers import occupancy, sass, static
 from flashbench.flash_configs import TABLE, choose, math_of, shared_bytes, split, widest
 from flashbench.kernels import Target, _compile, _triton
 from flashbench.kernels._inputs import make_inputs
 
+ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ("fwd", "dkdv", "dq", "delta")
 
 pytest.importorskip("triton")
@@ -327,3 +329,18 @@ def test_what_is_compiled_ahead_is_what_the_runner_launches(
     assert {one.key for one in launched} == {one.key for one in ahead}
     plain = _compile.rehearse(dataclasses.replace(task, problem=problem(dtype="fp16", num_kv_heads=2)), "bwd")
     assert ({one.key for one in launched} != {one.key for one in plain}) == (name != "deterministic")
+
+
+@pytest.mark.slow
+def test_what_versions_1_and_2_spill_is_what_is_committed() -> None:
+    """The evidence of a claim (``configs/claims.toml``), made by the Triton that its rows name."""
+    import triton
+
+    committed = json.loads((ROOT / "reports" / "static" / "versions.json").read_text(encoding="utf-8"))
+    if triton.__version__ != committed[0]["triton_version"]:
+        pytest.skip(f"the rows are of Triton {committed[0]['triton_version']}")
+    grid = static.Grid(
+        implementations=("flash-v1", "flash-v2"), head_dims=(64, 128), dtypes=("bf16",), causal=(False, True),
+        passes=("fwd", "bwd"), limits={one: occupancy.LIMITS[one] for one in ((8, 0), (9, 0))},
+    )  # fmt: skip
+    assert static.profile(grid) == committed

@@ -265,13 +265,15 @@ def _writes_beside_torch(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
         (lambda q, k, v, causal: q.double(), Misbehaviour, "its o is torch.float64"),
         (lambda q, k, v, causal: q[:, :1], Misbehaviour, "its o has the shape (2, 1, 16, 8)"),
         (lambda q, k, v, causal: q.transpose(1, 2), Misbehaviour, "implementation(layout='bshd')"),
+        (lambda q, k, v, causal: q * 2, Misbehaviour, "its o has no gradient of k, v"),
+        (lambda q, k, v, causal: v.sigmoid(), Misbehaviour, "its o has no gradient of q, k"),
     ],
 )  # fmt: skip
 def test_what_it_does_wrong_is_said_and_no_one_elses_inputs_change(
     function: Any, kind: type[Exception], said: str
 ) -> None:
     row, p = loaded(function), problem()
-    inputs = make_inputs(p, "cpu", 0)
+    inputs = make_inputs(p, "cpu", 0).detached(grad="gradient" in said)
     before = [x.clone() for x in (*inputs.leaves, inputs.dout)]
     with pytest.raises(kind) as error:
         row.prepare(p, inputs)
@@ -279,6 +281,33 @@ def test_what_it_does_wrong_is_said_and_no_one_elses_inputs_change(
     assert "\n" not in str(error.value)
     for x, y in zip(before, (*inputs.leaves, inputs.dout), strict=True):
         assert torch.equal(x, y)
+
+
+ROWS_FIRST = RIGHT.replace("sdpa(q, k, v,", "sdpa(*(x.transpose(1, 2) for x in (q, k, v)),").replace(
+    "enable_gqa=enable_gqa)", "enable_gqa=enable_gqa).transpose(1, 2)"
+)
+DECLARED = "import flashbench\n@flashbench.implementation(layout='bhsd')\ndef "
+TOLD = "rows first: @flashbench.implementation(layout='bshd')"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "told"),
+    [
+        (ROWS_FIRST, "wrong", True),
+        (ROWS_FIRST.replace("def ", DECLARED.replace("bhsd", "bshd")), "ok", False),
+        (RIGHT.replace("return ", "return 2 * "), "wrong", True),
+        (RIGHT.replace("return ", "return 2 * ").replace("def ", DECLARED), "wrong", False),
+    ],
+)  # fmt: skip
+def test_a_wrong_result_says_what_layout_it_was_given_unless_one_was_declared(
+    text: str, status: str, told: bool
+) -> None:
+    """With one head rows and heads may be swapped without a wrong shape."""
+    line = ["run", "--in-process", "--impl", write(text), "--impls", "naive", *GRID, "--causal", "no", "-q"]
+    assert flashbench_(*line, "--heads", "1", "--passes", "fwd", "--out", "o") == 0
+    row = rows("o")["mine.py:attention", "fwd"]
+    assert row.status == status, row.reason
+    assert (TOLD in (row.reason or "")) == told
 
 
 @pytest.mark.parametrize("memory", ["bhsd", "bshd"])

@@ -107,6 +107,13 @@ def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any]
     return render.action(comparisons, name.removeprefix("github-"))
 
 
+def page(comparison: Comparison, base: Side, new: Side) -> str:
+    """The page of one comparison, as ``--output html=FILE`` writes it."""
+    notes, warnings = _notes([comparison], base, new)
+    about = _about(base, new, 0) | {"notes": notes, "warnings": warnings}
+    return _page([comparison], about, facts(base, new))
+
+
 def _page(
     comparisons: Sequence[Comparison], about: Mapping[str, Any], told: Sequence[tuple[str, str, str]]
 ) -> str:

@@ -194,7 +194,9 @@ def _new_file(out: str) -> Path:
     """The results file in a folder that has none. Raises UsageError."""
     from flashbench._cli.run import check_out
 
-    folder = check_out(Path(out), resume=False, hint="name another folder")
+    folder = check_out(
+        Path(options.path(out, "--out", "the path of a folder")), resume=False, hint="name another folder"
+    )
     assert folder is not None
     return folder / RESULTS
 

@@ -28,7 +28,7 @@ def verify(
     """
     from flashbench import console, runfile
 
-    found = [runfile.verify(name) for name in files]
+    found = [runfile.verify(options.path(name, "FILE", "results files")) for name in files]
     if json:
         console.show_json([_row(verdict) for verdict in found])
     elif not quiet:

@@ -184,7 +184,8 @@ class Entry:
                 )
         self._fields["accuracy"] = accuracy
         if not accuracy.ok:
-            return {**self._fields, "status": "wrong", "reason": why_wrong(accuracy)}
+            hint = implementation.origin.hint() if implementation.origin else ""
+            return {**self._fields, "status": "wrong", "reason": why_wrong(accuracy, hint)}
         if implementation.interpreted(target):
             return {**self._fields, "status": "checked", "reason": INTERPRETED}
         if not self.how.timed:

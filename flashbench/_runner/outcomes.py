@@ -52,14 +52,15 @@ def what(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
 
 
-def why_wrong(accuracy: Accuracy) -> str:
-    """Each tensor that is off, by how much, and what it may be."""
+def why_wrong(accuracy: Accuracy, hint: str = "") -> str:
+    """Each tensor that is off, by how much, and what it may be; where it is o, what that may come from."""
     parts = [
         f"{name} is off by {error:.3g}, allowed {accuracy.budget[name]:.3g}"
         for name, error in accuracy.max_abs_error.items()
         if not error <= accuracy.budget[name]
     ]
-    return "; ".join(parts)
+    o_is_off = not accuracy.max_abs_error.get("o", 0.0) <= accuracy.budget.get("o", 0.0)
+    return "; ".join([*parts, *([hint] if hint and o_is_off else [])])
 
 
 def duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from flashbench import runfile, units
-from flashbench.errors import RunFileError
+from flashbench.errors import RunFileError, UsageError
 from flashbench.judge import asv, csv_tables, gate, native, nvbench, pyperf, static
 from flashbench.judge.sides import Run, Side, paths_of
 
@@ -21,8 +21,17 @@ def load_side(texts: str, name: str) -> Side:
     """The side of a comma list of files, folders and globs.
 
     Raises UsageError for what matches nothing or cannot be opened, RunFileError for a file of no known
-    format."""
-    return Side(name=name.lower(), runs=tuple(load_run(path) for path in paths_of(texts, name)))
+    format, both with the list as it was typed where they are about a part of it.
+    """
+    runs = []
+    for path in paths_of(texts, name):
+        try:
+            runs.append(load_run(path))
+        except (UsageError, RunFileError) as error:
+            if str(path).startswith(texts):
+                raise
+            raise type(error)(f"{name} {units.quoted(texts, 400)}: {error}", hint=error.hint) from None
+    return Side(name=name.lower(), runs=tuple(runs))
 
 
 def load_run(path: Path) -> Run:

@@ -47,12 +47,14 @@ class Origin:
 
     spec: as it was given, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``. load(target): imports it, for the rest
     of the process; raises UsageError in one line. facts(): ``source`` and, once it is loaded,
-    ``source_sha256``. here: it is a value of this process, which no other finds by its spec.
+    ``source_sha256``. hint(): what a wrong o may come from, or empty. here: it is a value of this process,
+    which no other finds by its spec.
     """
 
     spec: str
     load: Callable[[Target], object]
     facts: Callable[[], Mapping[str, str]]
+    hint: Callable[[], str]
     here: bool = False
 
 

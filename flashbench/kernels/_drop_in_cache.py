@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flashbench.kernels import _triton
 from flashbench.kernels._drop_in import Options, attend, check_dimensions, refuse
+from flashbench.kernels._misfits import check_mask
 
 _NAME = "flash_attn_with_kvcache"
 
@@ -58,22 +59,69 @@ def flash_attn_with_kvcache(
     if not rotary_interleaved:
         raise ValueError(f"rotary_interleaved of {_NAME} is not taken without rotary_cos; accepted: True")
     check_dimensions(4, "as in the docstring", q=q, k_cache=k_cache, v_cache=v_cache)
+    check_mask(causal, window_size)
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+    run = torch.ops.flashbench.attention_with_kvcache if torch.compiler.is_compiling() else _attend
+    o, lse = run(
+        q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, block_table, alibi_slopes, softmax_scale,
+        causal, *window_size, softcap, num_splits,
+    )  # fmt: skip
+    return (o, lse) if return_softmax_lse else o
+
+
+def _attend(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    lengths: Tensor | None,
+    batch_idx: Tensor | None,
+    block_table: Tensor | None,
+    slopes: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) of arguments that were looked at one by one."""
+    scale, causal, left, right, softcap, num_splits = rest
     decode = _triton.load(q.device.type, "_flash_decode")
-    table = _table(block_table, cache_batch_idx)
-    cache = _with_new(decode, _cache(decode, q, (k_cache, v_cache), cache_seqlens, table), k, v)
+    cache = _cache(decode, (k_cache, v_cache), lengths, _table(block_table, batch_idx))
+    cache = _with_new(decode, cache, k, v)
     q = q.transpose(1, 2)
-    if tuple(window_size) == (-1, -1) and not softcap and alibi_slopes is None:
+    if (left, right) == (-1, -1) and not softcap and slopes is None:
         o, lse = decode.flash_decode(
-            q, cache, causal=causal, softmax_scale=softmax_scale, num_splits=num_splits, return_lse=True
+            q, cache, causal=causal, softmax_scale=scale, num_splits=num_splits, return_lse=True
         )
     else:
         options = Options(
-            softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-            alibi_slopes=alibi_slopes,
+            softmax_scale=scale, causal=causal, window_size=(left, right), softcap=softcap,
+            alibi_slopes=slopes,
         )  # fmt: skip
         o, lse = _without_splits(q, cache, options, num_splits)
-    o = o.transpose(1, 2)
-    return (o, lse) if return_softmax_lse else o
+    return o.transpose(1, 2), lse
+
+
+def _operator(*args: Any) -> tuple[Tensor, Tensor]:
+    o, lse = _attend(*args)
+    return o.contiguous(), lse.contiguous()
+
+
+def _fake(q: Tensor, k_cache: Tensor, v_cache: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    batch, rows, heads = q.shape[:3]
+    o = q.new_empty(batch, rows, heads, v_cache.shape[3])
+    return o, q.new_empty((batch, heads, rows), dtype=torch.float32)
+
+
+torch.library.custom_op(
+    "flashbench::attention_with_kvcache",
+    _operator,
+    mutates_args=("k_cache", "v_cache"),
+    schema=(
+        "(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor? cache_seqlens,"
+        " Tensor? cache_batch_idx, Tensor? block_table, Tensor? alibi_slopes, float? softmax_scale,"
+        " bool causal, int left, int right, float softcap, int num_splits) -> (Tensor, Tensor)"
+    ),
+).register_fake(_fake)
 
 
 def _table(block_table: Tensor | None, cache_batch_idx: Tensor | None) -> Tensor | None:
@@ -86,12 +134,8 @@ def _table(block_table: Tensor | None, cache_batch_idx: Tensor | None) -> Tensor
     return cache_batch_idx.int()[:, None].contiguous()
 
 
-def _cache(
-    decode: Any, q: Tensor, kept: tuple[Tensor, Tensor], lengths: int | Tensor | None, table: Tensor | None
-) -> Any:
+def _cache(decode: Any, kept: tuple[Tensor, Tensor], lengths: Tensor | None, table: Tensor | None) -> Any:
     """The decode kernels' cache: contiguous ones have heads before rows."""
-    if isinstance(lengths, int):
-        lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
     k, v = kept if table is not None else (x.transpose(1, 2) for x in kept)
     return decode.Cache(k=k, v=v, seqused_k=lengths, block_table=table)
 
@@ -99,14 +143,38 @@ def _cache(
 def _with_new(decode: Any, cache: Any, k: Tensor | None, v: Tensor | None) -> Any:
     """The cache with new keys and values behind the others."""
     if k is None and v is None:
+        _check_places(cache, 0)
         return cache
     if k is None or v is None:
         raise ValueError(f"k and v of {_NAME} must be given together")
     if cache.seqused_k is None:
         raise ValueError(f"cache_seqlens of {_NAME} must say where the new k and v go")
     check_dimensions(4, "(batch, new, heads, head_dim)", k=k, v=v)
+    _check_places(cache, k.shape[1])
     decode.append(cache, k.transpose(1, 2), v.transpose(1, 2))
     return replace(cache, seqused_k=cache.seqused_k + k.shape[1])
+
+
+def _check_places(cache: Any, new: int) -> None:
+    """On a CPU, where it costs no wait for a device: whether there is room, and the pages are of the cache.
+
+    What is of another shape or dtype is left to the kernels' own checks.
+    """
+    used, table = cache.seqused_k, cache.block_table
+    if cache.k.device.type != "cpu" or any(x is not None and x.dtype != torch.int32 for x in (used, table)):
+        return
+    held = cache.lengths() + new
+    if bool((held - new < 0).any()) or bool((held > cache.capacity).any()):
+        what = f"cache_seqlens {used.tolist()}" + (f" and {new} new keys" if new else "")
+        raise ValueError(f"{what} are out of range; the cache has room for 0 to {cache.capacity} keys")
+    if table is None or table.ndim != 2 or table.shape[0] != held.shape[0]:
+        return
+    needed = torch.arange(table.shape[1]) * cache.page_size < held[:, None]
+    if bool((needed & ((table < 0) | (table >= cache.k.shape[0]))).any()):
+        raise ValueError(
+            f"block_table or cache_batch_idx {table.tolist()} is out of range; the cache has"
+            f" {cache.k.shape[0]} pages or entries"
+        )
 
 
 def _without_splits(q: Tensor, cache: Any, options: Options, num_splits: int) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flashbench import units
-from flashbench.declared import Declared, Stated, of
+from flashbench.declared import ATTRIBUTE, Declared, Stated, declares, of
 from flashbench.errors import FlashbenchError, SpecError, UsageError
 from flashbench.kernels import (
     Call,
@@ -154,6 +154,12 @@ class _Source:
         """As of Origin."""
         return self.loaded.facts if self.loaded else {"source": self.spec}
 
+    def hint(self) -> str:
+        """What a function that declares nothing may have taken for something else."""
+        if self.loaded is None or hasattr(self.loaded.function, ATTRIBUTE):
+            return ""
+        return f"its q, k, v and o are (batch, heads, rows, columns); rows first: {declares(LAYOUTS[1])}"
+
     def triton(self, target: Target) -> bool:
         """Whether it can be loaded, and its kernels are Triton's."""
         with suppress(UsageError):
@@ -186,10 +192,16 @@ def row(spec: str) -> Implementation:
     return _implementation(_Source(spec, partial(_function, spec), spec), f"yours: {spec}")
 
 
-def known(function: Callable[..., Any]) -> str:
-    """The name, ``MODULE:FUNCTION``, by which the function itself is an implementation in this process."""
+def known(function: Callable[..., Any], beside: Sequence[str] = ()) -> str:
+    """The name, ``MODULE:FUNCTION``, by which the function itself is an implementation in this process; with
+    a number behind it where one of those beside it has the name.
+    """
     own = getattr(function, "__name__", "")
-    name = f"{getattr(function, '__module__', '')}:{own if own.isidentifier() else 'function'}"
+    plain = f"{getattr(function, '__module__', '')}:{own if own.isidentifier() else 'function'}"
+    name, number = plain, 1
+    while name in beside:
+        number += 1
+        name = f"{plain}_{number}"
     registry()[name] = _implementation(_Source(name, lambda: function, name, here=True), f"yours: {name}")
     return name
 
@@ -237,7 +249,9 @@ def _implementation(source: _Source, summary: str) -> Implementation:
         interpreted=lambda target: source.triton(target) and _triton.interpreted(target),
         prepared_bytes=lambda problem, pass_, target: _copied(problem),
         stated=stated,
-        origin=Origin(spec=source.spec, load=source.load, facts=source.facts, here=source.here),
+        origin=Origin(
+            spec=source.spec, load=source.load, facts=source.facts, hint=source.hint, here=source.here
+        ),
         source=source,
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashbench.declared import declares
 from flashbench.kernels import Call, Misbehaviour, Refusal
 from flashbench.kernels._inputs import Inputs
 from flashbench.problem import LAYOUTS, Problem
@@ -70,12 +71,20 @@ def _try(own: Loaded, problem: Problem, inputs: Inputs) -> None:
         if grad and not o.requires_grad:
             raise Refusal("its o has no gradient: it has a forward only")
         if grad:
-            torch.autograd.grad(o, copies.leaves, copies.dout)
+            _backward(o, copies)
     before = _tensors(inputs) | dict(zip("qkv", _handed(own, problem, inputs), strict=True))
     after = _tensors(copies) | dict(zip("qkv", handed, strict=True))
     for name, x in before.items():
         if not _same(x, after[name]):
             raise Misbehaviour(f"it changes its input {name}; an attention leaves its inputs as they are")
+
+
+def _backward(o: Tensor, inputs: Inputs) -> None:
+    """Raises Misbehaviour where o has no gradient of an input: whoever trains with it would not learn."""
+    gradients = torch.autograd.grad(o, inputs.leaves, inputs.dout, allow_unused=True)
+    missing = [name for name, x in zip(inputs.differentiable(), gradients, strict=True) if x is None]
+    if missing:
+        raise Misbehaviour(f"its o has no gradient of {', '.join(missing)}")
 
 
 def _tensors(inputs: Inputs) -> dict[str, Tensor]:
@@ -105,5 +114,5 @@ def _hint(own: Loaded, o: Any, inputs: Inputs) -> str:
     """What may be behind a shape that is wrong."""
     if isinstance(o, Tensor) and o.ndim == 4 and o.transpose(1, 2).shape == inputs.dout.shape:
         other = LAYOUTS[own.declared.layout == LAYOUTS[0]]
-        return f"; if it wants the layout {other}: @flashbench.implementation(layout={other!r})"
+        return f"; if it wants the layout {other}: {declares(other)}"
     return ""
