@@ -260,14 +260,19 @@ class Session:
         told = {"schedule": "interleaved" if len(entries) > 1 else "alone"}
         if alone is not None:
             told["alone_because"] = alone
-        failed = [
-            entry.cell
-            for entry, timing in zip(entries, found, strict=True)
-            if entry.attempt(lambda entry=entry, timing=timing: self._settle(entry, timing, told))  # type: ignore[misc]
-        ]
+        unfinished, failed = list[Entry](), list[Cell]()
+        for entry, timing in zip(entries, found, strict=True):
+            if isinstance(timing, profilers.DeviceLost):
+                unfinished.append(entry)
+            elif entry.attempt(lambda entry=entry, timing=timing: self._settle(entry, timing, told)):  # type: ignore[misc]
+                failed.append(entry.cell)
         del found  # its errors keep frames, and those the cells' tensors
         if failed:
             self._recover(failed[0])
+        if unfinished and self.lost is None:  # though it answers again
+            self.lost = f"{LOST} in {failed[0].key}"
+        for entry in unfinished:
+            entry.outcome = self._not_started()
 
     def _settle(
         self, entry: Entry, timing: profilers.Timing | Exception, told: Mapping[str, Any]

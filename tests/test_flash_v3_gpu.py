@@ -262,8 +262,8 @@ def graph_and_host() -> None:
 
         want = both()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            found = both()
+        with torch.cuda.graph(graph):  # leaves remember the stream of their first backward
+            found = both([x.detach().requires_grad_() for x in leaves])
         for x in found:
             x.detach().zero_()
         graph.replay()

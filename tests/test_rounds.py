@@ -474,6 +474,44 @@ def test_all_calls_of_a_cell_share_one_method(method: str, host: float, refuses:
         assert "\n" not in reason
 
 
+def test_calls_that_were_not_done_when_another_cost_the_device_are_told_from_it() -> None:
+    card, gone = Card(), list[int]()
+    done, culprit, other = (Fake(card, name) for name in "ABC")
+    plain = culprit.samples
+
+    def breaks(count: int, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
+        if card.now > 0.2:
+            gone.append(1)
+            raise RuntimeError("an illegal memory access was encountered")
+        return plain(count, meanwhile)
+
+    def silent() -> None:
+        if gone:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    culprit.samples = breaks  # type: ignore[method-assign, assignment]
+    for one in (done, culprit, other):
+        one.wait = silent  # type: ignore[method-assign]
+    culprit.factor, other.factor = noisy(2, 0.2), noisy(3, 0.2)  # they never know enough
+    found = take([Entrant(timer=one) for one in (done, culprit, other)], setting(card))
+    assert isinstance(found[0], Timing)
+    assert str(found[1]).startswith("an illegal memory access")
+    assert isinstance(found[2], rounds.DeviceLost)
+
+
+def test_a_call_that_fails_alone_ends_alone() -> None:
+    card = Card()
+    one, other = Fake(card, "A"), Fake(card, "B")
+
+    def fails(count: int, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
+        raise ValueError("of its own")
+
+    one.samples = fails  # type: ignore[method-assign, assignment]
+    found = take([Entrant(timer=one), Entrant(timer=other)], setting(card))
+    assert isinstance(found[0], ValueError)
+    assert isinstance(found[1], Timing)
+
+
 def test_a_graph_keeps_the_call_it_was_captured_from(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a forward saved for its backward is not the graph's own memory, and is read at each replay."""
     import torch

@@ -11,7 +11,8 @@ import torch
 from attention import problem
 
 from flashbench import environment, profilers, runner
-from flashbench._profilers import timers
+from flashbench._profilers import methods, timers
+from flashbench._profilers.flush import Pause
 from flashbench.problem import PASSES, Cell
 from flashbench.profilers import measure_overheads, measure_time
 from flashbench.record import Record
@@ -74,7 +75,9 @@ def test_events_graph_and_kernel_time_agree_where_launching_is_no_limit() -> Non
 def test_a_launch_bound_cell_is_timed_by_graph_all_implementations_alike(
     pass_: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timers, "LEAD_MOST_S", 0.0)
+    for name in ("START_MOST_S", "LEAD_MOST_S"):
+        monkeypatch.setattr(timers, name, 0.0)
+    monkeypatch.setattr(methods, "Pause", lambda: Pause(1))
     group = cells(TINY, "naive", "sdpa-flash", "flash", pass_=pass_)
     events = {record.cell: record for record in sweep(*group, timing="events", cache="hot")}
     assert any("launch-bound" in record.flags for record in events.values())
@@ -98,7 +101,7 @@ def test_the_hosts_time_of_a_short_call_is_not_in_it(cache: str) -> None:
         x.add_(1)
 
     quick, slow, slower = (
-        measure_time(lambda host_s=host_s: call(host_s), device=GPU, cache=cache)  # type: ignore[misc]
+        measure_time(lambda host_s=host_s: call(host_s), device=GPU, cache=cache, method="auto")  # type: ignore[misc]
         for host_s in (0.0, 60e-6, 400e-6)
     )
     assert quick.samples.method == slow.samples.method == "events"

@@ -48,6 +48,8 @@ OF_TOOL: dict[str, tuple[str, ...]] = {"memcheck": ("--padding", "256"), "racech
                                        "synccheck": ()}  # fmt: skip
 """padding: a stretch beside each allocation that belongs to nobody."""
 CONTROL = "control"
+KEPT_LINES = 400
+"""Of what a process said, half from its begin and half from its end."""
 RAN = "ran"
 UNWRITTEN = ("said", "mine")
 """Of a row, not in sanitizer.jsonl."""
@@ -108,7 +110,8 @@ def judged(said: str, ours: Iterable[str]) -> dict[str, Any]:
         "named": sum(bool(known & set(one.kernels)) for one in mine),
         "errors_of_others": len(found) - len(mine),
         "mine": mine,
-        "found": [f"{one.lines[0]} [{', '.join(one.kernels) or 'no kernel named'}]" for one in mine[:20]],
+        "found": [f"{one.lines[0]} [{', '.join(one.kernels)}]" for one in mine if one.kernels][:20],
+        "nameless": [" | ".join(one.lines) for one in mine if not one.kernels][:20],
         "summary": last[-1] if last else None,
     }
 
@@ -276,8 +279,10 @@ def write(out: Path, head: dict[str, Any], rows: Sequence[dict[str, Any]]) -> No
              *(f"# put aside: {one}" for one in head["aside"]), ""]  # fmt: skip
     for row in rows:
         lines = row["said"].splitlines()
-        cut = [] if len(lines) <= 400 else [f"… {len(lines) - 400} lines more"]
-        parts += [f"# {row['tool']} {row['group']}: {row['status']}", *lines[:400], *cut, ""]
+        if len(lines) > KEPT_LINES:
+            half = KEPT_LINES // 2
+            lines = [*lines[:half], f"… {len(lines) - KEPT_LINES} lines more", *lines[-half:]]
+        parts += [f"# {row['tool']} {row['group']}: {row['status']}", *lines, ""]
     (out / "sanitizer.log").write_text("\n".join(parts), "utf-8")
 
 

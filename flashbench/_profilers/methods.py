@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from flashbench._profilers.flush import Before, Flush, Pause
-from flashbench._profilers.rounds import Entrant, Setting, Timing, take
+from flashbench._profilers.rounds import DeviceLost, Entrant, Setting, Timing, take
 from flashbench._profilers.timers import Call, Timer, timer_of
 
 Outcomes = list[Timing | Exception]
@@ -53,13 +53,16 @@ def time_together(
 
     def timed_alike(name: str) -> Outcomes:
         found = timed(name)
+        if _lost(found):
+            return found
         for one, outcome in zip(candidates, found, strict=True):
             if isinstance(outcome, Exception):
                 raise _Refused(_why(one, name, outcome)) from None
         return found
 
     by_events = timed("events") if method in ("auto", "events") else []
-    if method == "events" or (method == "auto" and not any(map(_bound, by_events))):
+    alike = method == "auto" and not _lost(by_events) and any(map(_bound, by_events))
+    if method == "events" or (method == "auto" and not alike):
         return by_events
     try:
         found = timed_alike("graph" if method == "auto" else method)
@@ -84,6 +87,10 @@ def _timer(candidate: Candidate, method: str, device: str, flush: Before | None,
 def _why(candidate: Candidate, method: str, error: Exception) -> str:
     first, *_ = [*str(error).strip().splitlines(), ""]
     return f"{method}: {candidate.name} refuses it ({type(error).__name__}: {first[:200]})"
+
+
+def _lost(found: Outcomes) -> bool:
+    return any(isinstance(one, DeviceLost) for one in found)
 
 
 def _bound(one: Timing | Exception) -> bool:

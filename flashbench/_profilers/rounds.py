@@ -97,17 +97,38 @@ class Setting:
     pause: Callable[[float], None] = time.sleep
 
 
+class DeviceLost(Exception):
+    """Of a call that was not done when another one left a device on which nothing runs any more."""
+
+
 def take(entrants: Sequence[Entrant], setting: Setting) -> list[Timing | Exception]:
-    """Time the calls, which have run before, in rounds: a timing each, or what the call raised."""
+    """Time the calls, which have run before, in rounds: a timing each, or what the call raised.
+
+    Where that cost the device, the others have DeviceLost, unless they were done.
+    """
     calls = [_Call(entrant, setting) for entrant in entrants]
     for call in calls:
         call.guarded(call.warm_up)
+        _end_lost(call, calls)
     number = 0
     while running := [call for call in calls if call.runs]:
         for place, call in enumerate(order(running, setting.seed, number)):
             call.guarded(lambda call=call, place=place: call.round(place))  # type: ignore[misc]
+            _end_lost(call, calls)
         number += 1
     return [call.error or call.timing() for call in calls]
+
+
+def _end_lost(call: _Call, calls: Sequence[_Call]) -> None:
+    """End the others where the call has just failed and its device does not answer any more."""
+    if call.error is None or isinstance(call.error, DeviceLost):
+        return
+    try:
+        call.timer.wait()
+    except Exception:
+        for other in calls:
+            if other.runs:
+                other.error = DeviceLost()
 
 
 def order(items: Sequence[Any], seed: str, number: int) -> list[Any]:
