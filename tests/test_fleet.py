@@ -356,3 +356,18 @@ def test_cards_that_are_alike_or_two_alone_name_none() -> None:
     two = across(cards_at({"GPU-1": 1.0, "GPU-2": 1.1}), 0.02)
     assert two.odd is None
     assert two.spread == pytest.approx(1.1**2 - 1)
+
+
+FLEET = Path(__file__).resolve().parent.parent / "reports" / "h200-sxm-x2" / "fleet"
+
+
+def test_two_cards_halve_the_committed_sweep() -> None:
+    one, two = (runfile.load(FLEET / name / "results.jsonl") for name in ("one", "two"))
+    assert {row.cell for row in one.records} == {row.cell for row in two.records}
+    assert len(one.records) == len(two.records) == 240
+    assert {row.environment["device_name"] for row in (*one.records, *two.records)} == {"NVIDIA H200"}
+    measured = [row for row in two.records if row.status == "ok"]
+    assert len({row.environment["uuid"] for row in measured}) == 2
+    assert all(row.environment["neighbours"] for row in measured)
+    [alone], [shared] = one.timings, two.timings
+    assert alone["wall_s"] >= 1.8 * shared["wall_s"]

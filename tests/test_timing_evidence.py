@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import timing_evidence  # noqa: E402
 
-EVIDENCE = ROOT / "reports" / "h100-sxm" / "timing" / "evidence.json"
+EVIDENCE = ROOT / "reports" / "h200-sxm" / "timing" / "evidence.json"
 SWEEP = ROOT / "reports" / "h200-sxm" / "results.jsonl"
 
 measured = pytest.mark.skipif(not EVIDENCE.is_file(), reason="nothing is committed yet")
