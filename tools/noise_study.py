@@ -1,6 +1,6 @@
 """Repeated runs of one grid, and the same with every call slowed on purpose, for tools/noise_table.py.
 
-python tools/noise_study.py --out reports/h100-sxm/noise --seconds 250
+python tools/noise_study.py --out reports/h200-sxm/noise --seconds 250
 
 Each call of the script is a sitting and makes a folder; a run is a folder in it with the results.jsonl that
 ``flashbench run`` writes and a variant.json that says by how much its calls are slower. Runs are interleaved:

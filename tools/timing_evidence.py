@@ -1,6 +1,6 @@
 """What times by events are worth on this machine's GPU: beside CUPTI's kernel times, on a copy, after a load.
 
-python tools/timing_evidence.py --out reports/h100-sxm/timing/evidence.json [--only overheads,copy]
+python tools/timing_evidence.py --out reports/h200-sxm/timing/evidence.json [--only overheads,copy]
 
 - overheads: an empty kernel by each method, hot and cold.
 - lengths: a kernel of one thread that waits for some SM cycles, from none on, by each method, hot and cold:
