@@ -268,6 +268,35 @@ def test_keys_outside_of_a_cache_are_refused_on_a_cpu(
 
 
 @runs
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_splits": -1}, "num_splits -1"),
+        ({"softmax_scale": -1.0}, "softmax_scale -1.0"),
+        ({"softcap": 1.0, "softmax_scale": -1.0}, "softmax_scale -1.0"),
+        ({"softcap": 1.0, "num_splits": 4}, "num_splits 4"),
+        ({"softcap": -1.0}, "softcap -1.0"),
+        ({"window_size": (1, 0), "cache_batch_idx": torch.tensor([1, 0])}, "cache_batch_idx"),
+        ({"alibi_slopes": torch.ones(2, 4)}, "alibi_slopes"),
+        ({"alibi_slopes": torch.ones(3)}, "alibi_slopes"),
+        ({"q": torch.zeros(2, 2, 4, 8)}, "head_dim"),
+        ({"q": torch.zeros(2, 2, 3, 16), "softcap": 1.0}, "num_heads 3"),
+        ({"q": torch.zeros(2, 2, 4, 16).half(), "softcap": 1.0}, "one dtype"),
+    ],
+)  # fmt: skip
+def test_a_call_that_is_refused_leaves_the_cache_as_it_was(options: dict[str, Any], said: str) -> None:
+    options = {key: x.to(DEVICE) if isinstance(x, Tensor) else x for key, x in options.items()}
+    q, k, v = (x.clone().to(DEVICE) for x in CACHE)
+    new = torch.ones(2, 1, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match=said):
+        flash_attn.flash_attn_with_kvcache(
+            **{"q": q, "k_cache": k, "v_cache": v, "k": new, "v": new, "cache_seqlens": 3, **options}
+        )
+    assert not k.any()
+    assert not v.any()
+
+
+@runs
 def test_pages_past_the_end_of_a_sequence_may_be_anything() -> None:
     q, k, v = (x.to(DEVICE) for x in PAGES)
     table = torch.tensor([[0, 99], [1, -1]], dtype=torch.int32, device=DEVICE)

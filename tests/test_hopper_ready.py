@@ -146,6 +146,40 @@ def no_tensor_is_kept(made_up) -> None:
 
 
 @case
+def what_a_captured_launch_reads_outlives_its_plan(made_up) -> None:
+    """A graph is replayed with the addresses that it has; the caller holds tensors, nobody the schedules."""
+    from flashbench.kernels import _flash_v3 as flash
+    from flashbench.kernels import _flash_v3_backward as narrow
+    from flashbench.kernels import _flash_v3_wide as wide
+    from flashbench.kernels import _hopper_ready as ready
+
+    def schedules(dims: tuple[int, int], rows: int) -> list[weakref.ref[Tensor]]:
+        """Those of a call of both passes, whose plans are dropped."""
+        made_up.compared.clear()
+        gradients(inputs(dims, rows))
+        fixed = [x for launch in made_up.compared for x in launch.ready.fixed]
+        found = [weakref.ref(x) for x in fixed if isinstance(x, Tensor)]
+        made_up.compared.clear()
+        for planned in (flash.plan, narrow.planned, wide.planned):
+            planned.cache_clear()
+        del fixed
+        gc.collect()
+        return found
+
+    plain = ready._capturing
+    assert not plain()
+    for dims, count in (((64, 64), 2), ((256, 256), 3)):
+        assert [x() for x in schedules(dims, 127)] == [None] * count
+        ready._capturing = lambda: True
+        try:
+            kept = schedules(dims, 129)
+        finally:
+            ready._capturing = plain
+        assert len([x for x in kept if x() is not None]) == len(kept) == count
+        gradients(inputs(dims, 129))
+
+
+@case
 def scales_and_streams_are_those_of_the_call(made_up) -> None:
     leaves = inputs()
     for scale, stream in ((0.125, 7), (0.5, 7), (0.5, 8), (0.125, 7)):

@@ -86,18 +86,20 @@ def _attend(
     scale, causal, left, right, softcap, num_splits = rest
     decode = _triton.load(q.device.type, "_flash_decode")
     cache = _cache(decode, (k_cache, v_cache), lengths, _table(block_table, batch_idx))
-    cache = _with_new(decode, cache, k, v)
     q = q.transpose(1, 2)
+    options = Options(
+        softmax_scale=scale, causal=causal, window_size=(left, right), softcap=softcap, alibi_slopes=slopes
+    )
+    # all that is refused is refused before the cache is written to
     if (left, right) == (-1, -1) and not softcap and slopes is None:
-        o, lse = decode.flash_decode(
-            q, cache, causal=causal, softmax_scale=scale, num_splits=num_splits, return_lse=True
-        )
+        scale = decode.checked_scale(q, cache, scale, num_splits)
+        cache = _with_new(decode, cache, k, v)
+        call = decode.Call(causal=causal, scale=scale, num_splits=num_splits)
+        o, lse = decode.run(q, cache, call, return_lse=True)
     else:
-        options = Options(
-            softmax_scale=scale, causal=causal, window_size=(left, right), softcap=softcap,
-            alibi_slopes=slopes,
-        )  # fmt: skip
-        o, lse = _without_splits(q, cache, options, num_splits)
+        _check_without_splits(q, cache, options, num_splits)
+        cache = _with_new(decode, cache, k, v)
+        o, lse = _without_splits(q, cache, options)
     return o.transpose(1, 2), lse
 
 
@@ -177,8 +179,8 @@ def _check_places(cache: Any, new: int) -> None:
         )
 
 
-def _without_splits(q: Tensor, cache: Any, options: Options, num_splits: int) -> tuple[Tensor, Tensor]:
-    """(o, lse) of a contiguous cache as packed sequences: one's keys, then, without queries, its room."""
+def _check_without_splits(q: Tensor, cache: Any, options: Options, num_splits: int) -> None:
+    """Raise ValueError for what ``_without_splits`` does not take."""
     slopes = options.alibi_slopes
     if cache.block_table is not None:
         raise ValueError(
@@ -191,11 +193,21 @@ def _without_splits(q: Tensor, cache: Any, options: Options, num_splits: int) ->
         )
     if slopes is not None and slopes.ndim != 1:
         raise ValueError(f"alibi_slopes of {_NAME} must be (num_heads,), the same for all")
+    used = cache.lengths()
+    if used.shape != q.shape[:1] or used.dtype != torch.int32:
+        raise ValueError(f"cache_seqlens must be int32 ({q.shape[0]},); got {used.dtype} {tuple(used.shape)}")
+    of, v2 = (_triton.load(q.device.type, name) for name in ("_call", "_flash_v2"))
+    of.check_shapes(q, cache.k, cache.v)
+    scale = q.shape[-1] ** -0.5 if options.softmax_scale is None else options.softmax_scale
+    call = of.Call(causal=options.causal, scale=scale, window=options.window_size, softcap=options.softcap)
+    v2.check(q, cache.k, cache.v, call, of.Extra(slopes=slopes))
+
+
+def _without_splits(q: Tensor, cache: Any, options: Options) -> tuple[Tensor, Tensor]:
+    """(o, lse) of a contiguous cache as packed sequences: one's keys, then, without queries, its room."""
     (batch, _, rows, _), capacity = q.shape, cache.capacity
     first = torch.arange(batch, dtype=torch.int32, device=q.device)
     used = cache.lengths()
-    if used.shape != first.shape or used.dtype != torch.int32:
-        raise ValueError(f"cache_seqlens must be int32 ({batch},); got {used.dtype} {tuple(used.shape)}")
     starts = torch.stack((first * capacity, first * capacity + used.clamp(max=capacity)), 1).flatten()
     queries = torch.stack((first * rows, (first + 1) * rows), 1).flatten()
     packed = {
@@ -204,6 +216,6 @@ def _without_splits(q: Tensor, cache: Any, options: Options, num_splits: int) ->
         "max_seqlen_q": rows, "max_seqlen_k": capacity,
     }  # fmt: skip
     one = [x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for x in (q, cache.k, cache.v)]
-    o, lse, _ = attend(tuple(one), options, slopes, packed)
+    o, lse, _ = attend(tuple(one), options, options.alibi_slopes, packed)
     o = o[0].transpose(0, 1).unflatten(0, (batch, rows)).transpose(1, 2)
     return o, lse[0].unflatten(1, (batch, rows)).transpose(0, 1)

@@ -12,6 +12,9 @@ descriptors; for short sequences that takes longer than the kernel. Here
 
 Triton's own launcher is handed the rest. Where a hook is to be told of launches, or an address is none that
 the kernel was compiled for, Triton launches as ever.
+
+A CUDA graph has the address of a kernel's schedule, too, and may be replayed after the plan that holds the
+schedule was dropped for later ones: of launches that are captured it is kept for good.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ KEPT = 64
 """Descriptors that are kept of each argument, the latest ones."""
 ALIGNED = 16
 """Triton compiles for addresses that are multiples of so many bytes, and apart for others."""
+_OF_GRAPHS: dict[int, torch.Tensor] = {}
+"""Schedules of launches that were captured, by address."""
 
 
 class Ready:
@@ -57,6 +62,10 @@ class Ready:
         """Over tensors in the order of the boxes."""
         args = *tensors, *self.fixed, *map(float, scales)  # of an integer 1 Triton would make a constant
         return ReadyLaunch(self.name, self.kernel, self.programs, args, self.options, self)
+
+    def keep(self) -> None:
+        """For good, what a launch reads that no caller holds."""
+        _OF_GRAPHS.update((x.data_ptr(), x) for x in self.fixed if isinstance(x, torch.Tensor))
 
     def start(self, launch: Launch) -> bool:
         """Launch on the current device, which is the tensors', and stream; False where Triton is to do so."""
@@ -123,6 +132,8 @@ class ReadyLaunch(Launch):
 
     def start(self) -> None:
         """Launch on the current device, which is the tensors', and stream."""
+        if _capturing():
+            self.ready.keep()
         if not self.ready.start(self):
             self.described().start()
 
@@ -187,6 +198,11 @@ def _stream() -> int:
     active = driver.active
     stream: int = active.get_current_stream(active.get_current_device())
     return stream
+
+
+def _capturing() -> bool:
+    """Whether the current stream is being captured; torch without CUDA has no answer."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _hooked() -> bool:
