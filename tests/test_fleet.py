@@ -19,8 +19,8 @@ import synthetic
 from attention import problem
 from test_stopped import CELLS, Run, command
 
-from flashbench import cli, fleet, kernels, runfile, runner, table
-from flashbench.errors import SpecError
+from flashbench import cli, environment, fleet, kernels, runfile, runner, table
+from flashbench.errors import SpecError, UnavailableError
 from flashbench.fleet import cards, deal
 from flashbench.judge.cards import across
 from flashbench.kernels import Target
@@ -209,6 +209,16 @@ def test_other_devices_are_refused_with_what_is_accepted(text: str) -> None:
         cards.parse(text, "--devices")
 
 
+@pytest.mark.parametrize(("devices", "said"), [(("cuda:0", "cuda:1"), "'cuda:0'"), (("all",), "'all'")])
+def test_a_card_that_is_not_there_is_told_by_the_option_that_named_it(
+    devices: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = environment.GpuStatus(kind="no-gpu", message="no card")
+    monkeypatch.setattr(environment, "gpu_status", lambda: none)
+    with pytest.raises(UnavailableError, match=rf"^--devices {said}: no card"):
+        cards.cards_of(devices)
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -371,3 +381,7 @@ def test_two_cards_halve_the_committed_sweep() -> None:
     assert all(row.environment["neighbours"] for row in measured)
     [alone], [shared] = one.timings, two.timings
     assert alone["wall_s"] >= 1.8 * shared["wall_s"]
+    said = (FLEET.parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
+    faster = f"{alone['wall_s'] / shared['wall_s']:.1f} times as fast"
+    assert f"took {shared['wall_s']:.0f} s, on one of them {alone['wall_s']:.0f} s" in said
+    assert faster in said
