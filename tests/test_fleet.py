@@ -21,7 +21,7 @@ from test_stopped import CELLS, Run, command
 
 from flashbench import cli, environment, fleet, kernels, runfile, runner, table
 from flashbench.errors import SpecError, UnavailableError
-from flashbench.fleet import cards, deal
+from flashbench.fleet import cards, deal, on_ray
 from flashbench.judge.cards import across
 from flashbench.kernels import Target
 from flashbench.problem import Cell
@@ -211,12 +211,48 @@ def test_other_devices_are_refused_with_what_is_accepted(text: str) -> None:
 
 @pytest.mark.parametrize(("devices", "said"), [(("cuda:0", "cuda:1"), "'cuda:0'"), (("all",), "'all'")])
 def test_a_card_that_is_not_there_is_told_by_the_option_that_named_it(
-    devices: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+    devices: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     none = environment.GpuStatus(kind="no-gpu", message="no card")
     monkeypatch.setattr(environment, "gpu_status", lambda: none)
     with pytest.raises(UnavailableError, match=rf"^--devices {said}: no card"):
         cards.cards_of(devices)
+    line = () if devices == ("all",) else ("--devices", "cuda:0")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--executor", "local", *line])
+    assert ended.value.code == 3
+    assert capsys.readouterr().err.startswith(f"error: --devices {said}: no card")
+
+
+class FakeRay:
+    """A cluster of one node with cores."""
+
+    def init(self, **_: object) -> None:
+        return
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"target_type": "cpu", "address": "127.0.0.1:1"},
+            "no cluster at --address '127.0.0.1:1': Connection",
+        ),
+        ({"target_type": "cpu", "address": "127.0.0.1:99999"}, "no cluster at --address '127.0.0.1:99999'"),
+        ({"target_type": "cpu", "accelerator_type": "H100"}, "no node of accelerator type 'H100'"),
+        ({"target_type": "cuda"}, "no node with a GPU"),
+    ],
+)
+def test_a_cluster_or_kind_that_is_not_there_is_told_at_once(
+    asked: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(on_ray, "_ray", FakeRay)
+    with pytest.raises(UnavailableError, match=said):
+        on_ray.OnRay(**asked)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
