@@ -23,9 +23,9 @@ SEALED = 5
 @dataclass(kw_only=True)
 class Verdict:
     """What ``verify`` found. damage: (line, what) of lines that are not as they were written; rows: of cells;
-    others: rows of other commands, by command; missing: planned cells without a row; unsealed: lines from
-    before there were checksums; torn: the last line broke off in a write, which loses nothing that was
-    finished."""
+    others: rows of other commands, by command; missing: planned cells without a row, those of ring by their
+    number; unsealed: lines from before there were checksums; torn: the last line broke off in a write, which
+    loses nothing that was finished."""
 
     path: Path
     schema: int | None = None
@@ -51,12 +51,13 @@ def verify(path: Path, data: bytes, newest: int) -> Verdict:
         found.damage.append((1, "no complete line; a results file begins with a header"))
         return found
     keys = set[str]()
-    planned: list[Any] = []
+    planned, others = list[Any](), 0
     for number, line in enumerate(whole, start=1):
         try:
             value = lines.parse(line)
             if number == 1:
                 found.schema, planned = _head(value, newest)
+                others = count if type(count := value.get("planned")) is int else 0
             elif value.get("type") not in AFTER:
                 record = record_from_json(value)
                 found.damage += [(number, said) for said in _row(value, record.cell.key, keys)]
@@ -75,6 +76,7 @@ def verify(path: Path, data: bytes, newest: int) -> Verdict:
             )
     found.rows = len(keys)
     found.missing = len({key for key in planned if isinstance(key, str)} - keys)
+    found.missing += max(0, others - found.others.total())
     return found
 
 
