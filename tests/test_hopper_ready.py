@@ -255,6 +255,30 @@ def little_is_left_to_do_in_python(made_up) -> None:
     assert ours * 4 < tritons
 
 
+@case
+def a_call_of_what_was_seen_is_looked_up_and_launched(made_up) -> None:
+    """Calls of functions, Python's and in C: of a forward by the kernel's own function and by the public one,
+    which has few more and leaves torch's dispatcher out."""
+    import flashbench
+    from flashbench.kernels import _flash_v3 as flash
+    from flashbench.kernels import _op
+
+    q, k, v = (x.detach() for x in inputs((128, 128)))
+    _op._v3 = lambda layout, causal: flash.plan(layout, causal, None)  # as on a card
+    own = lambda: flash.flash_attention(q, k, v, causal=True, return_lse=True)  # noqa: E731
+    public = lambda: flashbench.attention(q, k, v, causal=True, return_lse=True)  # noqa: E731
+    own(), public()
+    (one, *_), (other, *_) = made_up.driver.launched[::2]
+    assert one == other, "grid, stream and kernel"
+    launch, counted = made_up.compared[0], dict[str, int]()
+    with made_up.alone():
+        for name, call in (("own", own), ("public", public), ("launch", lambda: made_up.start(launch))):
+            counted[name] = min(calls(call) for _ in range(3))
+    print("calls of functions of a forward:", counted, file=sys.stderr)
+    assert counted["own"] <= counted["launch"] + 25
+    assert counted["public"] <= counted["own"] + 25
+
+
 def calls(function: Callable[[], object]) -> int:
     found = 0
 
@@ -306,6 +330,17 @@ class MadeUp:
             yield
         finally:
             Ready.start = plain
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Nothing is launched by Triton or noted beside."""
+        from flashbench.kernels._hopper_ready import Ready
+
+        comparing, Ready.start, self.driver.deaf = Ready.start, self.plain, True
+        try:
+            yield
+        finally:
+            Ready.start, self.driver.deaf = comparing, False
 
     def start(self, launch: Any) -> bool:
         """Once, not by Triton."""

@@ -31,10 +31,10 @@ if KNOWN:
 def plain(tensors: tuple[Any, ...]) -> bool:
     """Whether a call with these arguments, tensors or None, is a plain one of eager mode.
 
-    Not where something compiles, exports or traces it, under a mode of ``__torch_dispatch__`` (fake tensors,
-    counters) or ``__torch_function__`` (``torch.device`` as a context is one), in a transform of
-    ``torch.func``, while a profiler runs, which is to show the operator, and of tensors that are of a subclass
-    or no ordinary ones on a CPU or in CUDA: lazily negated, wrapped by a transform, sparse.
+    It is not where something compiles, exports or traces it, under a mode of ``__torch_dispatch__`` (fake
+    tensors, counters) or ``__torch_function__`` (``torch.device`` as a context is one), in a transform of
+    ``torch.func``, while a profiler runs, which is to show the operator, and of tensors of a subclass or that
+    are no ordinary ones on a CPU or in CUDA: lazily negated, wrapped by a transform, sparse.
     """
     if not KNOWN or torch.compiler.is_compiling() or _modes() or profiler._is_profiler_enabled:
         return False

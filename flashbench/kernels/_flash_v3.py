@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,9 +33,18 @@ from flashbench.kernels._call import (
     unit_stride,
 )
 from flashbench.kernels._flash_v2 import NOTHING, FlashAttention
-from flashbench.kernels._hopper_plan import ADDRESSES, ALIGNMENT, Laid, descriptor, loadable, output, programs, takes_layout
+from flashbench.kernels._hopper_plan import (
+    ADDRESSES,
+    Laid,
+    descriptor,
+    loadable,
+    output,
+    programs,
+    takes_layout,
+)
 from flashbench.kernels._hopper_ready import Ready
 from flashbench.kernels._launches import Saved
+from flashbench.kernels._layout import Layout, layout
 
 
 def flash_attention(
@@ -133,19 +142,6 @@ def forward_launch(
     return o, lse, own.ready.launch(*own.arguments(q, k, v, o, lse, scale))
 
 
-Layout: TypeAlias = tuple[tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device], ...]
-"""Of q, k and v: shape, strides, dtype and device."""
-
-
-def layout(q: Tensor, k: Tensor, v: Tensor) -> Layout:
-    """How they lie, wherever that is."""
-    return (
-        (q.shape, q.stride(), q.dtype, q.device),
-        (k.shape, k.stride(), k.dtype, k.device),
-        (v.shape, v.stride(), v.dtype, v.device),
-    )
-
-
 @lru_cache(maxsize=256)
 def plan(of: Layout, causal: bool, tiles: Tiles | None) -> Plan | None:
     """The plan for q, k and v laid out so; None where there is nothing to do or TMA does not take them.
@@ -188,7 +184,12 @@ class Plan:
         (d0, d1), (e0, e1) = hopper_configs.pieces(dim), hopper_configs.pieces(dim_v, of_v=True)
         self.halved, self.device, self.o = (d1 > 0, e1 > 0), device, output(q, dim_v)
         self.lse = Laid(q.shape[:3], (heads * seqlen_q, seqlen_q, 1))
-        cut = (q, ROWS, d0, d1), (k, tiles.block_k, d0, d1), (v, tiles.block_k, e0, e1), (self.o, ROWS, e0, e1)
+        cut = (
+            (q, ROWS, d0, d1),
+            (k, tiles.block_k, d0, d1),
+            (v, tiles.block_k, e0, e1),
+            (self.o, ROWS, e0, e1),
+        )
         boxes = tuple(
             descriptor(x, [1, 1, height, columns], dtype) if columns else None
             for x, height, *both in cut

@@ -18,6 +18,7 @@ from torch import Tensor
 from flashbench import hopper_configs
 from flashbench.kernels import Target, _hopper_row, _triton
 from flashbench.kernels._eager import below_autograd, plain
+from flashbench.kernels._layout import Layout, layout
 from flashbench.kernels._misfits import check_mask, check_tensors
 from flashbench.problem import LAYOUTS, Problem
 
@@ -82,7 +83,8 @@ def attention(
         raise ValueError(f"layout {layout!r} is not known; it must be {' or '.join(LAYOUTS)}")
     if window is not _UNLIMITED or type(causal) is not bool:
         check_mask(causal, window)
-    if any(x is not None for x in (alibi_slopes, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)):
+        window = int(window[0]), int(window[1])  # of a bool kernels would be compiled anew
+    if not (alibi_slopes is cu_seqlens_q is cu_seqlens_k is max_seqlen_q is max_seqlen_k is None):
         _check(alibi_slopes, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
     swapped, packed = layout != LAYOUTS[0], cu_seqlens_q is not None
     if swapped and packed:
@@ -137,12 +139,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     options = _Options(*rest)
     if _bare((slopes, cu_q), options):
-        layout = (
-            (q.shape, q.stride(), q.dtype, q.device),
-            (k.shape, k.stride(), k.dtype, k.device),
-            (v.shape, v.stride(), v.dtype, v.device),
-        )
-        own = _v3(layout, options.causal)
+        own = _v3(layout(q, k, v), options.causal)
         if own is not None and own.takes(q, k, v):
             ready: tuple[Tensor, Tensor] = own.attention(q, k, v, options.scale)
             return ready
@@ -156,17 +153,16 @@ def _forward(
 
 
 @lru_cache(maxsize=256)
-def _v3(layout: tuple[tuple[Any, ...], ...], causal: bool) -> Any:
+def _v3(of: Layout, causal: bool) -> Any:
     """flash-v3's forward made ready for q, k and v laid out so; None where flash-v2's kernels take them.
 
-    layout: as of ``_flash_v3.layout``. What TMA does not take as it lies is left to flash-v2, which needs no
-    copy of it.
+    What TMA does not take as it lies is left to flash-v2, which needs no copy of it.
     """
-    shapes, _, dtypes, devices = zip(*layout, strict=True)
+    shapes, _, dtypes, devices = zip(*of, strict=True)
     alike = dtypes[0] == dtypes[1] == dtypes[2] and devices[0] == devices[1] == devices[2]
     if not alike or not _fits_v3(shapes, dtypes[0], devices[0], causal, "fwd"):
         return None
-    return _triton.load(devices[0].type, "_flash_v3").plan(layout, causal, None)
+    return _triton.load(devices[0].type, "_flash_v3").plan(of, causal, None)
 
 
 def _known(length: int) -> int | None:
@@ -174,7 +170,12 @@ def _known(length: int) -> int | None:
 
 
 def _takes_v3(
-    q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], options: _Options, pass_: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beside: tuple[Tensor | None, Tensor | None],
+    options: _Options,
+    pass_: str,
 ) -> bool:
     """Whether flash-v3's own kernels run the pass on this card; beside: slopes and lengths, if there are.
 
@@ -187,9 +188,9 @@ def _takes_v3(
     return all(map(_triton.load(q.device.type, "_hopper_plan").takes, (q, k, v)))
 
 
-def _bare(beside: tuple[Tensor | None, ...], options: _Options) -> bool:
+def _bare(beside: tuple[Tensor | None, Tensor | None], options: _Options) -> bool:
     """Whether there is nothing but scores and a causal mask; beside: slopes and lengths, if there are."""
-    return all(x is None for x in beside) and not options.softcap and options.left == options.right == -1
+    return beside[0] is beside[1] is None and not options.softcap and options.left == options.right == -1
 
 
 @lru_cache(maxsize=1024)
@@ -201,7 +202,13 @@ def _fits_v3(
     Kept: a call of the same shapes costs the host a look-up.
     """
     q, k, v = shapes
-    if device.type != "cuda" or dtype not in _HALF or not len(q) == len(k) == len(v) == 4 or 0 in (*q, *k, *v) or q[1] % k[1]:
+    if (
+        device.type != "cuda"
+        or dtype not in _HALF
+        or not len(q) == len(k) == len(v) == 4
+        or 0 in (*q, *k, *v)
+        or q[1] % k[1]
+    ):
         return False
     problem = Problem(
         batch=q[0], num_heads=q[1], num_kv_heads=k[1], seqlen_q=q[2], seqlen_k=k[2], head_dim=q[3],
