@@ -273,7 +273,7 @@ def a_call_of_what_was_seen_is_looked_up_and_launched(made_up) -> None:
     launch, counted = made_up.compared[0], dict[str, int]()
     with made_up.alone():
         for name, call in (("own", own), ("public", public), ("launch", lambda: made_up.start(launch))):
-            counted[name] = min(calls(call) for _ in range(3))
+            counted[name] = min(calls(call) for _ in range(100))  # o may lie elsewhere
     print("calls of functions of a forward:", counted, file=sys.stderr)
     assert counted["own"] <= counted["launch"] + 25
     assert counted["public"] <= counted["own"] + 25
