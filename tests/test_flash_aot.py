@@ -308,7 +308,7 @@ def test_workers_start_for_what_is_missing_only(monkeypatch: pytest.MonkeyPatch)
 def test_load_refuses_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_triton, "why_unavailable", lambda target: "triton is not installed")
     with pytest.raises(_triton.UnavailableError, match="flash: triton is not installed"):
-        _triton.load("cpu")
+        _triton.load("cpu", "_not_loaded_yet")
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -322,6 +322,9 @@ def test_what_is_compiled_ahead_is_what_the_runner_launches(
     p = featured(name, dtype="fp16", num_kv_heads=2)
     launched: list[_call.Launch] = []
     monkeypatch.setattr(_call.Launch, "run", lambda launch: launched.append(launch))
+    if device == "cuda":
+        ready = _triton.load("cuda", "_hopper_ready")
+        monkeypatch.setattr(ready.Ready, "start", lambda *_: False)
     run(kernels.get("flash"), p, make_inputs(p, device, 0))
     monkeypatch.undo()
     task = _compile.Task("", p, *_call.card(torch.device(device)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import sys
@@ -52,39 +53,57 @@ def test_a_call_is_of_its_pass_and_its_tensors(pass_: str, count: int) -> None:
             torch.testing.assert_close(one, torch.autograd.grad(want.sum(), of[n % count]))
 
 
-def test_each_round_has_every_call_and_the_first_does_not_count() -> None:
+def test_all_take_turns_and_each_repeat_goes_on_where_the_last_one_ended() -> None:
+    """Neither the first repeat counts nor the call before one."""
     order, turns = list[str](), dict[str, int]()
 
     def call(name: str, s: float) -> host_times.Call:
         def one(n: int) -> None:
             order.append(f"{name}{n}")
             turns[name] = turns.get(name, 0) + 1
-            time.sleep(0.05 if turns[name] <= 2 else s)
+            time.sleep(0.05 if turns[name] <= 3 or turns[name] % 3 == 1 else s)
 
         return one
 
-    found = host_times.timed({"a": call("a", 0.0), "b": call("b", 0.002)}, lambda: order.append("w"), 2, 2)
-    assert order == ["w", "a0", "a1", "w", "b0", "b1"] * 3 + ["w"]
+    a, b = ("a", "fwd", "seen"), ("b", "fwd", "new")
+    found = host_times.timed({a: call("a", 0.0), b: call("b", 0.002)}, lambda: order.append("w"), 2, 2)
+    assert order == [
+        *("a-1", "w", "a0", "a1", "b-1", "w", "b0", "b1"),
+        *("a1", "w", "a2", "a3", "b1", "w", "b2", "b3"),
+        *("a3", "w", "a4", "a5", "b3", "w", "b4", "b5", "w"),
+    ]
     assert [len(x) for x in found.values()] == [2, 2]
-    assert max(found["a"]) < 0.05
-    assert min(found["b"]) >= 0.002
+    assert max(found[a]) < 0.05
+    assert min(found[b]) >= 0.002
 
 
 def test_what_does_not_run_is_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_times, "CALLS", 2)
+    for name, count in (("CALLS", 2), ("SETS", 3)):
+        monkeypatch.setattr(host_times, name, count)
+    given: dict[int, set[int]] = {}
+
+    def followed(q: Any, k: Any, v: Any) -> Any:
+        given.setdefault(torch.is_grad_enabled(), set()).add(q.data_ptr())
+        return scaled_dot_product_attention(q, k, v)
 
     def refused(*_: Any) -> None:
         raise ValueError("not here")
 
-    by = {"sdpa": scaled_dot_product_attention, "none": refused}
+    by = {"sdpa": followed, "none": refused}
     found = list(host_times.rows(8, 16, by, "cpu"))
     assert [(row["pass"], row["tensors"], row["implementation"]) for row in found] == [
         (pass_, tensors, name)
-        for tensors in ("seen", "new") for pass_ in host_times.PASSES for name in by
+        for tensors in host_times.KINDS for pass_ in host_times.PASSES for name in by
     ]  # fmt: skip
-    assert all(len(row["samples_s"]) == host_times.ROUNDS for row in found[::2])
+    assert all(len(row["samples_s"]) == host_times.REPEATS for row in found[::2])
+    assert [len(x) for x in given.values()] == [3, 3], "without and with grad"
     assert {row["reason"] for row in found[1::2]} == {"ValueError: not here"}
     assert math.isnan(host_times.host_s(found[1]))
+
+
+def test_a_call_takes_what_a_tenth_of_its_repeats_stay_below() -> None:
+    assert host_times.host_s({"samples_s": [*range(40, 10, -1)]}) == 14
+    assert host_times.host_s({"samples_s": [3.0, 1.0, 2.0]}) == 1.0
 
 
 def test_a_row_above_its_bar_is_named() -> None:
@@ -92,18 +111,26 @@ def test_a_row_above_its_bar_is_named() -> None:
         of = {"implementation": name, "pass": pass_, "tensors": "seen", "head_dim": 64}
         return {**of, "samples_s": samples_s}
 
-    rows = [row("flash-v3", "fwd", 61e-6, 59e-6, 1.0), row("sdpa", "fwd", 1.0), row("flash-v3", "bwd", 1.0)]
-    assert host_times.above({"rows": rows}) == ["head_dim 64, fwd, seen tensors: 61 us of 60"]
-    rows[0]["samples_s"] = 61e-6, 59e-6, 60e-6
-    assert host_times.above({"rows": rows}) == []
+    rows = [
+        row("flash-v3", "fwd", *[59e-6] * 3, *[61e-6] * 27),
+        row("attention", "fwd", *[59e-6] * 4, *[1.0] * 26),
+        row("sdpa", "fwd", 1.0), row("flash-v3", "bwd", 1.0), row("attention", "fwd", 66e-6),
+    ]  # fmt: skip
+    assert host_times.above({"rows": rows}) == [
+        "flash-v3, head_dim 64, fwd, seen tensors: 61 us of 60",
+        "attention, head_dim 64, fwd, seen tensors: 66 us of 60",
+    ]
 
 
 @pytest.mark.skipif(not MEASURED, reason="nothing is committed yet")
 @pytest.mark.parametrize("path", MEASURED, ids=lambda path: path.parent.name)
-def test_flash_v3_takes_the_host_no_longer_than_it_is_to(path: Path) -> None:
+def test_a_call_takes_the_host_no_longer_than_it_is_to(path: Path) -> None:
     document = json.loads(path.read_text(encoding="utf-8"))
     assert document["launched_by"] == "flashbench"
     of = {(row["implementation"], row["pass"], row["tensors"]) for row in document["rows"]}
-    assert of >= {(name, pass_, tensors) for name in ("flash-v3", "sdpa") for pass_ in host_times.PASSES
-                  for tensors in ("seen", "new")}  # fmt: skip
+    wanted = itertools.product((*host_times.HELD, "sdpa"), host_times.PASSES, host_times.KINDS)
+    assert of >= {*wanted}
+    assert all(
+        len(row["samples_s"]) == document["repeats"] for row in document["rows"] if "reason" not in row
+    )
     assert host_times.above(document) == []

@@ -3,36 +3,42 @@
 python tools/host_times.py --out reports/h200-sxm/host.json [--seqlen 512] [--head-dims 128] [--impls sdpa]
 
 A call is timed by the host's clock until it returns, CALLS in a row while the device, whose work is short,
-keeps up; implementations take turns in rounds, so that what else the host does is theirs alike. Passes: fwd,
+keeps up. On a host that does other things, too, averages of long runs say how busy it was. So there are many
+short ones: of a head dim every implementation, pass and kind of tensors takes its turn, REPEATS times, all
+averages are kept in the file, and the one that a tenth of them stay below is what a call takes. Passes: fwd,
 without grad; bwd, of a forward that was kept; fwd+bwd. Tensors: ``seen``, the same in every call; ``new``,
-others in each call of a round, more of them than launches keep descriptors of. ``attention`` is
-``flashbench.attention``, the operator; ``flash-v3`` the kernel's own function. With --triton its kernels are
+others in each call, SETS in turn, which is more than launches keep descriptors of. ``attention`` is
+``flashbench.attention``, the public function; ``flash-v3`` the kernel's own. With --triton its kernels are
 launched by Triton as it launches any, to compare.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from flashbench import environment  # noqa: E402
 
-ROUNDS, CALLS = 5, 100
+REPEATS, CALLS, SETS = 30, 20, 100
 SHAPE = (1, 16)
 """Batch and heads."""
 PASSES = ("fwd", "bwd", "fwd+bwd")
+KINDS = ("seen", "new")
 NAMES = ("flash-v3", "attention", "sdpa", "sdpa-flash", "sdpa-cudnn")
+HELD = NAMES[:2]
 BARS_S = {("fwd", "seen"): 60e-6, ("fwd", "new"): 130e-6}
-"""What flash-v3 is to take at most."""
+"""What those two are to take at most."""
+Key: TypeAlias = tuple[str, str, str]
+"""Implementation, pass and kind of tensors."""
 Attention = Callable[[Any, Any, Any], Any]
 Call = Callable[[int], object]
 
@@ -89,19 +95,23 @@ def calls(attend: Attention, pass_: str, sets: Sequence[Sequence[Any]], dout: An
 
 
 def timed(
-    made: Mapping[str, Call], wait: Callable[[], object], rounds: int = ROUNDS, count: int = CALLS
-) -> dict[str, list[float]]:
-    """Seconds of a call in each round, by name; a first round of each is not counted."""
-    samples: dict[str, list[float]] = {name: [] for name in made}
-    for turn in range(rounds + 1):
-        for name, call in made.items():
+    made: Mapping[Key, Call], wait: Callable[[], object], repeats: int = REPEATS, count: int = CALLS
+) -> dict[Key, list[float]]:
+    """Seconds of a call in each repeat, by key, all in turns.
+
+    A first repeat of each is not counted, nor the call before a repeat: what ran between is forgotten then.
+    """
+    samples: dict[Key, list[float]] = {key: [] for key in made}
+    for turn in range(repeats + 1):
+        for key, call in made.items():
+            call(turn * count - 1)
             wait()
             start = time.perf_counter()
-            for n in range(count):
+            for n in range(turn * count, (turn + 1) * count):
                 call(n)
             taken_s = time.perf_counter() - start
             if turn:
-                samples[name].append(taken_s / count)
+                samples[key].append(taken_s / count)
     wait()
     return samples
 
@@ -113,37 +123,41 @@ def rows(
     import torch
 
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    for tensors, pass_ in ((tensors, pass_) for tensors in ("seen", "new") for pass_ in PASSES):
-        sets = [
-            [torch.randn(*SHAPE, seqlen, head_dim, device=device, dtype=torch.float16, requires_grad=True)
-             for _ in "qkv"] for _ in range(CALLS if tensors == "new" else 1)
-        ]  # fmt: skip
-        dout, made, reasons = torch.randn_like(sets[0][0]), {}, {}
-        for name, attend in by.items():
-            try:
-                made[name] = calls(attend, pass_, sets, dout)
-                made[name](0)
-            except Exception as error:  # one that does not run leaves the others
-                made.pop(name, None)
-                reasons[name] = f"{type(error).__name__}: {error}"[:300]
-        samples = timed(made, wait)
-        for name in by:
-            row = {"implementation": name, "pass": pass_, "tensors": tensors, "head_dim": head_dim}
-            yield {**row, "samples_s": samples[name]} if name in made else {**row, "reason": reasons[name]}
+    sets = [
+        [torch.randn(*SHAPE, seqlen, head_dim, device=device, dtype=torch.float16, requires_grad=True)
+         for _ in "qkv"] for _ in range(SETS)
+    ]  # fmt: skip
+    of, dout = {"seen": sets[:1], "new": sets}, torch.randn_like(sets[0][0])
+    made, reasons = dict[Key, Call](), dict[Key, str]()
+    for key in itertools.product(by, PASSES, KINDS):
+        name, pass_, kind = key
+        try:
+            call = calls(by[name], pass_, of[kind], dout)
+            call(0)
+            made[key] = call
+        except Exception as error:  # one that does not run leaves the others
+            reasons[key] = f"{type(error).__name__}: {error}"[:300]
+    samples = timed(made, wait)
+    for kind, pass_, name in itertools.product(KINDS, PASSES, by):
+        key = name, pass_, kind
+        row = {"implementation": name, "pass": pass_, "tensors": kind, "head_dim": head_dim}
+        yield {**row, "samples_s": samples[key]} if key in made else {**row, "reason": reasons[key]}
 
 
 def host_s(row: Mapping[str, Any]) -> float:
-    """Of a row: the median of its rounds."""
-    return statistics.median(row["samples_s"]) if row.get("samples_s") else math.nan
+    """Of a row: what a tenth of its repeats stay below."""
+    samples = sorted(row.get("samples_s") or (math.nan,))
+    found: float = samples[len(samples) // 10]
+    return found
 
 
 def above(document: Mapping[str, Any]) -> list[str]:
-    """Rows of flash-v3 that take longer than they are to, a line each."""
+    """Rows that take longer than they are to, a line each."""
     return [
-        f"head_dim {row['head_dim']}, {row['pass']}, {row['tensors']} tensors: {1e6 * host_s(row):.0f} us of"
-        f" {1e6 * BARS_S[row['pass'], row['tensors']]:.0f}"
+        f"{row['implementation']}, head_dim {row['head_dim']}, {row['pass']}, {row['tensors']} tensors:"
+        f" {1e6 * host_s(row):.0f} us of {1e6 * BARS_S[row['pass'], row['tensors']]:.0f}"
         for row in document["rows"]
-        if row["implementation"] == "flash-v3"
+        if row["implementation"] in HELD
         and not host_s(row) <= BARS_S.get((row["pass"], row["tensors"]), math.inf)
     ]
 
@@ -152,7 +166,7 @@ def by_triton() -> None:
     """From now on flash-v3's kernels are launched by Triton, as any."""
     from flashbench.kernels import _triton
 
-    _triton.load("cuda", "_hopper_ready").ReadyLaunch.start = lambda launch: launch.described().start()
+    _triton.load("cuda", "_hopper_ready").Ready.start = lambda *_: False
 
 
 def main() -> None:
@@ -174,10 +188,12 @@ def main() -> None:
         by_triton()
     every = attentions()
     by = {name: every[name] for name in wanted}
+    started = time.perf_counter()
     document: dict[str, Any] = {
         "type": "host-times", "environment": environment.collect(environment.target("cuda")),
         "batch": SHAPE[0], "num_heads": SHAPE[1], "seqlen": given.seqlen, "dtype": "fp16", "causal": True,
-        "calls": CALLS, "launched_by": "triton" if given.triton else "flashbench", "rows": [],
+        "calls": CALLS, "repeats": REPEATS, "launched_by": "triton" if given.triton else "flashbench",
+        "rows": [],
     }  # fmt: skip
     given.out.parent.mkdir(parents=True, exist_ok=True)
     for dim in map(int, given.head_dims.split(",")):
@@ -186,6 +202,7 @@ def main() -> None:
             said = row.get("reason") or f"{1e6 * host_s(row):.0f} us"
             print(f"d{dim} {row['pass']:8} {row['tensors']:5} {row['implementation']:10} {said}", flush=True)
         given.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    print(f"{time.perf_counter() - started:.0f} s")
     for line in above(document):
         print(f"above the bar: {line}")
 

@@ -209,12 +209,12 @@ NOTHING = Extra()
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError unless the shapes are those of one attention problem with head dims that run."""
-    if misfit := _misfit(q.shape, k.shape, v.shape):
-        raise ValueError(misfit)
+    if wrong := misfit(q.shape, k.shape, v.shape):
+        raise ValueError(wrong)
 
 
 @lru_cache(maxsize=256)
-def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str | None:
+def misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str | None:
     """What is wrong with the shapes, one sentence, or None."""
     shapes = f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
     if not len(q) == len(k) == len(v) == 4:
@@ -245,7 +245,11 @@ def check_strides(**tensors: Tensor) -> None:
 
 def check_devices(**tensors: Tensor | None) -> None:
     """Raise ValueError for a tensor that is not where the first one is."""
-    there = {name: x.device for name, x in tensors.items() if x is not None}
+    check_same_device(**{name: x.device for name, x in tensors.items() if x is not None})
+
+
+def check_same_device(**there: torch.device) -> None:
+    """The same, of devices."""
     first = next(iter(there))
     for name, device in there.items():
         if device != there[first]:
@@ -291,6 +295,11 @@ class _Rehearsal:
 
 
 _REHEARSAL: ContextVar[_Rehearsal | None] = ContextVar("rehearsal", default=None)
+
+
+def rehearsing() -> bool:
+    """Whether calls are rehearsed."""
+    return _REHEARSAL.get() is not None
 
 
 @contextmanager

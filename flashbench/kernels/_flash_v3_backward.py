@@ -22,8 +22,8 @@ from flashbench.kernels import _flash_v2 as flash_v2
 from flashbench.kernels import _hopper_backward as kernels
 from flashbench.kernels import _hopper_gradient_kernels as rows_kernels
 from flashbench.kernels import _hopper_schedule as schedule
-from flashbench.kernels._call import Call, like, unit_stride
-from flashbench.kernels._hopper_plan import ALIGNMENT, Laid, descriptor, loadable, programs
+from flashbench.kernels._call import Call, unit_stride
+from flashbench.kernels._hopper_plan import Laid, descriptor, loadable, output, programs
 from flashbench.kernels._hopper_ready import Ready
 from flashbench.kernels._launches import Backward, Saved
 
@@ -102,10 +102,8 @@ def prepare_ready(o: Laid, do: Laid, block_q: int, width: int) -> Ready:
 
 
 def gradient(x: Laid) -> Laid:
-    """Of a gradient of what is laid out so: as ``like``, and so that TMA stores it."""
-    columns = x.shape[3]
-    own = like(x.empty(torch.empty(0, device="meta")), columns + -columns % ALIGNMENT)
-    return Laid(x.shape, own.stride())
+    """How a gradient of what is laid out so lies."""
+    return output(x, x.shape[3])
 
 
 @lru_cache(maxsize=256)

@@ -14,9 +14,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flashbench import hopper_configs
+from flashbench.kernels._call import like
 
 ALIGNMENT = 8
 """Elements of 16 bits to which TMA wants addresses and strides aligned."""
+ADDRESSES = 2 * ALIGNMENT
+"""The same, in bytes."""
 
 
 class Laid(NamedTuple):
@@ -28,6 +31,12 @@ class Laid(NamedTuple):
     def empty(self, beside: Tensor) -> Tensor:
         """A tensor that lies so, of another one's dtype and device."""
         return torch.empty_strided(*self, dtype=beside.dtype, device=beside.device)
+
+
+def output(x: Laid, columns: int) -> Laid:
+    """How an output for the rows of x lies: as ``like``, and so that TMA stores it."""
+    own = like(x.empty(torch.empty(0, device="meta")), columns + -columns % ALIGNMENT)
+    return Laid((*x.shape[:3], columns), own.stride())
 
 
 def descriptor(laid: Laid, block: list[int], dtype: torch.dtype) -> TensorDescriptor:
@@ -46,7 +55,7 @@ _GLUON = {
 
 def takes(x: Tensor) -> bool:
     """Whether TMA takes the tensor as it lies."""
-    return x.data_ptr() % 16 == 0 and _takes(x.shape, x.stride())
+    return x.data_ptr() % ADDRESSES == 0 and takes_layout(x.shape, x.stride())
 
 
 def loadable(x: Tensor) -> Tensor:
@@ -58,7 +67,7 @@ def loadable(x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _takes(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def takes_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether strides are ones that TMA takes: 1 for columns, else multiples of 16 bytes and not 0."""
     outer = [s for n, s in zip(shape[:3], strides, strict=False) if n > 1]
     return strides[3] == 1 and all(s > 0 and s % ALIGNMENT == 0 for s in outer)

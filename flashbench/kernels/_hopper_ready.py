@@ -31,7 +31,7 @@ from triton.backends.nvidia.driver import make_tensordesc_arg
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime import driver
 
-from flashbench.kernels._call import Launch
+from flashbench.kernels._call import Launch, rehearsing
 
 KEPT = 64
 """Descriptors that are kept of each argument, the latest ones."""
@@ -58,24 +58,30 @@ class Ready:
         self.options = {**constants, "num_warps": 4, "enable_fp_fusion": True}
         self._known: _Known | None = None
 
+    def run(self, tensors: tuple[torch.Tensor | None, ...], *scales: float) -> None:
+        """As ``launch(…).run()``, which is made only where somebody wants to see it."""
+        if rehearsing() or not self.programs or not self.start(tensors, scales):
+            self.launch(tensors, *scales).run()
+
     def launch(self, tensors: tuple[torch.Tensor | None, ...], *scales: float) -> Launch:
         """Over tensors in the order of the boxes."""
-        args = *tensors, *self.fixed, *map(float, scales)  # of an integer 1 Triton would make a constant
-        return ReadyLaunch(self.name, self.kernel, self.programs, args, self.options, self)
+        scales = tuple(map(float, scales))  # of an integer 1 Triton would make a constant
+        args = *tensors, *self.fixed, *scales
+        return ReadyLaunch(self.name, self.kernel, self.programs, args, self.options, self, tensors, scales)
 
     def keep(self) -> None:
         """For good, what a launch reads that no caller holds."""
         _OF_GRAPHS.update((x.data_ptr(), x) for x in self.fixed if isinstance(x, torch.Tensor))
 
-    def start(self, launch: Launch) -> bool:
+    def start(self, tensors: tuple[torch.Tensor | None, ...], scales: tuple[float, ...]) -> bool:
         """Launch on the current device, which is the tensors', and stream; False where Triton is to do so."""
-        known = self._known
-        if known is None:
-            known = self._learnt(launch)
+        if _capturing():
+            self.keep()
+        known = self._known or self._learnt(tensors, scales)
         if known is None or _hooked():
             return False
         args: list[Any] = []
-        for x, descriptor in zip(launch.args, known.descriptors, strict=False):
+        for x, descriptor in zip(tensors, known.descriptors, strict=True):
             address = None if x is None else x.data_ptr()
             if descriptor is not None:
                 args += descriptor(address)
@@ -83,16 +89,16 @@ class Ready:
                 args.append(address)
             else:
                 return False
-        scales = launch.args[len(self.boxes) + len(self.fixed) :]
-        known.launcher(_stream(), *known.head, *args, *known.fixed, *scales, *known.constants)
+        stream = known.stream(known.device())
+        known.launcher(stream, *known.head, *args, *known.fixed, *scales, *known.constants)
         return True
 
-    def _learnt(self, launch: Launch) -> _Known | None:
+    def _learnt(self, tensors: tuple[torch.Tensor | None, ...], scales: tuple[float, ...]) -> _Known | None:
         """From the first launch that Triton compiles for addresses that are multiples of ``ALIGNED``."""
-        for x, box in zip(launch.args, self.boxes, strict=False):
+        for x, box in zip(tensors, self.boxes, strict=True):
             if x is not None and box is None and x.data_ptr() % ALIGNED:
                 return None
-        compiled = launch.compile()
+        compiled = self.launch(tensors, *scales).compile()
         metas = iter(getattr(compiled.metadata, "tensordesc_meta", None) or ())
         launcher = _launcher(compiled, tuple(0 if box is None else len(box.shape) for box in self.boxes))
         self._known = _Known(
@@ -105,6 +111,8 @@ class Ready:
             tuple(x.data_ptr() if isinstance(x, torch.Tensor) else x for x in self.fixed),
             (compiled.function, compiled.packed_metadata, None, None, None),
             tuple(self.constants.values()),
+            driver.active.get_current_stream,
+            driver.active.get_current_device,
         )
         return self._known
 
@@ -114,6 +122,7 @@ class _Known(NamedTuple):
 
     launcher: with the grid. descriptors: by address, what the launcher takes for one. head: what it takes
     after the stream: the function, its metadata, nothing of hooks. fixed: with addresses for tensors.
+    stream: the current one of a device; device: the current one.
     """
 
     compiled: Any
@@ -122,6 +131,8 @@ class _Known(NamedTuple):
     fixed: tuple[Any, ...]
     head: tuple[Any, ...]
     constants: tuple[Any, ...]
+    stream: Any
+    device: Any
 
 
 @dataclass(frozen=True)
@@ -129,12 +140,12 @@ class ReadyLaunch(Launch):
     """A launch of a kernel that is made ready; args: tensors where the kernel takes descriptors of them."""
 
     ready: Ready
+    tensors: tuple[torch.Tensor | None, ...]
+    scales: tuple[float, ...]
 
     def start(self) -> None:
         """Launch on the current device, which is the tensors', and stream."""
-        if _capturing():
-            self.ready.keep()
-        if not self.ready.start(self):
+        if not self.ready.start(self.tensors, self.scales):
             self.described().start()
 
     def compile(self) -> Any:
@@ -192,12 +203,6 @@ def _launcher(compiled: Any, ranks: tuple[int, ...]) -> Any:
     ]
     src = SimpleNamespace(fn=compiled.src.fn, constants={}, signature=dict(enumerate(parts)))
     return driver.active.launcher_cls(src, compiled.metadata._replace(tensordesc_meta=[]))
-
-
-def _stream() -> int:
-    active = driver.active
-    stream: int = active.get_current_stream(active.get_current_device())
-    return stream
 
 
 def _capturing() -> bool:

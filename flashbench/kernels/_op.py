@@ -2,7 +2,9 @@
 torch.compile.
 
 The operators are ``flashbench::attention`` and ``flashbench::attention_backward``; fake kernels say what they
-return, so that ``torch.compile(fullgraph=True)`` keeps them whole.
+return, so that ``torch.compile(fullgraph=True)`` keeps them whole. Where nothing but a plain call is asked
+for (_eager.py) the same functions are called without torch's dispatcher, which costs the host more than they
+do: ``_forward``, ``_backward`` and what is saved between them are the operators' own.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from flashbench import hopper_configs
 from flashbench.kernels import Target, _hopper_row, _triton
+from flashbench.kernels._eager import below_autograd, plain
+from flashbench.kernels._layout import Layout, layout
 from flashbench.kernels._misfits import check_mask, check_tensors
 from flashbench.problem import LAYOUTS, Problem
 
@@ -22,6 +26,7 @@ _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? cu_seqle
 _OPTIONS = (
     "bool causal, int left, int right, float scale, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k"
 )
+_UNLIMITED = (-1, -1)
 _HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -44,7 +49,7 @@ def attention(
     *,
     causal: bool = False,
     scale: float | None = None,
-    window: tuple[int, int] = (-1, -1),
+    window: tuple[int, int] = _UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     layout: str = LAYOUTS[0],
@@ -76,18 +81,22 @@ def attention(
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is not known; it must be {' or '.join(LAYOUTS)}")
-    check_mask(causal, window)
-    _check(alibi_slopes, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+    if window is not _UNLIMITED or type(causal) is not bool:
+        check_mask(causal, window)
+        window = int(window[0]), int(window[1])  # of a bool kernels would be compiled anew
+    if not (alibi_slopes is cu_seqlens_q is cu_seqlens_k is max_seqlen_q is max_seqlen_k is None):
+        _check(alibi_slopes, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
     swapped, packed = layout != LAYOUTS[0], cu_seqlens_q is not None
     if swapped and packed:
         q, k, v = q[None], k[None], v[None]
     if swapped:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     scale = max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
-    o, lse = torch.ops.flashbench.attention(
-        q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k, causal, *window, scale, float(softcap),
+    options = _Options(
+        causal, *window, scale, float(softcap),
         -1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_k is None else max_seqlen_k,
     )  # fmt: skip
+    o, lse = _call((q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k), options)
     if swapped:
         o = o.transpose(1, 2)
         o = o[0] if packed else o
@@ -106,6 +115,19 @@ def _check(slopes: Tensor | None, cu: tuple[Tensor | None, ...], longest: tuple[
             raise ValueError(f"max_seqlen_{side} {length} must be 0 or more, beside cu_seqlens")
 
 
+def _call(tensors: tuple[Any, ...], options: _Options) -> tuple[Tensor, Tensor]:
+    """(o, lse) by the operator, or past it where the call is a plain one."""
+    if plain(tensors) and type(options.max_seqlen_q) is type(options.max_seqlen_k) is int:
+        q, k, v = tensors[:3]
+        if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+            return _forward(*tensors, *options)
+        if not below_autograd():
+            found: tuple[Tensor, Tensor] = _Attention.apply(*tensors, *options)
+            return found
+    o, lse = torch.ops.flashbench.attention(*tensors, *options)
+    return o, lse
+
+
 def _forward(
     q: Tensor,
     k: Tensor,
@@ -116,12 +138,11 @@ def _forward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor]:
     options = _Options(*rest)
-    if _takes_v3(q, k, v, (slopes, cu_q), options, "fwd"):
-        v3 = _triton.load(q.device.type, "_flash_v3")
-        o, lse = v3.flash_attention(
-            q, k, v, causal=options.causal, softmax_scale=options.scale, return_lse=True
-        )
-        return o, lse
+    if _bare((slopes, cu_q), options):
+        own = _v3(layout(q, k, v), options.causal)
+        if own is not None and own.takes(q, k, v):
+            ready: tuple[Tensor, Tensor] = own.attention(q, k, v, options.scale)
+            return ready
     kernels = _triton.load(q.device.type)
     o, lse = kernels.flash_attention(
         q, k, v, causal=options.causal, window=(options.left, options.right), softmax_scale=options.scale,
@@ -131,24 +152,45 @@ def _forward(
     return o, lse
 
 
+@lru_cache(maxsize=256)
+def _v3(of: Layout, causal: bool) -> Any:
+    """flash-v3's forward made ready for q, k and v laid out so; None where flash-v2's kernels take them.
+
+    What TMA does not take as it lies is left to flash-v2, which needs no copy of it.
+    """
+    shapes, _, dtypes, devices = zip(*of, strict=True)
+    alike = dtypes[0] == dtypes[1] == dtypes[2] and devices[0] == devices[1] == devices[2]
+    if not alike or not _fits_v3(shapes, dtypes[0], devices[0], causal, "fwd"):
+        return None
+    return _triton.load(devices[0].type, "_flash_v3").plan(of, causal, None)
+
+
 def _known(length: int) -> int | None:
     return None if length < 0 else length
 
 
 def _takes_v3(
-    q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], options: _Options, pass_: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beside: tuple[Tensor | None, Tensor | None],
+    options: _Options,
+    pass_: str,
 ) -> bool:
     """Whether flash-v3's own kernels run the pass on this card; beside: slopes and lengths, if there are.
 
     What TMA does not take as it lies is left to flash-v2, which needs no copy of it.
     """
-    if q.device.type != "cuda" or not all(x is None for x in beside):
-        return False
-    if options.softcap or options.left != -1 or options.right != -1:
-        return False
-    if not _fits_v3((q.shape, k.shape, v.shape), q.dtype, q.device, options.causal, pass_):
+    if not _bare(beside, options) or not _fits_v3(
+        (q.shape, k.shape, v.shape), q.dtype, q.device, options.causal, pass_
+    ):
         return False
     return all(map(_triton.load(q.device.type, "_hopper_plan").takes, (q, k, v)))
+
+
+def _bare(beside: tuple[Tensor | None, Tensor | None], options: _Options) -> bool:
+    """Whether there is nothing but scores and a causal mask; beside: slopes and lengths, if there are."""
+    return beside[0] is beside[1] is None and not options.softcap and options.left == options.right == -1
 
 
 @lru_cache(maxsize=1024)
@@ -160,7 +202,13 @@ def _fits_v3(
     Kept: a call of the same shapes costs the host a look-up.
     """
     q, k, v = shapes
-    if dtype not in _HALF or not len(q) == len(k) == len(v) == 4 or 0 in (*q, *k, *v) or q[1] % k[1]:
+    if (
+        device.type != "cuda"
+        or dtype not in _HALF
+        or not len(q) == len(k) == len(v) == 4
+        or 0 in (*q, *k, *v)
+        or q[1] % k[1]
+    ):
         return False
     problem = Problem(
         batch=q[0], num_heads=q[1], num_kv_heads=k[1], seqlen_q=q[2], seqlen_k=k[2], head_dim=q[3],
@@ -230,8 +278,24 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, do: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    grads = torch.ops.flashbench.attention_backward(do, *ctx.saved_tensors, *ctx.options)
-    return (*grads, *[None] * (3 + len(_Options._fields)))
+    tensors = do, *ctx.saved_tensors
+    past = not torch.is_grad_enabled() and plain(tensors)  # with grad they are differentiated once more
+    by = _backward if past else torch.ops.flashbench.attention_backward
+    return (*by(*tensors, *ctx.options), *[None] * (3 + len(_Options._fields)))
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    """The operator past the dispatcher: (o, lse) of its arguments, with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        found = _forward(*inputs)
+        _keep(ctx, inputs, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, *grads)
 
 
 _triton.settle_mode()
