@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flashbench.kernels import _gradient_rounding as rounding
+from flashbench.kernels._gradient_rounding import VARIANCE
 from flashbench.kernels._part import Part, per_head
 
 LARGEST_EXPONENT = 600.0
@@ -22,73 +24,108 @@ LARGEST_EXPONENT = 600.0
 
 
 def rows(part: Part, heads: slice, numbers: Tensor, *, gradients: bool) -> dict[str, Tensor]:
-    """On some query rows, (heads, group, rows, …) fp64: o and lse, or dq and dbias where it has rows."""
+    """On some query rows, (heads, group, rows, …) fp64: o and lse, or dq and dbias where it has rows.
+
+    Beside each gradient stands its ``VARIANCE``.
+    """
     p, terms = part.problem, part.terms
     q, dout = (x[heads].index_select(2, numbers).double() for x in (part.q, part.dout))
     k, v = part.k[heads].double(), part.v[heads].double()
     at = part.where(heads, numbers, part.columns)
     scores, slope, _ = terms.apply(per_head(q * p.softmax_scale, k.mT), at)
     lse = with_sink(part, heads, scores.logsumexp(-1))
+    exponentials = rounding.of_scores(part, scores) if gradients else None
     probabilities = scores.sub_(finite(lse)[..., None]).exp_()
     kept = terms.kept(at)
     o = per_head(terms.drop(probabilities, kept), v)
     if not gradients:
         return {"o": o, "lse": lse}
+    wrong = rounding.Wrong(
+        part=part, delta=rounding.of_delta(part, heads, at, o), lse=rounding.of_lse(part, lse),
+        exponentials=exponentials,
+    )  # fmt: skip
+    variances = wrong.rows_by_delta(probabilities, slope, k)
     delta = (o * dout).sum(-1, keepdim=True)
     ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(delta))
     found = {}
     if p.bias and p.bias[2] == "q":
         found["dbias"] = part.of_bias(ds)
+        variances["dbias"] += wrong.dbias(ds)
     if slope is not None:
         ds *= slope
-    return {"dq": per_head(ds, k) * p.softmax_scale, **found}
+    found["dq"] = per_head(ds, k) * p.softmax_scale
+    variances["dq"] += wrong.dq(ds, k, found["dq"])
+    return found | {VARIANCE + name: x for name, x in variances.items()}
 
 
 def columns(part: Part, heads: slice) -> dict[str, Tensor]:
     """On the compared key rows, fp64: dk, dv (heads, keys, width), and the sums over all queries.
 
     Those are dsinks (heads, group, rows), of each query what it adds, and dbias (heads, group, 1, keys
-    or 1) of a bias without rows.
+    or 1) of a bias without rows. Beside each stands its ``VARIANCE``.
     """
-    p, terms = part.problem, part.terms
-    lse, delta = lse_and_delta(part, heads)
-    k, v = (x[heads].index_select(1, part.key_rows).double() for x in (part.k, part.v))
-    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
-    dbias = k.new_zeros(len(k), p.group, 1, len(part.key_rows))
-    step = max(1, part.elements // max(1, len(k) * p.group * len(part.key_rows)))
-    for numbers in part.rows.split(step) if p.seqlen_q else ():
-        chunk = slice(int(numbers[0]), int(numbers[-1]) + 1)
-        q, dout = part.q[heads, :, chunk].double(), part.dout[heads, :, chunk].double()
-        at = part.where(heads, numbers, part.key_rows)
-        scores, slope, _ = terms.apply(per_head(q, k.mT).mul_(p.softmax_scale), at)
-        probabilities = scores.sub_(finite(lse[:, :, chunk])[..., None]).exp_()
-        kept = terms.kept(at)
-        dv += terms.drop(probabilities, kept).flatten(1, 2).mT @ dout.flatten(1, 2)
-        ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(delta[:, :, chunk, None]))
-        dbias += ds.sum(2, keepdim=True)
-        if slope is not None:
-            ds *= slope
-        dk += ds.flatten(1, 2).mT @ q.flatten(1, 2)
-    found = {"dk": dk * p.softmax_scale, "dv": dv}
-    sink = terms.sinks(part.where(heads, part.rows, part.key_rows).heads, torch.float64)
+    p = part.problem
+    lse, delta, of_delta = lse_and_delta(part, heads)
+    sums = _sums_over_rows(part, heads, (lse, delta, of_delta))
+    found = {"dv": sums["dv"], "dk": sums["dk"] * p.softmax_scale}
+    variances = {"dv": sums[VARIANCE + "dv"], "dk": sums[VARIANCE + "dk"] * p.softmax_scale**2}
+    sink = part.terms.sinks(part.where(heads, part.rows, part.key_rows).heads, torch.float64)
     by_sink = torch.zeros_like(lse)
     if sink is not None:
         by_sink = (sink[..., 0] - lse).exp() * delta
         found["dsinks"] = -by_sink
+        variances["dsinks"] = rounding.of_sinks(part, sink[..., 0], delta, lse, of_delta)
     if p.bias and p.bias[2] == "1":
-        found["dbias"] = dbias if p.bias[3] == "k" else by_sink.sum(-1)[..., None, None]
+        one = p.bias[3] == "1"  # a sum of whole rows of dS, off by delta's error times the sum of P
+        found["dbias"] = by_sink.sum(-1)[..., None, None] if one else sums["dbias"]
+        variances["dbias"] = of_delta.sum(-1)[..., None, None] if one else sums[VARIANCE + "dbias"]
+    return found | {VARIANCE + name: x for name, x in variances.items()}
+
+
+def _sums_over_rows(part: Part, heads: slice, by_row: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
+    """dk over scale, dv and dbias (heads, group, 1, keys) with their variances. by_row: ``lse_and_delta``."""
+    p, terms = part.problem, part.terms
+    k, v = (x[heads].index_select(1, part.key_rows).double() for x in (part.k, part.v))
+    like = {"dk": k, "dv": v, "dbias": k.new_zeros(len(k), p.group, 1, len(part.key_rows))}
+    found = {of + name: torch.zeros_like(x) for name, x in like.items() for of in ("", VARIANCE)}
+    step = max(1, part.elements // max(1, len(k) * p.group * len(part.key_rows)))
+    for numbers in part.rows.split(step) if p.seqlen_q else ():
+        chunk = slice(int(numbers[0]), int(numbers[-1]) + 1)
+        q, dout = part.q[heads, :, chunk].double(), part.dout[heads, :, chunk].double()
+        lse, delta, of_delta = (x[:, :, chunk] for x in by_row)
+        at = part.where(heads, numbers, part.key_rows)
+        scores, slope, _ = terms.apply(per_head(q, k.mT).mul_(p.softmax_scale), at)
+        wrong = rounding.Wrong(
+            part=part, delta=of_delta, lse=rounding.of_lse(part, lse),
+            exponentials=rounding.of_scores(part, scores),
+        )  # fmt: skip
+        probabilities = scores.sub_(finite(lse)[..., None]).exp_()
+        kept = terms.kept(at)
+        weights = terms.drop(probabilities, kept)
+        found["dv"] += weights.flatten(1, 2).mT @ dout.flatten(1, 2)
+        found[VARIANCE + "dv"] += wrong.by_weights(weights, dout)
+        del weights
+        found[VARIANCE + "dk"] += wrong.dk_by_delta(probabilities, slope, q)
+        found[VARIANCE + "dbias"] += wrong.dbias_by_delta(probabilities) if p.bias else 0.0
+        ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(delta[..., None]))
+        found["dbias"] += ds.sum(2, keepdim=True)
+        found[VARIANCE + "dbias"] += wrong.dbias_by_weights(ds) if p.bias else 0.0
+        if slope is not None:
+            ds *= slope
+        found["dk"] += ds.flatten(1, 2).mT @ q.flatten(1, 2)
+        found[VARIANCE + "dk"] += wrong.by_weights(ds, q)
     return found
 
 
-def lse_and_delta(part: Part, heads: slice) -> tuple[Tensor, Tensor]:
+def lse_and_delta(part: Part, heads: slice) -> tuple[Tensor, Tensor, Tensor]:
     """log-sum-exp and rowsum(dout * o) of every query row, (heads, group, seqlen_q) fp64.
 
-    No maximum is subtracted unless the scores could be large.
+    Third is the variance of the second if o is stored. No maximum is subtracted unless the scores could be large.
     """
     p, terms = part.problem, part.terms
     k, v = part.k[heads].double(), part.v[heads].double()
     lse = with_sink(part, heads, k.new_full((len(k), p.group, p.seqlen_q), float("-inf")))
-    delta = torch.zeros_like(lse)
+    delta, of_delta = torch.zeros_like(lse), torch.zeros_like(lse)
     longest_k = k.norm(dim=-1).amax() if p.seqlen_k else k.new_zeros(())
     for chunk, seen in part.chunks(len(k)):
         q = part.q[heads, :, chunk].double() * p.softmax_scale
@@ -104,7 +141,8 @@ def lse_and_delta(part: Part, heads: slice) -> tuple[Tensor, Tensor]:
         o = weighted * (top - finite(own)).exp()[..., None]
         lse[:, :, chunk] = own
         delta[:, :, chunk] = (o * part.dout[heads, :, chunk].double()).sum(-1)
-    return lse, delta
+        of_delta[:, :, chunk] = rounding.of_delta(part, heads, at, o)
+    return lse, delta, of_delta
 
 
 def with_sink(part: Part, heads: slice, lse: Tensor) -> Tensor:

@@ -1,0 +1,153 @@
+"""How far gradients may be off for what FlashAttention's backward has and naive's has not, as variances.
+
+With P = exp(s - lse), delta = rowsum(dO * O) and dS = P * (dP - delta), naive's softmax is not computed again
+and its delta is the sum of P * dP, which cancels dP to the last bit where one P is 1. Of the others
+
+- delta comes from the o that was stored: each of its numbers was rounded to its dtype, u of itself at most,
+  half its last digit, evenly spread: a variance of u^2 / 3. With b = delta's error dS is off by -P b: dq by
+  -scale * b_i * (sum of P k), dk by -scale * (sum of P b_i q), dsink by P_sink b (Dao 2023, arXiv:2307.08691,
+  section 3.1 and Algorithm 2, line 4). Where a row sees one key, dS is 0, which a kernel knows (``alone``);
+- in fp32 P is off by itself times d_i + e_ij: d_i of lse (``_lse_rounding``, here each part's deviation for
+  its most), e_ij of the exponential, 2^-22 by ex2.approx, and of three roundings of numbers as large as s
+  (scale * log2(e), its product with q.k, that less lse), 2^-24 each. dv is off by the sum of P (d + e) dO,
+  dq by scale * (d_i dq + the sum of dS e k), dk by scale * (the sum of dS (d + e) q). In 16 bits and TF32
+  the scores of naive are off by 2^-12 to 2^-9 of themselves, and this is nothing beside it.
+
+All are independent from row to row, and e from key to key: their squares add up. Three deviations, as of all
+errors that are drawn (``_other_units``), are the room; rowsum(dO * O) of n numbers is off by u / sqrt(3) of
+the root of the sum of squares, sqrt(n) times less than in the worst case.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flashbench.kernels import _lse_rounding
+from flashbench.kernels._part import Part, per_head
+from flashbench.kernels._precision import input_dtype
+from flashbench.kernels._terms import Where
+
+VARIANCE = "variance of "
+"""Before a tensor's name: of each of its numbers, the variance that is described here."""
+
+EVEN = 1 / 3
+"""The variance of an error that is anywhere between -1 and 1."""
+
+Tensors = dict[str, Tensor]
+
+
+def of_delta(part: Part, heads: slice, at: Where, o: Tensor) -> Tensor:
+    """Of the delta of a stored o, fp64 and exact on those rows; at: with every key that they see."""
+    if not part.problem.seqlen_k:
+        return torch.zeros_like(o[..., 0])
+    info = torch.finfo(input_dtype(part.problem))
+    half = o.abs().clamp_min(info.tiny).mul_(info.eps / 2)
+    dout = part.dout[heads].index_select(2, at.rows).double()
+    found = half.mul_(dout).square_().sum(-1).mul_(EVEN)
+    lone = alone(part, at)
+    return found if lone is None else found.masked_fill(lone, 0)
+
+
+def alone(part: Part, at: Where) -> Tensor | None:
+    """(rows,) True of those that see one key and no sink: their dS is 0. None where there are none."""
+    if part.problem.sinks:
+        return None
+    seen = part.terms.visible(at.rows, at.columns)
+    if seen is not None:
+        return seen.sum(1) <= 1
+    return torch.ones_like(at.rows, dtype=torch.bool) if part.problem.seqlen_k == 1 else None
+
+
+def of_lse(part: Part, lse: Tensor) -> Tensor | None:
+    """Of lse, row by row, in fp32; None in other arithmetic."""
+    if part.problem.dtype != "fp32":
+        return None
+    size = lse.masked_fill(lse == float("-inf"), 0).abs()
+    most = math.log(part.problem.seqlen_k + 1)
+    approximate, rounded = _lse_rounding.APPROXIMATE, _lse_rounding.ROUNDED
+    constant = approximate**2 * (1 + most**2) + 3 * (rounded * most) ** 2
+    return (4 * (rounded * (size + most)).square() + constant).mul_(EVEN)
+
+
+def of_scores(part: Part, scores: Tensor) -> Tensor | None:
+    """Of exp(s) to itself, for each score, in fp32; None in other arithmetic."""
+    if part.problem.dtype != "fp32":
+        return None
+    size = scores.masked_fill(scores == float("-inf"), 0)
+    factor = 3 * _lse_rounding.ROUNDED**2
+    return size.square_().mul_(factor).add_(_lse_rounding.APPROXIMATE**2).mul_(EVEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wrong:
+    """Variances over a block of scores: of delta and of lse (heads, group, rows), of each exponential."""
+
+    part: Part
+    delta: Tensor
+    lse: Tensor | None
+    exponentials: Tensor | None
+
+    def rows_by_delta(self, p: Tensor, slope: Tensor | None, k: Tensor) -> Tensors:
+        """Of dq, and of dbias where it has rows, through delta. p: probabilities; slope: softcap's."""
+        problem, found = self.part.problem, {}
+        by_row = self.delta[..., None]
+        if problem.bias and problem.bias[2] == "q":
+            found["dbias"] = self.part.of_bias(p).square() * by_row
+        moved = per_head(p if slope is None else p * slope, k) * problem.softmax_scale
+        return {"dq": moved.square_().mul_(by_row), **found}
+
+    def dbias(self, ds: Tensor) -> Tensor | float:
+        """Of dbias that has rows, through lse and exponentials. ds: before softcap's derivative."""
+        if self.lse is None or self.exponentials is None:
+            return 0.0
+        own = self.part.of_bias(ds.square().mul_(self.exponentials))
+        return own.add_(self.part.of_bias(ds).square() * self.lse[..., None])
+
+    def dq(self, ds: Tensor, k: Tensor, dq: Tensor) -> Tensor | float:
+        """Of dq, through lse and exponentials. ds: after softcap's derivative."""
+        if self.lse is None or self.exponentials is None:
+            return 0.0
+        own = per_head(ds.square().mul_(self.exponentials), k.square())
+        return own.mul_(self.part.problem.softmax_scale**2).add_(dq.square() * self.lse[..., None])
+
+    def dk_by_delta(self, p: Tensor, slope: Tensor | None, q: Tensor) -> Tensor:
+        """Of dk over scale, through delta."""
+        squares = p.square() if slope is None else (p * slope).square_()
+        return _columns(squares.mul_(self.delta[..., None]), q.square())
+
+    def by_weights(self, x: Tensor, y: Tensor) -> Tensor | float:
+        """Of the sum over rows of x y, (heads, keys, width), where x goes with P: through lse and exponentials.
+
+        x: (heads, group, rows, keys), dS or P; y: (heads, group, rows, width).
+        """
+        if self.lse is None or self.exponentials is None:
+            return 0.0
+        return _columns(x.square().mul_(self.exponentials + self.lse[..., None]), y.square())
+
+    def dbias_by_delta(self, p: Tensor) -> Tensor:
+        """Of dbias that is a sum over rows, (heads, group, 1, keys), through delta."""
+        return p.square().mul_(self.delta[..., None]).sum(2, keepdim=True)
+
+    def dbias_by_weights(self, ds: Tensor) -> Tensor | float:
+        """Of the same, through lse and exponentials."""
+        if self.lse is None or self.exponentials is None:
+            return 0.0
+        return ds.square().mul_(self.exponentials + self.lse[..., None]).sum(2, keepdim=True)
+
+
+def of_sinks(part: Part, sink: Tensor, delta: Tensor, lse: Tensor, of_delta: Tensor) -> Tensor:
+    """Of what each row adds to dsinks. sink: logits (heads, group, 1); delta, lse and of_delta: by row."""
+    weights = (sink - lse).exp()
+    found = weights.square() * of_delta
+    own, exponentials = of_lse(part, lse), of_scores(part, sink)
+    if own is None or exponentials is None:
+        return found
+    return found.add_((weights * delta).square_().mul_(own + exponentials))
+
+
+def _columns(x: Tensor, y: Tensor) -> Tensor:
+    return x.flatten(1, 2).mT @ y.flatten(1, 2)
