@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flashbench.kernels import _gradient_rounding as rounding
-from flashbench.kernels._gradient_rounding import VARIANCE
+from flashbench.kernels._gradient_rounding import VARIANCE, ByRow, finite
 from flashbench.kernels._part import Part, per_head
 
 LARGEST_EXPONENT = 600.0
@@ -40,10 +40,8 @@ def rows(part: Part, heads: slice, numbers: Tensor, *, gradients: bool) -> dict[
     o = per_head(terms.drop(probabilities, kept), v)
     if not gradients:
         return {"o": o, "lse": lse}
-    wrong = rounding.Wrong(
-        part=part, delta=rounding.of_delta(part, heads, at, o), lse=rounding.of_lse(part, lse),
-        exponentials=exponentials,
-    )  # fmt: skip
+    of_delta, of_lse = rounding.of_rows(part, heads, at, o, lse)
+    wrong = rounding.Wrong(part=part, delta=of_delta, lse=of_lse, exponentials=exponentials)
     variances = wrong.rows_by_delta(probabilities, slope, k)
     delta = (o * dout).sum(-1, keepdim=True)
     ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(delta))
@@ -65,25 +63,25 @@ def columns(part: Part, heads: slice) -> dict[str, Tensor]:
     or 1) of a bias without rows. Beside each stands its ``VARIANCE``.
     """
     p = part.problem
-    lse, delta, of_delta = lse_and_delta(part, heads)
-    sums = _sums_over_rows(part, heads, (lse, delta, of_delta))
+    by_row = lse_and_delta(part, heads)
+    sums = _sums_over_rows(part, heads, by_row)
     found = {"dv": sums["dv"], "dk": sums["dk"] * p.softmax_scale}
     variances = {"dv": sums[VARIANCE + "dv"], "dk": sums[VARIANCE + "dk"] * p.softmax_scale**2}
     sink = part.terms.sinks(part.where(heads, part.rows, part.key_rows).heads, torch.float64)
-    by_sink = torch.zeros_like(lse)
+    by_sink = torch.zeros_like(by_row.lse)
     if sink is not None:
-        by_sink = (sink[..., 0] - lse).exp() * delta
+        by_sink = (sink[..., 0] - by_row.lse).exp() * by_row.delta
         found["dsinks"] = -by_sink
-        variances["dsinks"] = rounding.of_sinks(part, sink[..., 0], delta, lse, of_delta)
+        variances["dsinks"] = by_row.of_sinks(part, sink[..., 0])
     if p.bias and p.bias[2] == "1":
         one = p.bias[3] == "1"  # a sum of whole rows of dS, off by delta's error times the sum of P
         found["dbias"] = by_sink.sum(-1)[..., None, None] if one else sums["dbias"]
-        variances["dbias"] = of_delta.sum(-1)[..., None, None] if one else sums[VARIANCE + "dbias"]
+        variances["dbias"] = by_row.of_delta.sum(-1)[..., None, None] if one else sums[VARIANCE + "dbias"]
     return found | {VARIANCE + name: x for name, x in variances.items()}
 
 
-def _sums_over_rows(part: Part, heads: slice, by_row: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
-    """dk over scale, dv and dbias (heads, group, 1, keys) with their variances. by_row: ``lse_and_delta``."""
+def _sums_over_rows(part: Part, heads: slice, by_row: ByRow) -> dict[str, Tensor]:
+    """dk over scale, dv and dbias (heads, group, 1, keys) with their variances."""
     p, terms = part.problem, part.terms
     k, v = (x[heads].index_select(1, part.key_rows).double() for x in (part.k, part.v))
     like = {"dk": k, "dv": v, "dbias": k.new_zeros(len(k), p.group, 1, len(part.key_rows))}
@@ -92,14 +90,13 @@ def _sums_over_rows(part: Part, heads: slice, by_row: tuple[Tensor, Tensor, Tens
     for numbers in part.rows.split(step) if p.seqlen_q else ():
         chunk = slice(int(numbers[0]), int(numbers[-1]) + 1)
         q, dout = part.q[heads, :, chunk].double(), part.dout[heads, :, chunk].double()
-        lse, delta, of_delta = (x[:, :, chunk] for x in by_row)
+        own = by_row.at(chunk)
         at = part.where(heads, numbers, part.key_rows)
         scores, slope, _ = terms.apply(per_head(q, k.mT).mul_(p.softmax_scale), at)
         wrong = rounding.Wrong(
-            part=part, delta=of_delta, lse=rounding.of_lse(part, lse),
-            exponentials=rounding.of_scores(part, scores),
+            part=part, delta=own.of_delta, lse=own.of_lse, exponentials=rounding.of_scores(part, scores),
         )  # fmt: skip
-        probabilities = scores.sub_(finite(lse)[..., None]).exp_()
+        probabilities = scores.sub_(finite(own.lse)[..., None]).exp_()
         kept = terms.kept(at)
         weights = terms.drop(probabilities, kept)
         found["dv"] += weights.flatten(1, 2).mT @ dout.flatten(1, 2)
@@ -107,7 +104,7 @@ def _sums_over_rows(part: Part, heads: slice, by_row: tuple[Tensor, Tensor, Tens
         del weights
         found[VARIANCE + "dk"] += wrong.dk_by_delta(probabilities, slope, q)
         found[VARIANCE + "dbias"] += wrong.dbias_by_delta(probabilities) if p.bias else 0.0
-        ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(delta[..., None]))
+        ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(own.delta[..., None]))
         found["dbias"] += ds.sum(2, keepdim=True)
         found[VARIANCE + "dbias"] += wrong.dbias_by_weights(ds) if p.bias else 0.0
         if slope is not None:
@@ -117,15 +114,16 @@ def _sums_over_rows(part: Part, heads: slice, by_row: tuple[Tensor, Tensor, Tens
     return found
 
 
-def lse_and_delta(part: Part, heads: slice) -> tuple[Tensor, Tensor, Tensor]:
-    """log-sum-exp and rowsum(dout * o) of every query row, (heads, group, seqlen_q) fp64.
+def lse_and_delta(part: Part, heads: slice) -> ByRow:
+    """log-sum-exp and rowsum(dout * o) of every query row.
 
-    Third is the variance of the second if o is stored. No maximum is subtracted unless the scores could be large.
+    No maximum is subtracted unless the scores could be large.
     """
     p, terms = part.problem, part.terms
     k, v = part.k[heads].double(), part.v[heads].double()
     lse = with_sink(part, heads, k.new_full((len(k), p.group, p.seqlen_q), float("-inf")))
     delta, of_delta = torch.zeros_like(lse), torch.zeros_like(lse)
+    of_lse = torch.zeros_like(lse) if p.dtype == "fp32" else None
     longest_k = k.norm(dim=-1).amax() if p.seqlen_k else k.new_zeros(())
     for chunk, seen in part.chunks(len(k)):
         q = part.q[heads, :, chunk].double() * p.softmax_scale
@@ -141,16 +139,13 @@ def lse_and_delta(part: Part, heads: slice) -> tuple[Tensor, Tensor, Tensor]:
         o = weighted * (top - finite(own)).exp()[..., None]
         lse[:, :, chunk] = own
         delta[:, :, chunk] = (o * part.dout[heads, :, chunk].double()).sum(-1)
-        of_delta[:, :, chunk] = rounding.of_delta(part, heads, at, o)
-    return lse, delta, of_delta
+        of_delta[:, :, chunk], found = rounding.of_rows(part, heads, at, o, own)
+        if of_lse is not None:
+            of_lse[:, :, chunk] = found
+    return ByRow(lse=lse, delta=delta, of_delta=of_delta, of_lse=of_lse)
 
 
 def with_sink(part: Part, heads: slice, lse: Tensor) -> Tensor:
     """lse (heads, group, rows) with the sinks' share."""
     sink = part.terms.sinks(part.where(heads, part.rows, part.columns).heads, lse.dtype)
     return lse if sink is None else torch.logaddexp(lse, sink[..., 0])
-
-
-def finite(lse: Tensor) -> Tensor:
-    """0 for -inf, so that what is subtracted from hidden scores leaves them hidden."""
-    return lse.masked_fill(lse == float("-inf"), 0)

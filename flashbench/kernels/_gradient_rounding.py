@@ -6,7 +6,7 @@ and its delta is the sum of P * dP, which cancels dP to the last bit where one P
 - delta comes from the o that was stored: each of its numbers was rounded to its dtype, u of itself at most,
   half its last digit, evenly spread: a variance of u^2 / 3. With b = delta's error dS is off by -P b: dq by
   -scale * b_i * (sum of P k), dk by -scale * (sum of P b_i q), dsink by P_sink b (Dao 2023, arXiv:2307.08691,
-  section 3.1 and Algorithm 2, line 4). Where a row sees one key, dS is 0, which a kernel knows (``alone``);
+  section 3.1 and Algorithm 2, line 4). Where a row sees one key, dS is 0, which a kernel knows;
 - in fp32 P is off by itself times d_i + e_ij: d_i of lse (``_lse_rounding``, here each part's deviation for
   its most), e_ij of the exponential, 2^-22 by ex2.approx, and of three roundings of numbers as large as s
   (scale * log2(e), its product with q.k, that less lse), 2^-24 each. dv is off by the sum of P (d + e) dO,
@@ -20,7 +20,6 @@ the root of the sum of squares, sqrt(n) times less than in the worst case.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -40,46 +39,40 @@ EVEN = 1 / 3
 Tensors = dict[str, Tensor]
 
 
-def of_delta(part: Part, heads: slice, at: Where, o: Tensor) -> Tensor:
-    """Of the delta of a stored o, fp64 and exact on those rows; at: with every key that they see."""
-    if not part.problem.seqlen_k:
-        return torch.zeros_like(o[..., 0])
+def of_rows(part: Part, heads: slice, at: Where, o: Tensor, lse: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(of the delta of a stored o, of lse in fp32), row by row. at: with every key that the rows see."""
+    keys = _keys(part, at)
     info = torch.finfo(input_dtype(part.problem))
-    half = o.abs().clamp_min(info.tiny).mul_(info.eps / 2)
+    half = o.abs().clamp_min(info.tiny).mul_(info.eps / 2)  # of the last digit, or more
     dout = part.dout[heads].index_select(2, at.rows).double()
-    found = half.mul_(dout).square_().sum(-1).mul_(EVEN)
-    lone = alone(part, at)
-    return found if lone is None else found.masked_fill(lone, 0)
-
-
-def alone(part: Part, at: Where) -> Tensor | None:
-    """(rows,) True of those that see one key and no sink: their dS is 0. None where there are none."""
-    if part.problem.sinks:
-        return None
-    seen = part.terms.visible(at.rows, at.columns)
-    if seen is not None:
-        return seen.sum(1) <= 1
-    return torch.ones_like(at.rows, dtype=torch.bool) if part.problem.seqlen_k == 1 else None
-
-
-def of_lse(part: Part, lse: Tensor) -> Tensor | None:
-    """Of lse, row by row, in fp32; None in other arithmetic."""
+    delta = half.mul_(dout).square_().sum(-1).mul_(EVEN)
+    if not part.problem.sinks:
+        delta.masked_fill_(keys <= 1, 0)  # dS of a row that sees one key is 0, and so is its delta's part
     if part.problem.dtype != "fp32":
-        return None
-    size = lse.masked_fill(lse == float("-inf"), 0).abs()
-    most = math.log(part.problem.seqlen_k + 1)
+        return delta, None
+    size, most = finite(lse).abs(), (keys + 1).double().log()
     approximate, rounded = _lse_rounding.APPROXIMATE, _lse_rounding.ROUNDED
-    constant = approximate**2 * (1 + most**2) + 3 * (rounded * most) ** 2
-    return (4 * (rounded * (size + most)).square() + constant).mul_(EVEN)
+    squares = approximate**2 * (1 + most.square()) + 3 * (rounded * most).square()
+    return delta, (4 * (rounded * (size + most)).square() + squares).mul_(EVEN)
+
+
+def _keys(part: Part, at: Where) -> Tensor:
+    """How many each row sees."""
+    seen = part.terms.visible(at.rows, at.columns)
+    return torch.full_like(at.rows, len(at.columns)) if seen is None else seen.sum(1)
+
+
+def finite(lse: Tensor) -> Tensor:
+    """0 for -inf, so that what is subtracted from hidden scores leaves them hidden."""
+    return lse.masked_fill(lse == float("-inf"), 0)
 
 
 def of_scores(part: Part, scores: Tensor) -> Tensor | None:
     """Of exp(s) to itself, for each score, in fp32; None in other arithmetic."""
     if part.problem.dtype != "fp32":
         return None
-    size = scores.masked_fill(scores == float("-inf"), 0)
     factor = 3 * _lse_rounding.ROUNDED**2
-    return size.square_().mul_(factor).add_(_lse_rounding.APPROXIMATE**2).mul_(EVEN)
+    return finite(scores).square_().mul_(factor).add_(_lse_rounding.APPROXIMATE**2).mul_(EVEN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +132,28 @@ class Wrong:
         return ds.square().mul_(self.exponentials + self.lse[..., None]).sum(2, keepdim=True)
 
 
-def of_sinks(part: Part, sink: Tensor, delta: Tensor, lse: Tensor, of_delta: Tensor) -> Tensor:
-    """Of what each row adds to dsinks. sink: logits (heads, group, 1); delta, lse and of_delta: by row."""
-    weights = (sink - lse).exp()
-    found = weights.square() * of_delta
-    own, exponentials = of_lse(part, lse), of_scores(part, sink)
-    if own is None or exponentials is None:
-        return found
-    return found.add_((weights * delta).square_().mul_(own + exponentials))
+@dataclass(frozen=True, kw_only=True)
+class ByRow:
+    """Of every query, (heads, group, seqlen_q) fp64: lse, delta = rowsum(dout * o), and ``of_rows``."""
+
+    lse: Tensor
+    delta: Tensor
+    of_delta: Tensor
+    of_lse: Tensor | None
+
+    def at(self, chunk: slice) -> ByRow:
+        """Of some queries."""
+        lse, delta, of_delta = (x[:, :, chunk] for x in (self.lse, self.delta, self.of_delta))
+        of_lse = None if self.of_lse is None else self.of_lse[:, :, chunk]
+        return ByRow(lse=lse, delta=delta, of_delta=of_delta, of_lse=of_lse)
+
+    def of_sinks(self, part: Part, sink: Tensor) -> Tensor:
+        """Of what each row adds to dsinks. sink: logits (heads, group, 1)."""
+        weights = (sink - self.lse).exp()
+        found, exponentials = weights.square() * self.of_delta, of_scores(part, sink)
+        if self.of_lse is None or exponentials is None:
+            return found
+        return found.add_((weights * self.delta).square_().mul_(self.of_lse + exponentials))
 
 
 def _columns(x: Tensor, y: Tensor) -> Tensor:

@@ -208,10 +208,18 @@ class Reference:
             sums = joined([yardstick.columns(heads) for heads in slices(part)], dim=0)
             return {**part.in_slices(partial(yardstick.rows, gradients=True)), **sums}
 
-        return self._expected([_shaped(part, exact(part)) for part in self.parts], naive)
+        found = [_shaped(part, exact(part)) for part in self.parts]
+        variances = [
+            {name.removeprefix(VARIANCE): part.pop(name) for name in [*part] if name.startswith(VARIANCE)}
+            for part in found
+        ]
+        return self._expected(found, naive, variances)
 
     def _expected(
-        self, refs: list[Tensors], naive: Callable[[Part, torch.dtype], Tensors]
+        self,
+        refs: list[Tensors],
+        naive: Callable[[Part, torch.dtype], Tensors],
+        variances: Sequence[Tensors] = (),
     ) -> dict[str, Expected]:
         """References and budgets: naive in the dtype, or rounded fp32 where that is not finite.
 
@@ -230,9 +238,9 @@ class Reference:
         expected = {}
         for name in yardsticks[0]:
             mine, theirs = ([part[name] for part in parts] for parts in (refs, yardsticks))
-            variances = [part[VARIANCE + name] for part in refs if VARIANCE + name in part]
+            apart = [part[name] for part in variances]
             if name == "dsinks":  # shared by all sequences
-                variances = [torch.cat(variances, 1).sum(1)]
+                apart = [torch.cat(apart, 1).sum(1)]
                 by_row, found_by_row = torch.cat(mine, 1), torch.cat(theirs, 1)
                 mine, error = [by_row.sum(1)], _error_of_sums(found_by_row, by_row)
             else:
@@ -242,11 +250,11 @@ class Reference:
                     error *= CUT_OFF if dtype.itemsize == 2 else 1
                 error = max(error, 3 * drawn.get(name, 0.0))
             own = torch.float32 if name in ("lse", "dsinks") else dtype
-            budget = 2 * error + 2 * max(rounding(ref, own) for ref in mine)
+            budget = math.hypot(2 * error, 3 * _largest_deviation(apart))  # the two are independent
+            budget += 2 * max(rounding(ref, own) for ref in mine)
             if name == "lse":
                 keys = (part.problem.seqlen_k for part in self.parts)
                 budget += max(_lse_rounding.largest(ref, n) for ref, n in zip(mine, keys, strict=True))
-            budget += 3 * _largest_deviation(variances)
             expected[name] = Expected(tuple(mine), budget)
         return expected
 
