@@ -22,7 +22,6 @@ from flashbench.kernels._gradient_rounding import VARIANCE
 from flashbench.kernels._inputs import Inputs, make_inputs
 from flashbench.kernels._part import Part
 from flashbench.kernels._reference import Reference
-from flashbench.problem import Problem
 from flashbench.record import Accuracy
 
 EXACT = {"fp32": (False, True), "tf32": (True,), "fp16": (False,), "bf16": (False,)}
@@ -54,7 +53,7 @@ def over(accuracy: Accuracy, names: str = "dq dk dv dsinks") -> float:
 
 @pytest.mark.parametrize("dtype", EXACT)
 def test_a_right_backward_is_within_the_bound(dtype: str) -> None:
-    for number in range(12):
+    for number in range(10):
         p, x = drawn(dtype, number)
         for exact in EXACT[dtype]:
             found = over(Reference(p, x).compare(*Kernel(exact=exact)(p, x, number)))
@@ -64,7 +63,7 @@ def test_a_right_backward_is_within_the_bound(dtype: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", EXACT)
 def test_a_right_backward_is_within_the_bound_a_thousand_times(dtype: str) -> None:
-    for number in range(12, 1012):
+    for number in range(10, 1010):
         p, x = drawn(dtype, number)
         for exact in EXACT[dtype]:
             found = over(Reference(p, x).compare(*Kernel(exact=exact)(p, x, number)))
@@ -109,14 +108,15 @@ def test_mistakes_are_still_wrong(mistake: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("fp16", 10.0), ("bf16", 1.5), ("fp32", 1e4), ("tf32", 20.0)])
-@pytest.mark.parametrize("mistake", ["a key's dk lost", "a query lost in dk"])
-def test_a_part_of_a_thousand_left_out_of_dk_is_wrong(mistake: str, dtype: str, times: float) -> None:
+def test_a_part_of_a_thousand_left_out_of_dk_is_wrong(dtype: str, times: float) -> None:
     p = problem(batch=1, num_heads=1, num_kv_heads=1, seqlen_q=1000, seqlen_k=1000, head_dim=64,
                 head_dim_v=64, dtype=dtype)  # fmt: skip
     x = make_inputs(p, "cpu", 3)
-    wrong = Reference(p, x).compare(*Kernel(exact=EXACT[dtype][-1], mistake=mistake)(p, x))
-    assert over(wrong, "dk") > times
-    assert over(wrong, "dq dv") <= 1
+    reference = Reference(p, x)
+    for mistake in ("a key's dk lost", "a query lost in dk"):
+        wrong = reference.compare(*Kernel(exact=EXACT[dtype][-1], mistake=mistake)(p, x))
+        assert over(wrong, "dk") > times
+        assert over(wrong, "dq dv") <= 1
 
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])

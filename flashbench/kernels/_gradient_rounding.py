@@ -7,15 +7,15 @@ and its delta is the sum of P * dP, which cancels dP to the last bit where one P
   half its last digit, evenly spread: a variance of u^2 / 3. With b = delta's error dS is off by -P b: dq by
   -scale * b_i * (sum of P k), dk by -scale * (sum of P b_i q), dsink by P_sink b (Dao 2023, arXiv:2307.08691,
   section 3.1 and Algorithm 2, line 4). Where a row sees one key, dS is 0, which a kernel knows;
-- in fp32 P is off by itself times d_i + e_ij: d_i of lse (``_lse_rounding``, here each part's deviation for
-  its most), e_ij of the exponential, 2^-22 by ex2.approx, and of three roundings of numbers as large as s
+- in fp32 P is off by itself times d_i + e_ij: d_i of lse (``_lse_rounding``, each part's deviation in place
+  of its most), e_ij of the exponential, 2^-22 by ex2.approx, and of three roundings of numbers as large as s
   (scale * log2(e), its product with q.k, that less lse), 2^-24 each. dv is off by the sum of P (d + e) dO,
   dq by scale * (d_i dq + the sum of dS e k), dk by scale * (the sum of dS (d + e) q). In 16 bits and TF32
   the scores of naive are off by 2^-12 to 2^-9 of themselves, and this is nothing beside it.
 
-All are independent from row to row, and e from key to key: their squares add up. Three deviations, as of all
-errors that are drawn (``_other_units``), are the room; rowsum(dO * O) of n numbers is off by u / sqrt(3) of
-the root of the sum of squares, sqrt(n) times less than in the worst case.
+All are independent from row to row, and e from key to key: their squares add up, and so they do with those of
+what naive's errors allow. Three deviations, as of all errors that are drawn (``_other_units``), are the room:
+rowsum(dO * O) of n numbers is off by u / sqrt(3) of the root of their squares' sum, sqrt(n) less than at most.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ class Wrong:
         return _columns(squares.mul_(self.delta[..., None]), q.square())
 
     def by_weights(self, x: Tensor, y: Tensor) -> Tensor | float:
-        """Of the sum over rows of x y, (heads, keys, width), where x goes with P: through lse and exponentials.
+        """Of a sum over rows of x y, (heads, keys, width), through lse and exponentials.
 
-        x: (heads, group, rows, keys), dS or P; y: (heads, group, rows, width).
+        x: dS or P, which goes with P, (heads, group, rows, keys); y: (heads, group, rows, width).
         """
         if self.lse is None or self.exponentials is None:
             return 0.0
@@ -157,4 +157,5 @@ class ByRow:
 
 
 def _columns(x: Tensor, y: Tensor) -> Tensor:
+    """The sum over the rows of a K/V head's queries, (heads, keys, width)."""
     return x.flatten(1, 2).mT @ y.flatten(1, 2)

@@ -8,8 +8,11 @@ where naive is the textbook op list run in the tensors' dtype (or, where that is
 with its result rounded; ``_yardstick``); of fp8 on inputs that went through it. lse is fp32 whatever the
 inputs are: naive's is computed in fp32 from them (``CUT_OFF``), and to its bound comes what a card's own
 exponentials and logarithms and fp32's roundings of numbers as large as lse may do (``_lse_rounding``), of
-which naive's error says nothing. Of fp32, of small tensors in 16 bits, and of lse in tf32, three standard
-deviations of naive's error stand in place of its largest where that is more (``_other_units``). ref knows
+which naive's error says nothing. So for gradients: the root of the squares of 2·max|naive − ref| and of three
+deviations of what a delta of the o that was stored and, in fp32, probabilities that are computed again do to
+them (``_gradient_rounding``) stands in place of the first term. Of fp32 and tf32, and of small tensors in 16
+bits, three standard deviations of naive's error stand in place of its largest where that is more
+(``_other_units``). ref knows
 no dtype: it takes the inputs as they are (``_exact``). Small problems compare every row; larger ones o, lse
 and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and dbias where both meet, so that
 64k is checked in bounded memory. The sequences of a packed batch are problems of their own.
@@ -223,7 +226,7 @@ class Reference:
     ) -> dict[str, Expected]:
         """References and budgets: naive in the dtype, or rounded fp32 where that is not finite.
 
-        refs: exact, of each part; those that naive does not compute are left out.
+        refs: exact, of each part; those that naive does not compute are left out. variances: of gradients.
         """
         dtype = input_dtype(self.problem)
         computed = torch.float32 if self.problem.dtype_bytes == 1 else dtype  # of fp8 numbers, in fp32
@@ -333,7 +336,7 @@ def _three_deviations(x: Sequence[Tensor], refs: Sequence[Tensor]) -> float:
 
 
 def _largest_deviation(variances: Sequence[Tensor]) -> float:
-    return max((float(x.max()) for x in variances if x.numel()), default=0.0) ** 0.5
+    return math.sqrt(max((float(x.max()) for x in variances if x.numel()), default=0.0))
 
 
 def _as_finite(found: Tensors, refs: Tensors) -> bool:
