@@ -13,9 +13,10 @@ and its delta is the sum of P * dP, which cancels dP to the last bit where one P
   dq by scale * (d_i dq + the sum of dS e k), dk by scale * (the sum of dS (d + e) q). In 16 bits and TF32
   the scores of naive are off by 2^-12 to 2^-9 of themselves, and this is nothing beside it.
 
-All are independent from row to row, and e from key to key: their squares add up, and so they do with those of
-what naive's errors allow. Three deviations, as of all errors that are drawn (``_other_units``), are the room:
-rowsum(dO * O) of n numbers is off by u / sqrt(3) of the root of their squares' sum, sqrt(n) less than at most.
+All are independent from row to row, and e from key to key: their squares add up, and so they do with the
+square of what naive's errors allow. Three deviations, as of all errors that are drawn (``_other_units``),
+are the room: rowsum(dO * O) of n numbers is off by u / sqrt(3) of the root of their squares' sum, sqrt(n)
+less than at most.
 """
 
 from __future__ import annotations
