@@ -179,6 +179,7 @@ class _Simulated:
         self.o = torch.einsum("hgij,hjd->hgid", terms.drop(self.p, self.kept), self.v)
         self.of_delta, self.of_lse = rounding.of_rows(part, ALL, at, self.o, self.lse)
         self.of_scores = rounding.of_scores(part, self.s)
+        self.of_dp = rounding.of_products(part, self.dout, self.v, self.kept)
 
     def gradients(self, generator: torch.Generator) -> dict[str, Tensor]:
         part, p = self.part, self.part.problem
@@ -190,6 +191,7 @@ class _Simulated:
         of_lse = wrong(self.of_lse)
         weights = self.p * (1 + of_lse[..., None] + wrong(self.of_scores))
         dp = part.terms.drop(torch.einsum("hgid,hjd->hgij", self.dout, self.v), self.kept)
+        dp = dp + wrong(self.of_dp)
         ds = weights * (dp - delta[..., None])
         after = ds if self.slope is None else ds * self.slope
         found = {

@@ -41,18 +41,24 @@ def rows(part: Part, heads: slice, numbers: Tensor, *, gradients: bool) -> dict[
     if not gradients:
         return {"o": o, "lse": lse}
     of_delta, of_lse = rounding.of_rows(part, heads, at, o, lse)
-    wrong = rounding.Wrong(part=part, delta=of_delta, lse=of_lse, exponentials=exponentials)
+    wrong = rounding.Wrong.of(part, of_delta, of_lse, exponentials, rounding.of_products(part, dout, v, kept))
+    by_products = wrong.ds_by_products(probabilities)
     variances = wrong.rows_by_delta(probabilities, slope, k)
     delta = (o * dout).sum(-1, keepdim=True)
     ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(delta))
+    of_ds = wrong.of_ds(ds, by_products, rows=False)
     found = {}
     if p.bias and p.bias[2] == "q":
         found["dbias"] = part.of_bias(ds)
-        variances["dbias"] += wrong.dbias(ds)
+        variances["dbias"] += wrong.by_lse(found["dbias"])
+        variances["dbias"] += part.of_bias(of_ds) if of_ds is not None else 0.0
     if slope is not None:
         ds *= slope
     found["dq"] = per_head(ds, k) * p.softmax_scale
-    variances["dq"] += wrong.dq(ds, k, found["dq"])
+    variances["dq"] += wrong.by_lse(found["dq"])
+    if of_ds is not None:
+        of_ds = of_ds if slope is None else of_ds.mul_(slope).mul_(slope)
+        variances["dq"] += per_head(of_ds, k.square()).mul_(p.softmax_scale**2)
     return found | {VARIANCE + name: x for name, x in variances.items()}
 
 
@@ -93,24 +99,29 @@ def _sums_over_rows(part: Part, heads: slice, by_row: ByRow) -> dict[str, Tensor
         own = by_row.at(chunk)
         at = part.where(heads, numbers, part.key_rows)
         scores, slope, _ = terms.apply(per_head(q, k.mT).mul_(p.softmax_scale), at)
-        wrong = rounding.Wrong(
-            part=part, delta=own.of_delta, lse=own.of_lse, exponentials=rounding.of_scores(part, scores),
+        kept = terms.kept(at)
+        wrong = rounding.Wrong.of(
+            part, own.of_delta, own.of_lse, rounding.of_scores(part, scores),
+            rounding.of_products(part, dout, v, kept),
         )  # fmt: skip
         probabilities = scores.sub_(finite(own.lse)[..., None]).exp_()
-        kept = terms.kept(at)
         weights = terms.drop(probabilities, kept)
-        found["dv"] += weights.flatten(1, 2).mT @ dout.flatten(1, 2)
-        found[VARIANCE + "dv"] += wrong.by_weights(weights, dout)
+        found["dv"] += rounding.over_rows(weights, dout)
+        found[VARIANCE + "dv"] += wrong.dv(weights, dout)
         del weights
         found[VARIANCE + "dk"] += wrong.dk_by_delta(probabilities, slope, q)
         found[VARIANCE + "dbias"] += wrong.dbias_by_delta(probabilities) if p.bias else 0.0
+        by_products = wrong.ds_by_products(probabilities)
         ds = probabilities.mul_(terms.drop(per_head(dout, v.mT), kept).sub_(own.delta[..., None]))
         found["dbias"] += ds.sum(2, keepdim=True)
-        found[VARIANCE + "dbias"] += wrong.dbias_by_weights(ds) if p.bias else 0.0
+        of_ds = wrong.of_ds(ds, by_products, rows=True)
+        if of_ds is not None:
+            found[VARIANCE + "dbias"] += of_ds.sum(2, keepdim=True)
+            of_ds = of_ds if slope is None else of_ds.mul_(slope).mul_(slope)
+            found[VARIANCE + "dk"] += rounding.over_rows(of_ds, q.square())
         if slope is not None:
             ds *= slope
-        found["dk"] += ds.flatten(1, 2).mT @ q.flatten(1, 2)
-        found[VARIANCE + "dk"] += wrong.by_weights(ds, q)
+        found["dk"] += rounding.over_rows(ds, q)
     return found
 
 

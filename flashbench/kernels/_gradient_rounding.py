@@ -8,10 +8,13 @@ and its delta is the sum of P * dP, which cancels dP to the last bit where one P
   -scale * b_i * (sum of P k), dk by -scale * (sum of P b_i q), dsink by P_sink b (Dao 2023, arXiv:2307.08691,
   section 3.1 and Algorithm 2, line 4). Where a row sees one key, dS is 0, which a kernel knows;
 - in fp32 P is off by itself times d_i + e_ij: d_i of lse (``_lse_rounding``, each part's deviation in place
-  of its most), e_ij of the exponential, 2^-22 by ex2.approx, and of three roundings of numbers as large as s
-  (scale * log2(e), its product with q.k, that less lse), 2^-24 each. dv is off by the sum of P (d + e) dO,
-  dq by scale * (d_i dq + the sum of dS e k), dk by scale * (the sum of dS (d + e) q). In 16 bits and TF32
-  the scores of naive are off by 2^-12 to 2^-9 of themselves, and this is nothing beside it.
+  of its most), e_ij of the exponential, 2^-22 by ex2.approx, and of three roundings of numbers as large as
+  s (scale * log2(e), its product with q.k, that less lse), 2^-24 each; and dP and delta are sums of n
+  products that do not cancel, each off by 2^-24 of what is summed so far, whose square is n / 2 of the
+  products' by the mean. With a_ij the error of dP, dS is off by P a beside P b. dv is off by the sum of P
+  (d + e) dO, dq by scale * (d_i dq + the sum of (dS e + P a) k), dk by scale * (the sum of (dS (d + e) + P
+  a) q). In 16 bits and TF32 the scores of naive are off by 2^-12 to 2^-9 of themselves, and this is nothing
+  beside it.
 
 All are independent from row to row, and e from key to key: their squares add up, and so they do with the
 square of what naive's errors allow. Three deviations, as of all errors that are drawn (``_other_units``),
@@ -47,6 +50,8 @@ def of_rows(part: Part, heads: slice, at: Where, o: Tensor, lse: Tensor) -> tupl
     half = o.abs().clamp_min(info.tiny).mul_(info.eps / 2)  # of the last digit, or more
     dout = part.dout[heads].index_select(2, at.rows).double()
     delta = half.mul_(dout).square_().sum(-1).mul_(EVEN)
+    if part.problem.dtype == "fp32":  # half is 2^-24 of o: of the products' sum as much
+        delta *= 1 + _of_sum(part.problem.head_dim_v)
     if not part.problem.sinks:
         delta.masked_fill_(keys <= 1, 0)  # dS of a row that sees one key is 0, and so is its delta's part
     if part.problem.dtype != "fp32":
@@ -76,14 +81,41 @@ def of_scores(part: Part, scores: Tensor) -> Tensor | None:
     return finite(scores).square_().mul_(factor).add_(_lse_rounding.APPROXIMATE**2).mul_(EVEN)
 
 
+def of_products(part: Part, dout: Tensor, v: Tensor, kept: Tensor | None) -> Tensor | None:
+    """Of each dP after dropout, in fp32; None in other arithmetic."""
+    if part.problem.dtype != "fp32":
+        return None
+    factor = _of_sum(part.problem.head_dim_v) * EVEN * _lse_rounding.ROUNDED**2
+    drop = part.terms.drop
+    return drop(drop(per_head(dout.square(), v.square().mT).mul_(factor), kept), kept)
+
+
+def _of_sum(numbers: int) -> float:
+    """A sum of so many products rounded to fp32, over the sum of their squares and a rounding's variance.
+
+    Each product is rounded, and each sum on the way, whose square is half the last one's, by the mean.
+    """
+    return 1 + numbers / 2
+
+
 @dataclass(frozen=True, kw_only=True)
 class Wrong:
-    """Variances over a block of scores: of delta and of lse (heads, group, rows), of each exponential."""
+    """Variances over a block of scores: of delta (heads, group, rows).
+
+    fp32: of P to itself by lse, (…, rows, 1), and by exponentials, and of dP after dropout, of each score.
+    """
 
     part: Part
     delta: Tensor
-    lse: Tensor | None
-    exponentials: Tensor | None
+    fp32: tuple[Tensor, Tensor, Tensor] | None
+
+    @classmethod
+    def of(cls, part: Part, delta: Tensor, lse: Tensor | None, *block: Tensor | None) -> Wrong:
+        """block: exponentials and dP, None in other arithmetic than fp32."""
+        exponentials, products = block
+        if lse is None or exponentials is None or products is None:
+            return cls(part=part, delta=delta, fp32=None)
+        return cls(part=part, delta=delta, fp32=(lse[..., None], exponentials, products))
 
     def rows_by_delta(self, p: Tensor, slope: Tensor | None, k: Tensor) -> Tensors:
         """Of dq, and of dbias where it has rows, through delta. p: probabilities; slope: softcap's."""
@@ -94,43 +126,41 @@ class Wrong:
         moved = per_head(p if slope is None else p * slope, k) * problem.softmax_scale
         return {"dq": moved.square_().mul_(by_row), **found}
 
-    def dbias(self, ds: Tensor) -> Tensor | float:
-        """Of dbias that has rows, through lse and exponentials. ds: before softcap's derivative."""
-        if self.lse is None or self.exponentials is None:
-            return 0.0
-        own = self.part.of_bias(ds.square().mul_(self.exponentials))
-        return own.add_(self.part.of_bias(ds).square() * self.lse[..., None])
-
-    def dq(self, ds: Tensor, k: Tensor, dq: Tensor) -> Tensor | float:
-        """Of dq, through lse and exponentials. ds: after softcap's derivative."""
-        if self.lse is None or self.exponentials is None:
-            return 0.0
-        own = per_head(ds.square().mul_(self.exponentials), k.square())
-        return own.mul_(self.part.problem.softmax_scale**2).add_(dq.square() * self.lse[..., None])
-
     def dk_by_delta(self, p: Tensor, slope: Tensor | None, q: Tensor) -> Tensor:
         """Of dk over scale, through delta."""
         squares = p.square() if slope is None else (p * slope).square_()
-        return _columns(squares.mul_(self.delta[..., None]), q.square())
-
-    def by_weights(self, x: Tensor, y: Tensor) -> Tensor | float:
-        """Of a sum over rows of x y, (heads, keys, width), through lse and exponentials.
-
-        x: dS or P, which goes with P, (heads, group, rows, keys); y: (heads, group, rows, width).
-        """
-        if self.lse is None or self.exponentials is None:
-            return 0.0
-        return _columns(x.square().mul_(self.exponentials + self.lse[..., None]), y.square())
+        return over_rows(squares.mul_(self.delta[..., None]), q.square())
 
     def dbias_by_delta(self, p: Tensor) -> Tensor:
         """Of dbias that is a sum over rows, (heads, group, 1, keys), through delta."""
         return p.square().mul_(self.delta[..., None]).sum(2, keepdim=True)
 
-    def dbias_by_weights(self, ds: Tensor) -> Tensor | float:
-        """Of the same, through lse and exponentials."""
-        if self.lse is None or self.exponentials is None:
+    def dv(self, weights: Tensor, dout: Tensor) -> Tensor | float:
+        """weights: P after dropout."""
+        if self.fp32 is None:
             return 0.0
-        return ds.square().mul_(self.exponentials + self.lse[..., None]).sum(2, keepdim=True)
+        lse, exponentials, _ = self.fp32
+        return over_rows(weights.square().mul_(exponentials + lse), dout.square())
+
+    def ds_by_products(self, p: Tensor) -> Tensor | None:
+        """Of dS, each by itself, through dP."""
+        return None if self.fp32 is None else p.square().mul_(self.fp32[2])
+
+    def of_ds(self, ds: Tensor, by_products: Tensor | None, *, rows: bool) -> Tensor | None:
+        """Of dS, each by itself, through dP and exponentials; with rows through lse too, a row's own."""
+        if self.fp32 is None or by_products is None:
+            return None
+        lse, exponentials, _ = self.fp32
+        return by_products.add_(ds.square().mul_(exponentials + lse if rows else exponentials))
+
+    def by_lse(self, x: Tensor) -> Tensor | float:
+        """Of dq or of dbias with rows, (heads, group, rows, …), through lse."""
+        return 0.0 if self.fp32 is None else x.square() * self.fp32[0]
+
+
+def over_rows(x: Tensor, y: Tensor) -> Tensor:
+    """The sum of x y over the rows of a K/V head's queries, (heads, keys, width)."""
+    return x.flatten(1, 2).mT @ y.flatten(1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,8 +185,3 @@ class ByRow:
         if self.of_lse is None or exponentials is None:
             return found
         return found.add_((weights * self.delta).square_().mul_(self.of_lse + exponentials))
-
-
-def _columns(x: Tensor, y: Tensor) -> Tensor:
-    """The sum over the rows of a K/V head's queries, (heads, keys, width)."""
-    return x.flatten(1, 2).mT @ y.flatten(1, 2)

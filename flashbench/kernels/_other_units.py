@@ -31,11 +31,17 @@ Tensors = dict[str, Tensor]
 
 
 def deviations(
-    inputs: Inputs, compute: Callable[[Inputs], list[Tensors]], refs: Sequence[Tensors]
+    inputs: Inputs,
+    compute: Callable[[Inputs], list[Tensors]],
+    refs: Sequence[Tensors],
+    *,
+    alike: bool = True,
 ) -> dict[str, float]:
     """By tensor, the largest standard deviation of an error: of a row's numbers, which are alike, over the
     draws; of dbias, whose are not, and of lse, one number per row, of one element.
 
+    alike: False where one score's error may be all of a row's, as in TF32: its numbers are wrong together, each
+    by another multiple of it, and the largest counts.
     compute: naive's tensors of each part, of inputs; refs: the exact ones.
     """
     generator = torch.Generator().manual_seed(inputs.seed % 2**63)
@@ -50,13 +56,14 @@ def deviations(
                 error = x.double() / units.get(name, 1.0) - exact[name]
                 error.nan_to_num_(0.0, 0.0, 0.0)  # rows without keys; what overflows in 16 bits alone
                 total[name] += error.square_()
-    return {name: max(_largest(name, part[name]) for part in squares) for name in refs[0]}
+    single = {"dbias", "lse"} if alike else set(refs[0])
+    return {name: max(_largest(part[name], name in single) for part in squares) for name in refs[0]}
 
 
-def _largest(name: str, squares: Tensor) -> float:
+def _largest(squares: Tensor, single: bool) -> float:
     if not squares.numel():
         return 0.0
-    mean = squares if name in ("dbias", "lse") else squares.mean(-1)
+    mean = squares if single else squares.mean(-1)
     return float((mean.max() / DRAWS).sqrt())
 
 

@@ -273,7 +273,7 @@ class Reference:
             def again(inputs: Inputs) -> list[Tensors]:
                 return [_shaped(part, naive(part, dtype)) for part in self._parts_of(inputs)]
 
-            return _other_units.deviations(inputs, again, refs)
+            return _other_units.deviations(inputs, again, refs, alike=self.problem.dtype != "tf32")
 
         dtype = input_dtype(self.problem)
         if dtype == torch.float32:
