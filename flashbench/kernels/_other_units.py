@@ -40,8 +40,8 @@ def deviations(
     """By tensor, the largest standard deviation of an error: of a row's numbers, which are alike, over the
     draws; of dbias, whose are not, and of lse, one number per row, of one element.
 
-    alike: False where one score's error may be all of a row's, as in TF32: its numbers are wrong together, each
-    by another multiple of it, and the largest counts.
+    alike: False where one score's error may be all of a row's, as in TF32: its numbers are wrong together,
+    each by another multiple of it, and the largest counts.
     compute: naive's tensors of each part, of inputs; refs: the exact ones.
     """
     generator = torch.Generator().manual_seed(inputs.seed % 2**63)
