@@ -8,8 +8,11 @@ where naive is the textbook op list run in the tensors' dtype (or, where that is
 with its result rounded; ``_yardstick``); of fp8 on inputs that went through it. lse is fp32 whatever the
 inputs are: naive's is computed in fp32 from them (``CUT_OFF``), and to its bound comes what a card's own
 exponentials and logarithms and fp32's roundings of numbers as large as lse may do (``_lse_rounding``), of
-which naive's error says nothing. Of fp32, of small tensors in 16 bits, and of lse in tf32, three standard
-deviations of naive's error stand in place of its largest where that is more (``_other_units``). ref knows
+which naive's error says nothing. So for gradients: the root of the squares of 2·max|naive − ref| and of three
+deviations of what a delta of the o that was stored and, in fp32, probabilities that are computed again do to
+them (``_gradient_rounding``) stands in place of the first term. Of fp32 and tf32, and of small tensors in 16
+bits, three standard deviations of naive's error stand in place of its largest where that is more
+(``_other_units``). ref knows
 no dtype: it takes the inputs as they are (``_exact``). Small problems compare every row; larger ones o, lse
 and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and dbias where both meet, so that
 64k is checked in bounded memory. The sequences of a packed batch are problems of their own.
@@ -30,6 +33,7 @@ import torch
 from torch import Tensor
 
 from flashbench.kernels import _exact, _fp8, _lse_rounding, _other_units
+from flashbench.kernels._gradient_rounding import VARIANCE
 from flashbench.kernels._inputs import Inputs
 from flashbench.kernels._part import Part, joined
 from flashbench.kernels._precision import input_dtype, precision
@@ -207,14 +211,22 @@ class Reference:
             sums = joined([yardstick.columns(heads) for heads in slices(part)], dim=0)
             return {**part.in_slices(partial(yardstick.rows, gradients=True)), **sums}
 
-        return self._expected([_shaped(part, exact(part)) for part in self.parts], naive)
+        found = [_shaped(part, exact(part)) for part in self.parts]
+        variances = [
+            {name.removeprefix(VARIANCE): part.pop(name) for name in [*part] if name.startswith(VARIANCE)}
+            for part in found
+        ]
+        return self._expected(found, naive, variances)
 
     def _expected(
-        self, refs: list[Tensors], naive: Callable[[Part, torch.dtype], Tensors]
+        self,
+        refs: list[Tensors],
+        naive: Callable[[Part, torch.dtype], Tensors],
+        variances: Sequence[Tensors] = (),
     ) -> dict[str, Expected]:
         """References and budgets: naive in the dtype, or rounded fp32 where that is not finite.
 
-        refs: exact, of each part; those that naive does not compute are left out.
+        refs: exact, of each part; those that naive does not compute are left out. variances: of gradients.
         """
         dtype = input_dtype(self.problem)
         computed = torch.float32 if self.problem.dtype_bytes == 1 else dtype  # of fp8 numbers, in fp32
@@ -229,7 +241,9 @@ class Reference:
         expected = {}
         for name in yardsticks[0]:
             mine, theirs = ([part[name] for part in parts] for parts in (refs, yardsticks))
+            apart = [part[name] for part in variances]
             if name == "dsinks":  # shared by all sequences
+                apart = [torch.cat(apart, 1).sum(1)]
                 by_row, found_by_row = torch.cat(mine, 1), torch.cat(theirs, 1)
                 mine, error = [by_row.sum(1)], _error_of_sums(found_by_row, by_row)
             else:
@@ -239,7 +253,8 @@ class Reference:
                     error *= CUT_OFF if dtype.itemsize == 2 else 1
                 error = max(error, 3 * drawn.get(name, 0.0))
             own = torch.float32 if name in ("lse", "dsinks") else dtype
-            budget = 2 * error + 2 * max(rounding(ref, own) for ref in mine)
+            budget = math.hypot(2 * error, 3 * _largest_deviation(apart))  # the two are independent
+            budget += 2 * max(rounding(ref, own) for ref in mine)
             if name == "lse":
                 keys = (part.problem.seqlen_k for part in self.parts)
                 budget += max(_lse_rounding.largest(ref, n) for ref, n in zip(mine, keys, strict=True))
@@ -251,19 +266,16 @@ class Reference:
     ) -> dict[str, float]:
         """By tensor, a standard deviation of naive's errors, where its largest one may be luck.
 
-        In 16 bits of small tensors alone; of lse, which is computed in fp32 from them, in fp32. In tf32 of
-        lse alone: a factor that is folded into q changes what all of its numbers are rounded to.
+        In 16 bits of small tensors alone; of lse, which is computed in fp32 from them, in fp32.
         """
 
         def of(inputs: Inputs, dtype: torch.dtype) -> dict[str, float]:
             def again(inputs: Inputs) -> list[Tensors]:
                 return [_shaped(part, naive(part, dtype)) for part in self._parts_of(inputs)]
 
-            return _other_units.deviations(inputs, again, refs)
+            return _other_units.deviations(inputs, again, refs, alike=self.problem.dtype != "tf32")
 
         dtype = input_dtype(self.problem)
-        if self.problem.dtype == "tf32":
-            return {"lse": of(self._inputs, dtype)["lse"]} if "lse" in found[0] else {}
         if dtype == torch.float32:
             return of(self._inputs, dtype)
         sizes = {name: sum(part[name].numel() for part in found) for name in found[0].keys() - {"dsinks"}}
@@ -290,13 +302,14 @@ def _shaped(part: Part, found: Tensors) -> Tensors:
     p = part.problem
     shaped = {}
     for name, x in found.items():
-        if name in ("dk", "dv"):
+        of = name.removeprefix(VARIANCE)  # independent errors' add up as the numbers do
+        if of in ("dk", "dv"):
             shaped[name] = x.unflatten(0, (p.batch, p.num_kv_heads))
             continue
         x = x.flatten(0, 1).unflatten(0, (p.batch, p.num_heads))
-        if name == "dsinks":
+        if of == "dsinks":
             x = x.transpose(0, 1).flatten(1)  # (num_heads, all rows)
-        if name == "dbias":
+        if of == "dbias":
             shared = [dim for dim in (0, 1) if p.bias[dim] == "1"]
             x = x.sum(shared, keepdim=True) if shared else x
         shaped[name] = x
@@ -320,6 +333,10 @@ def _three_deviations(x: Sequence[Tensor], refs: Sequence[Tensor]) -> float:
     errors = torch.cat([(a.double() - ref).flatten() for a, ref in zip(x, refs, strict=True)])
     errors = errors[errors.isfinite()]  # −inf of a row without keys has none
     return 3 * float(errors.square().mean().sqrt()) if errors.numel() else 0.0
+
+
+def _largest_deviation(variances: Sequence[Tensor]) -> float:
+    return math.sqrt(max((float(x.max()) for x in variances if x.numel()), default=0.0))
 
 
 def _as_finite(found: Tensors, refs: Tensors) -> bool:
