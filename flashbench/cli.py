@@ -108,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
+        _check_text(arguments)
         code = _run(arguments)
         sys.stdout.flush()
     except FlashbenchError as problem:
@@ -138,6 +139,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     if arguments[:1] == ["bisect"] and EXIT_BAD < code < EXIT_SKIP:
         code = EXIT_ABORT  # git would take it for a bad commit
     sys.exit(code)
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Refuse words that are no text a path could be; a shell gives none, a caller in Python may."""
+    for argument in arguments:
+        try:
+            os.fsencode(argument)
+        except UnicodeEncodeError:
+            raise UsageError(f"{argument!a}: is no text; accepted: words in Unicode") from None
 
 
 def _run(arguments: list[str]) -> int:

@@ -105,7 +105,8 @@ def fault(found: Answer, names: Sequence[str] = ()) -> str:
         return f"exit code {found.code} with {len(errors)} error lines: {found.err!r}"
     begins = tuple(f"error: {word}" for word in found.argv if word)  # what cannot be read comes first
     named = bool(errors) and (re.search(r"--[a-z]", errors[0]) or errors[0].startswith(begins))
-    if found.code in (2, 4, 128) and not named and not any(name in errors[0] for name in names):
+    as_shown = [*names, *(ascii(name)[1:-1] for name in names)]  # what is no text stands escaped
+    if found.code in (2, 4, 128) and not named and not any(name in errors[0] for name in as_shown):
         return f"names neither an option nor a file: {errors[0]}"
     if errors and len(errors[0]) > 1500:
         return f"an error of {len(errors[0])} characters: {errors[0][:200]}"
