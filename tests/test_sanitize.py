@@ -169,16 +169,21 @@ assert len(found) > 20
 """
 
 
-def test_the_cases_launch_every_bundled_kernel() -> None:
-    """In a process of its own: here Triton interprets, and there it is asked what it would launch."""
+def holds_uninterpreted(code: str) -> None:
+    """Run the code in a process of its own, where Triton compiles; here it interprets."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOOLS.parent), str(TOOLS)])}
     if later := os.environ.get("PYTHONPATH"):
         environment["PYTHONPATH"] += os.pathsep + later
     environment.pop("TRITON_INTERPRET", None)
     run = subprocess.run(
-        [sys.executable, "-c", LISTED], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stderr
+
+
+def test_the_cases_launch_every_bundled_kernel() -> None:
+    """Triton is asked what it would launch."""
+    holds_uninterpreted(LISTED)
 
 
 @pytest.mark.parametrize(
@@ -292,11 +297,4 @@ right.read_back.warmup(x, x, 4096, grid=(1,), num_warps=4)
 
 
 def test_the_right_kernels_compile_for_hopper() -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TOOLS.parent), str(TOOLS)])}
-    if later := os.environ.get("PYTHONPATH"):
-        environment["PYTHONPATH"] += os.pathsep + later
-    environment.pop("TRITON_INTERPRET", None)
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
+    holds_uninterpreted(COMPILED)

@@ -61,8 +61,8 @@ def time_together(
         return found
 
     by_events = timed("events") if method in ("auto", "events") else []
-    alike = method == "auto" and not _lost(by_events) and any(map(_bound, by_events))
-    if method == "events" or (method == "auto" and not alike):
+    stands = _lost(by_events) or not any(map(_bound, by_events))
+    if method == "events" or (method == "auto" and stands):
         return by_events
     try:
         found = timed_alike("graph" if method == "auto" else method)

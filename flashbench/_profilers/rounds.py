@@ -42,8 +42,8 @@ BURST, SUSTAINED = LOADS
 RETRIES = 3
 """Rounds of a call that are taken again because of a cap, at most."""
 CAPPED, CLEARLY = 0.015, 4
-"""Slower than the fastest round is one whose median is longer by this share (steps down of an H100's and an
-H200's clock are of 2 % and more) and by so many standard errors of the two medians."""
+"""Slower than the fastest round is one whose median is longer by this share, less than a capped clock's step
+down, and by so many standard errors of the two medians."""
 RETRY_S = 0.2
 """A round that took longer is not taken again: its own load is what the chip is held back for."""
 WAITED_MOST_S = 0.12
@@ -147,7 +147,7 @@ class _Call:
         self.notes: list[dict[str, Any]] = []
         self.readings: list[Reading] = []
         self.set_aside: list[dict[str, Any]] = []
-        self.again, self.slow, self.pauses, self.waited_s = 0, 0, 0, 0.0
+        self.again, self.pauses, self.waited_s = 0, 0, 0.0
         self.before: Reading = {}
         self.stopped: str | None = None
         self.spent = dict.fromkeys(("warmup_s", "rounds_s", "load_s", "paused_s"), 0.0)
@@ -156,6 +156,11 @@ class _Call:
     def runs(self) -> bool:
         """Whether it takes part in the next round."""
         return self.error is None and self.stopped is None
+
+    @property
+    def slow(self) -> int:
+        """How many rounds were put aside for being slower than the fastest, and not taken again."""
+        return len(self.set_aside) - self.again
 
     def guarded(self, step: Callable[[], None]) -> None:
         """Do the step under the call's switches; what it raises ends the call."""
@@ -227,7 +232,6 @@ class _Call:
         for index in reversed(slow):
             samples, note = self.rounds.pop(index), self.notes.pop(index)
             self.set_aside.append({"samples_s": samples, "caps": note["caps"]})
-            self.slow += 1
 
     def _policy(self) -> Policy:
         policy = self.setting.policy

@@ -12,10 +12,10 @@ which naive's error says nothing. So for gradients: the root of the squares of 2
 deviations of what a delta of the o that was stored and, in fp32, probabilities that are computed again do to
 them (``_gradient_rounding``) stands in place of the first term. Of fp32 and tf32, and of small tensors in 16
 bits, three standard deviations of naive's error stand in place of its largest where that is more
-(``_other_units``). ref knows
-no dtype: it takes the inputs as they are (``_exact``). Small problems compare every row; larger ones o, lse
-and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and dbias where both meet, so that
-64k is checked in bounded memory. The sequences of a packed batch are problems of their own.
+(``_other_units``). ref knows no dtype: it takes the inputs as they are (``_exact``). Small problems compare
+every row; larger ones o, lse and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and
+dbias where both meet, so that 64k is checked in bounded memory. The sequences of a packed batch are problems
+of their own.
 
 Source: the rule of FlashAttention's own tests (naive in the same dtype as the yardstick) with an fp64
 reference.
