@@ -15,7 +15,12 @@ from flashbench import flash_attn
 
 BATCH, CAPACITY, PAGE, HEADS, KV_HEADS, DIM = 2, 512, 64, 8, 2, 128
 USED = [200, 331]
-KINDS = {"plain": {}, "pages": {}, "window": {"window_size": (37, 0)}, "softcap": {"softcap": 15.0}}
+KINDS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "pages": {},
+    "window": {"window_size": (37, 0)},
+    "softcap": {"softcap": 15.0},
+}
 
 
 def holding(kind: str, *whole: Tensor) -> list[Tensor]:
@@ -45,7 +50,7 @@ def test_compiled_steps_are_the_eager_ones(kind: str, dtype: torch.dtype) -> Non
     """Whole, two one after the other: o and caches to the bit, and o within the package's rule of fp64."""
     k, v = (normal(BATCH, CAPACITY, KV_HEADS, DIM, seed=seed, dtype=dtype) for seed in (1, 2))
     ours, theirs = holding(kind, k, v), holding(kind, k, v)
-    options: dict[str, Any] = {**KINDS[kind]}
+    options = {**KINDS[kind]}
     if kind == "pages":
         table = torch.arange(len(ours[0]), dtype=torch.int32, device=DEVICE)
         options["block_table"] = table.view(BATCH, -1)
