@@ -18,13 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
-
-from flashbench.kernels._hopper_tiles import tma_store
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 SLOTS = gl.constexpr(2)
 WIDTH = gl.constexpr(128)
@@ -96,50 +92,12 @@ def exchange(Out, turns):
     ], [4], [64])  # fmt: skip
 
 
-@gluon.jit
-def write_by_tma(DESC, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
-    """All of a tensor of ROWS by COLUMNS in one box: 1."""
-    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    BOX = gl.allocate_shared_memory(DESC.dtype, [ROWS, COLUMNS], DESC.layout)
-    BOX.store(gl.full([ROWS, COLUMNS], 1.0, DESC.dtype, LINES))
-    fence_async_shared()
-    tma_store(DESC, [0, 0], BOX)
-    tma.store_wait(0)
-
-
-@triton.jit
-def read_back(X, Out, SIZE: tl.constexpr):
-    """In a launch after that which wrote X."""
-    at = tl.arange(0, SIZE)
-    tl.store(Out + at, tl.load(X + at))
-
-
 def _counted(kernel: Any, numbers: int, *more: int) -> None:
     import torch
 
     out = torch.full((numbers,), -1, dtype=torch.int32).to("cuda")
     kernel[(1,)](out, *more, num_warps=4)
     assert torch.equal(out.cpu(), torch.arange(numbers, dtype=torch.int32)), "the right kernel is wrong"
-
-
-def boxes(x: Any) -> Any:
-    """The descriptor of a tensor, for TMA to write in one box."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    layout = gl.NVMMASharedLayout.get_default_for(list(x.shape), gl.float16)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), list(x.shape), layout)
-
-
-def _read_back() -> None:
-    import torch
-
-    shape = [64, 64]
-    x = torch.empty(shape, dtype=torch.float16, device="cuda")
-    out = torch.zeros(shape, dtype=torch.float16).to("cuda")
-    write_by_tma[(1,)](boxes(x), *shape, num_warps=4)
-    say_tma_wrote(x)
-    read_back[(1,)](x, out, x.numel(), num_warps=4)
-    assert out.cpu().eq(1).all(), "the right kernel is wrong"
 
 
 @dataclass(frozen=True)
@@ -156,36 +114,19 @@ RIGHT: dict[str, Right] = {
     "right exchange": Right(
         "racecheck", "exchange", lambda: _counted(exchange, 6 * WIDTH.value * LINE.value, 6)
     ),
-    "right tma": Right("initcheck", "read_back", _read_back),
 }
 """By group, each run in a process of its own."""
-KEPT: list[Any] = []
-"""Tensors that TMA wrote, so that their addresses stay theirs."""
-
-
-def say_tma_wrote(x: Any) -> None:
-    """Say where a tensor is that TMA has written, for ``accesses``."""
-    KEPT.append(x)
-    print(f"TMA wrote {x.untyped_storage().nbytes()} bytes at {x.data_ptr():#x}", flush=True)
-
 
 ACCESS = re.compile(r"(Read|Write) access at \S+?(?:\(.*\))?\+0x[0-9a-f]+ in ([\w.]+):(\d+)")
-UNWRITTEN = re.compile(r"Uninitialized __global__ memory read")
-ADDRESS = re.compile(r"Address (0x[0-9a-f]+)")
-WROTE = re.compile(r"TMA wrote (\d+) bytes at (0x[0-9a-f]+)")
 BEFORE_ARGUMENTS = re.compile(r"(?:\w+ = )?((?:[\w.]+(?:\(\w+\))?)+)\(")
 """In ``x = PS.index(slot).load(LINES)``, what stands before the last bracket."""
 
 
-def accesses(block: Collection[str], said: str) -> frozenset[str] | None:
+def accesses(block: Collection[str]) -> frozenset[str] | None:
     """Each access of a report (its lines), as what and where; None of one that cannot be put aside."""
-    text = "\n".join(block)
-    if UNWRITTEN.match(text):
-        address = ADDRESS.search(text)
-        written = [(int(at, 16), int(size)) for size, at in WROTE.findall(said)]
-        inside = address and any(0 <= int(address[1], 16) - at < size for at, size in written)
-        return frozenset(["read of what TMA wrote"]) if inside else None
-    found = [f"{what} at {_line(file, int(number))}" for what, file, number in ACCESS.findall(text)]
+    found = [
+        f"{what} at {_line(file, int(number))}" for what, file, number in ACCESS.findall("\n".join(block))
+    ]
     return frozenset(found) if len(found) == len(block) > 0 and not any("?" in x for x in found) else None
 
 
@@ -212,13 +153,13 @@ def put_aside(rows: Sequence[dict[str, Any]]) -> list[str]:
     for row in rows:
         row["right"] = row["group"] in RIGHT
         if row["right"]:
-            reports = [accesses(one.lines, row["said"]) for one in row["mine"]]
+            reports = [accesses(one.lines) for one in row["mine"]]
             seen += [(row["tool"], row["group"], found) for found in reports if found]
     told = []
     for row in rows:
         if row["right"] or row["group"] == "control" or "not printed" in (row["summary"] or ""):
             continue
-        reports = [accesses(one.lines, row["said"]) for one in row["mine"]]
+        reports = [accesses(one.lines) for one in row["mine"]]
         like = [{group for tool, group, known in seen if tool == row["tool"] and found <= known}
                 for found in reports if found]  # fmt: skip
         row["aside"] = sum(map(bool, like))
