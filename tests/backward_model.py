@@ -22,9 +22,11 @@ class Kernel:
 
     exact: exponentials by fp32's own instructions, and each row's P and dS made to sum to what they must, as
     the bundled ones do in fp32 and TF32; else powers of two as wrong as PTX allows.
+    cut: in TF32 products read the upper bits of their operands, as tensor cores do of what nobody rounded.
     """
 
     exact: bool = False
+    cut: bool = False
     mistake: str = ""
 
     def __call__(self, p: Problem, x: Inputs, seed: int = 0) -> tuple[Tensor, list[Tensor]]:
@@ -90,18 +92,18 @@ class _Rows:
         return (o / total.where(total != 0, 1.0)).to(self.dtype), top + total.log()
 
     def exp(self, s: Tensor, base: Tensor) -> Tensor:
-        """exp(s - base), of numbers that were rounded to fp32 each."""
+        """exp(s - base): a multiply-add of s, whose base's product was rounded to fp32 before."""
         if self.kernel.exact:
             return (s - base).exp()
         unit = torch.tensor(math.log2(math.e))
-        found = (s * unit - base * unit).exp2().double()
+        found = (s.double() * unit - base * unit).float().exp2().double()
         wrong = 2 * torch.rand(s.shape, generator=self.generator, dtype=torch.float64) - 1
         return (found * (1 + wrong * 2.0**-22)).float()
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b, of each query head or of each K/V head."""
         if self.p.dtype == "tf32":
-            a, b = to_tf32(a), to_tf32(b)
+            a, b = to_tf32(a, cut=self.kernel.cut), to_tf32(b, cut=self.kernel.cut)
         return per_head(a, b) if a.dim() == 4 else a @ b
 
     def over_rows(self, x: Tensor, y: Tensor) -> Tensor:

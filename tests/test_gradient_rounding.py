@@ -207,3 +207,16 @@ class _Simulated:
             own = rounding.of_scores(part, self.sink[..., 0].expand_as(self.lse))
             found["dsinks"] = -p_sink * (1 + of_lse + wrong(own)) * delta
         return found
+
+
+def test_a_sinks_probability_below_the_smallest_number_of_fp32_may_be_that() -> None:
+    p = problem(batch=1, num_heads=2, num_kv_heads=1, seqlen_q=24, seqlen_k=24, head_dim=64, head_dim_v=64,
+                dtype="fp16", sinks=True)  # fmt: skip
+    made = make_inputs(p, "cpu", 0)
+    x = replace(made, sinks=made.sinks - 150)  # its P is about e^-153
+    o, gradients = Kernel()(p, x)
+    reference, smallest = Reference(p, x), 2.0**-126
+    delta = (o.double() * x.dout.double()).sum((0, 2, 3))
+    for times, right in ((1.0, True), (1e3, False)):
+        held = [*gradients[:3], (-smallest * times * delta).float()]
+        assert reference.compare(o, held).ok == right

@@ -245,7 +245,9 @@ def test_the_yardstick_of_tf32_does_not_ask_the_library_for_tf32(monkeypatch: py
     switch = torch.backends.cuda.matmul
     seen = []
     real = _yardstick.to_tf32
-    monkeypatch.setattr(_yardstick, "to_tf32", lambda x: (seen.append(switch.allow_tf32), real(x))[1])
+    monkeypatch.setattr(
+        _yardstick, "to_tf32", lambda x, **how: (seen.append(switch.allow_tf32), real(x, **how))[1]
+    )
     p = problem(dtype="tf32")
     Reference(p, make_inputs(p, "cpu", seed=0)).prepare(gradients=True)
     assert seen

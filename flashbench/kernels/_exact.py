@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from flashbench.kernels import _gradient_rounding as rounding
+from flashbench.kernels import _output_rounding as output_rounding
 from flashbench.kernels._gradient_rounding import VARIANCE, ByRow, finite
 from flashbench.kernels._part import Part, per_head
 
@@ -26,20 +27,25 @@ LARGEST_EXPONENT = 600.0
 def rows(part: Part, heads: slice, numbers: Tensor, *, gradients: bool) -> dict[str, Tensor]:
     """On some query rows, (heads, group, rows, …) fp64: o and lse, or dq and dbias where it has rows.
 
-    Beside each gradient stands its ``VARIANCE``.
+    Beside o and each gradient stands its ``VARIANCE``.
     """
     p, terms = part.problem, part.terms
     q, dout = (x[heads].index_select(2, numbers).double() for x in (part.q, part.dout))
     k, v = part.k[heads].double(), part.v[heads].double()
     at = part.where(heads, numbers, part.columns)
-    scores, slope, _ = terms.apply(per_head(q * p.softmax_scale, k.mT), at)
+    q = q * p.softmax_scale
+    scores, slope, _ = terms.apply(per_head(q, k.mT), at)
     lse = with_sink(part, heads, scores.logsumexp(-1))
+    wrong_p = None if gradients else output_rounding.of_scores(part, q, k, scores)
     exponentials = rounding.of_scores(part, scores) if gradients else None
     probabilities = scores.sub_(finite(lse)[..., None]).exp_()
     kept = terms.kept(at)
-    o = per_head(terms.drop(probabilities, kept), v)
+    weights = terms.drop(probabilities, kept)
+    o = per_head(weights, v)
     if not gradients:
-        return {"o": o, "lse": lse}
+        of_o = output_rounding.of_o(part, wrong_p, probabilities, weights, v, o)
+        return {"o": o, "lse": lse, VARIANCE + "o": of_o}
+    del weights
     of_delta, of_lse = rounding.of_rows(part, heads, at, o, lse)
     wrong = rounding.Wrong.of(part, of_delta, of_lse, exponentials, rounding.of_products(part, dout, v, kept))
     by_products = wrong.ds_by_products(probabilities)

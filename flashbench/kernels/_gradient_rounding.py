@@ -16,6 +16,8 @@ and its delta is the sum of P * dP, which cancels dP to the last bit where one P
   a) q). In 16 bits and TF32 the scores of naive are off by 2^-12 to 2^-9 of themselves, and this is nothing
   beside it.
 
+- in every dtype, a P_sink under 2^-126, fp32's smallest normal number, is 0 or held at about that.
+
 All are independent from row to row, and e from key to key: their squares add up, and so they do with the
 square of what naive's errors allow. Three deviations, as of all errors that are drawn (``_other_units``),
 are the room: rowsum(dO * O) of n numbers is off by u / sqrt(3) of the root of their squares' sum, sqrt(n)
@@ -36,6 +38,9 @@ from flashbench.kernels._terms import Where
 
 VARIANCE = "variance of "
 """Before a tensor's name: of each of its numbers, the variance that is described here."""
+
+UNDERFLOW = 2.0**-125
+"""A P of fp32 may be this much where it is less: 0, or twice the smallest number with all its digits."""
 
 EVEN = 1 / 3
 """The variance of an error that is anywhere between -1 and 1."""
@@ -75,19 +80,27 @@ def finite(lse: Tensor) -> Tensor:
 
 def of_scores(part: Part, scores: Tensor) -> Tensor | None:
     """Of exp(s) to itself, for each score, in fp32; None in other arithmetic."""
-    if part.problem.dtype != "fp32":
-        return None
+    return of_exponentials(finite(scores)) if part.problem.dtype == "fp32" else None
+
+
+def of_exponentials(scores: Tensor) -> Tensor:
+    """Of exp(s) to itself, for each score in fp32. Writes over the scores, of which none is infinite."""
     factor = 3 * _lse_rounding.ROUNDED**2
-    return finite(scores).square_().mul_(factor).add_(_lse_rounding.APPROXIMATE**2).mul_(EVEN)
+    return scores.square_().mul_(factor).add_(_lse_rounding.APPROXIMATE**2).mul_(EVEN)
 
 
 def of_products(part: Part, dout: Tensor, v: Tensor, kept: Tensor | None) -> Tensor | None:
     """Of each dP after dropout, in fp32; None in other arithmetic."""
     if part.problem.dtype != "fp32":
         return None
-    factor = _of_sum(part.problem.head_dim_v) * EVEN * _lse_rounding.ROUNDED**2
     drop = part.terms.drop
-    return drop(drop(per_head(dout.square(), v.square().mT).mul_(factor), kept), kept)
+    return drop(drop(of_sums(dout, v), kept), kept)
+
+
+def of_sums(x: Tensor, y: Tensor) -> Tensor:
+    """Of each product of rows of x and y in fp32."""
+    factor = _of_sum(x.shape[-1]) * EVEN * _lse_rounding.ROUNDED**2
+    return per_head(x.square(), y.square().mT).mul_(factor)
 
 
 def _of_sum(numbers: int) -> float:
@@ -182,6 +195,7 @@ class ByRow:
         """Of what each row adds to dsinks. sink: logits (heads, group, 1)."""
         weights = (sink - self.lse).exp()
         found, exponentials = weights.square() * self.of_delta, of_scores(part, sink)
+        found.add_((UNDERFLOW * self.delta).square_())
         if self.of_lse is None or exponentials is None:
             return found
         return found.add_((weights * self.delta).square_().mul_(self.of_lse + exponentials))

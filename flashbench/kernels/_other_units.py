@@ -3,8 +3,8 @@
 Attention is homogeneous: with c q and k / c in place of q and k, a v of v and b dout of dout, scores and lse
 are the same, o is a times as large, dv b times, dq a b / c, dk a b c and dbias a b. In exact arithmetic that
 is nothing new; in fp32 every product and sum is rounded anew, and each input once, as by a kernel that folds
-its scale and log2(e) into q; in TF32 all that products read is rounded to other numbers. The results, scaled
-back, are so many draws of the errors of one problem.
+its scale and log2(e) into q; in TF32 all that products read is rounded to other numbers, or cut off there.
+The results, scaled back, are so many draws of the errors of one problem.
 
 Source: Monte Carlo arithmetic (Parker 1997), by a change of units in place of random last digits.
 """

@@ -10,7 +10,8 @@ inputs are: naive's is computed in fp32 from them (``CUT_OFF``), and to its boun
 exponentials and logarithms and fp32's roundings of numbers as large as lse may do (``_lse_rounding``), of
 which naive's error says nothing. So for gradients: the root of the squares of 2·max|naive − ref| and of three
 deviations of what a delta of the o that was stored and, in fp32, probabilities that are computed again do to
-them (``_gradient_rounding``) stands in place of the first term. Of fp32 and tf32, and of small tensors in 16
+them (``_gradient_rounding``) stands in place of the first term; and for o, where scores are large, with what
+their roundings do to it (``_output_rounding``). Of fp32 and tf32, and of small tensors in 16
 bits, three standard deviations of naive's error stand in place of its largest where that is more
 (``_other_units``). ref knows no dtype: it takes the inputs as they are (``_exact``). Small problems compare
 every row; larger ones o, lse and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and
@@ -24,10 +25,11 @@ reference.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,11 +47,18 @@ ALL_ROWS_PAIRS = {"cpu": 2**24, "cuda": 2**26}
 """Up to this many (query, key) pairs over batch and heads, every row is compared."""
 
 CUT_OFF = 2
-"""By how much lse may be more wrong than naive's where tensor cores multiply 16 bits: their sums are cut off,
-fp32's are rounded to nearest (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores", section 4).
+"""By how much what is cut off is more wrong than what is rounded: lse where tensor cores multiply 16 bits, as
+their sums are cut off and fp32's rounded to nearest (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor
+cores", section 4), and in TF32 what products read (``_yardstick.to_tf32``), of which o's deviation is drawn.
 """
 
 Tensors = dict[str, Tensor]
+
+
+class Naive(Protocol):
+    """The yardstick's tensors of a part in a dtype; cut: as ``Yardstick``'s."""
+
+    def __call__(self, part: Part, dtype: torch.dtype, *, cut: bool = False) -> Tensors: ...
 
 
 def rounding(ref: Tensor, dtype: torch.dtype) -> float:
@@ -186,16 +195,16 @@ class Reference:
         ]
 
     def _of_rows(self, lse: bool) -> dict[str, Expected]:
-        def naive(part: Part, dtype: torch.dtype) -> Tensors:
-            return part.in_slices(partial(Yardstick(part, dtype).rows, gradients=False, lse=lse))
+        def naive(part: Part, dtype: torch.dtype, *, cut: bool = False) -> Tensors:
+            return part.in_slices(partial(Yardstick(part, dtype, cut=cut).rows, gradients=False, lse=lse))
 
-        return self._expected(self._exact_rows, naive)
+        return self._expected(*self._exact_rows, naive)
 
     @cached_property
-    def _exact_rows(self) -> list[Tensors]:
-        """o and lse in fp64."""
+    def _exact_rows(self) -> tuple[list[Tensors], list[Tensors]]:
+        """o and lse in fp64, and variances of o."""
         every = (part.in_slices(partial(_exact.rows, part, gradients=False)) for part in self.parts)
-        return [_shaped(part, found) for part, found in zip(self.parts, every, strict=True)]
+        return _apart([_shaped(part, found) for part, found in zip(self.parts, every, strict=True)])
 
     @cached_property
     def _backward(self) -> dict[str, Expected]:
@@ -206,27 +215,22 @@ class Reference:
             sums = joined([_exact.columns(part, heads) for heads in slices(part)], dim=0)
             return {**part.in_slices(partial(_exact.rows, part, gradients=True)), **sums}
 
-        def naive(part: Part, dtype: torch.dtype) -> Tensors:
-            yardstick = Yardstick(part, dtype)
+        def naive(part: Part, dtype: torch.dtype, *, cut: bool = False) -> Tensors:
+            yardstick = Yardstick(part, dtype, cut=cut)
             sums = joined([yardstick.columns(heads) for heads in slices(part)], dim=0)
             return {**part.in_slices(partial(yardstick.rows, gradients=True)), **sums}
 
-        found = [_shaped(part, exact(part)) for part in self.parts]
-        variances = [
-            {name.removeprefix(VARIANCE): part.pop(name) for name in [*part] if name.startswith(VARIANCE)}
-            for part in found
-        ]
-        return self._expected(found, naive, variances)
+        return self._expected(*_apart([_shaped(part, exact(part)) for part in self.parts]), naive)
 
     def _expected(
         self,
         refs: list[Tensors],
-        naive: Callable[[Part, torch.dtype], Tensors],
-        variances: Sequence[Tensors] = (),
+        variances: list[Tensors],
+        naive: Naive,
     ) -> dict[str, Expected]:
         """References and budgets: naive in the dtype, or rounded fp32 where that is not finite.
 
-        refs: exact, of each part; those that naive does not compute are left out. variances: of gradients.
+        refs: exact, of each part; those that naive does not compute are left out. variances: of some.
         """
         dtype = input_dtype(self.problem)
         computed = torch.float32 if self.problem.dtype_bytes == 1 else dtype  # of fp8 numbers, in fp32
@@ -241,7 +245,7 @@ class Reference:
         expected = {}
         for name in yardsticks[0]:
             mine, theirs = ([part[name] for part in parts] for parts in (refs, yardsticks))
-            apart = [part[name] for part in variances]
+            apart = [part[name] for part in variances if name in part]
             if name == "dsinks":  # shared by all sequences
                 apart = [torch.cat(apart, 1).sum(1)]
                 by_row, found_by_row = torch.cat(mine, 1), torch.cat(theirs, 1)
@@ -261,23 +265,24 @@ class Reference:
             expected[name] = Expected(tuple(mine), budget)
         return expected
 
-    def _drawn(
-        self, refs: list[Tensors], naive: Callable[[Part, torch.dtype], Tensors], found: list[Tensors]
-    ) -> dict[str, float]:
+    def _drawn(self, refs: list[Tensors], naive: Naive, found: list[Tensors]) -> dict[str, float]:
         """By tensor, a standard deviation of naive's errors, where its largest one may be luck.
 
         In 16 bits of small tensors alone; of lse, which is computed in fp32 from them, in fp32.
         """
 
-        def of(inputs: Inputs, dtype: torch.dtype) -> dict[str, float]:
+        def of(inputs: Inputs, dtype: torch.dtype, *, cut: bool = False) -> dict[str, float]:
             def again(inputs: Inputs) -> list[Tensors]:
-                return [_shaped(part, naive(part, dtype)) for part in self._parts_of(inputs)]
+                return [_shaped(part, naive(part, dtype, cut=cut)) for part in self._parts_of(inputs)]
 
             return _other_units.deviations(inputs, again, refs, alike=self.problem.dtype != "tf32")
 
         dtype = input_dtype(self.problem)
         if dtype == torch.float32:
-            return of(self._inputs, dtype)
+            drawn = of(self._inputs, dtype)
+            if self.problem.dtype == "tf32" and "o" in drawn:
+                drawn["o"] = max(drawn["o"], of(self._inputs, dtype, cut=True)["o"] / CUT_OFF)
+            return drawn
         sizes = {name: sum(part[name].numel() for part in found) for name in found[0].keys() - {"dsinks"}}
         few = {name for name, size in sizes.items() if size < _other_units.FEW}
         drawn = of(self._inputs, dtype) if few - {"lse"} else {}
@@ -314,6 +319,15 @@ def _shaped(part: Part, found: Tensors) -> Tensors:
             x = x.sum(shared, keepdim=True) if shared else x
         shaped[name] = x
     return shaped
+
+
+def _apart(found: list[Tensors]) -> tuple[list[Tensors], list[Tensors]]:
+    """(tensors, their variances), of each part."""
+    variances = [
+        {name.removeprefix(VARIANCE): part.pop(name) for name in [*part] if name.startswith(VARIANCE)}
+        for part in found
+    ]
+    return found, variances
 
 
 def _error_of_sums(x: Tensor, refs: Tensor) -> float:
