@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
 from attention import FEATURES, SHAPES, exact, featured, problem, run
 from peer_packages import FAKES, install
 
-from flashbench import kernels
+from flashbench import environment, kernels
+from flashbench.cli import main
 from flashbench.kernels import SPENT, Refusal, Target, _peer, flex
 from flashbench.kernels._inputs import make_inputs
 
@@ -95,6 +99,33 @@ def test_an_older_version_is_asked_for_what_it_has(monkeypatch: pytest.MonkeyPat
     for feature in ("window", "softcap", "alibi", "varlen"):
         assert row.why_unsupported(featured(feature), "fwd", GPU) == f"it does not take {feature}"
     assert row.why_unsupported(problem(), "fwd", GPU) is None
+
+
+@pytest.mark.parametrize("without_files", [True, False])
+def test_flash_attn_without_its_function_is_no_flash_attention_2(
+    without_files: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """flash-attn-4 alone leaves flash_attn a namespace; release 1 named its functions otherwise."""
+    if without_files:
+        FAKES["fa4"](monkeypatch)
+        namespace = importlib.util.module_from_spec(ModuleSpec("flash_attn", None, is_package=True))
+        monkeypatch.setitem(sys.modules, "flash_attn", namespace)
+        reason = "flash-attn is not installed: "
+    else:
+        install(monkeypatch, "flash_attn", __version__="1.0.9", __file__="flash_attn/__init__.py")
+        reason = "flash-attn 1.0.9 has no flash_attn_func: "
+    reason += "pip install flash-attn --no-build-isolation"
+    assert kernels.get("fa2").why_unavailable(GPU) == reason
+    for name in ("fa2", "fa4"):
+        refused = kernels.get(name).why_unsupported(featured("window"), "fwd", GPU)
+        assert (refused is None) == (name == "fa4" and without_files)
+    monkeypatch.setattr(environment, "target", lambda name=None, _=None: GPU)
+    with pytest.raises(SystemExit) as stop:
+        main(["list", "implementations", "--json"])
+    assert not stop.value.code
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (listed["fa2"]["available"], listed["fa2"]["why_not"]) == (False, reason)
+    assert listed["fa4"]["available"] == without_files
 
 
 def test_what_a_package_refuses_is_unsupported_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:

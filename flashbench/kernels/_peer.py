@@ -57,9 +57,19 @@ class Peer:
         """Why it cannot run there, one sentence, or None; imported on a GPU only."""
         if target.type != "cuda":
             return f"{self.package} needs a GPU"
+        how = self.install or f"pip install {self.package}"
         if not _installed(self.module):
-            return f"{self.package} is not installed: {self.install or f'pip install {self.package}'}"
-        return _broken(self.package, self.module)
+            return f"{self.package} is not installed: {how}"
+        return _broken(self.package, self.module) or self._lacks_its_function(how)
+
+    def _lacks_its_function(self, how: str) -> str | None:
+        """A module of that name may be another's: flash-attn-4 alone leaves an empty flash_attn."""
+        module = importlib.import_module(self.module)
+        if not self.function or hasattr(module, self.function):
+            return None
+        if getattr(module, "__file__", None) is None:
+            return f"{self.package} is not installed: {how}"
+        return f"{self.package} {self.version()} has no {self.function}: {how}"
 
     def refuses(self, problem: Problem, pass_: str, target: Target) -> str | None:
         """What is known before it is asked itself, one sentence, or None."""
@@ -70,9 +80,11 @@ class Peer:
     def taken(self, pass_: str) -> set[str]:
         """Features that it takes, by the signatures of the version that is installed."""
         found = set(self.takes) | ({"deterministic"} if pass_ == "fwd" else set())
-        if not self.function or not _installed(self.module):
+        if not self.function or not _installed(self.module) or _imported(self.module) is not None:
             return found
         module = importlib.import_module(self.module)
+        if not hasattr(module, self.function):
+            return found
         parameters = inspect.signature(getattr(module, self.function)).parameters
         found |= {feature for name, feature in _OPTIONS.items() if name in parameters}
         found |= {"deterministic"} & set(parameters)
