@@ -21,7 +21,7 @@ from flashbench.kernels._inputs import Inputs
 
 DRAWS = 8
 
-LIMIT = 2**18
+LIMIT = 2**20
 """(query, key) pairs over batch and heads up to which errors are drawn: beyond, the largest is of many."""
 
 FEW = 400
