@@ -255,6 +255,23 @@ def test_rounds_after_a_step_down_are_put_aside_although_the_cap_is_named_late()
     assert "throttled" in found.flags
 
 
+def test_where_rounds_step_down_and_no_cap_is_named_yet_nvml_is_asked_again_after_a_wait() -> None:
+    card = Card(lambda now: ["power cap"] if card.waited else [])
+    wild = noisy(3, 0.004)
+
+    def factor(now: float) -> float:
+        """Held back from 0.08 s on, until the chip rests."""
+        return (1.05 if now > 0.08 and not card.waited else 1.0) * wild(now)
+
+    [found] = timings(
+        card, [Fake(card, "A", call_s=0.0015, factor=factor)], limit_s=0.3, max_samples=150, precision=1e-4
+    )
+    assert card.waited[0] == rounds.RENEWED_S
+    assert abs(found.samples.median_s / 0.0015 - 1) < 0.004
+    assert found.how["set_aside"]
+    assert "throttled" in found.flags
+
+
 def test_slower_rounds_are_kept_where_no_cap_was_named_or_samples_scatter_as_much() -> None:
     card = Card()
     timer = stepping(card, at=0.08, to=1.05, told_s=1e9)

@@ -9,7 +9,8 @@ The load decides what a sample follows:
 - ``burst``: a chip that is not held back. Where a cap is active the next round waits, and a round under a cap
   is put aside and taken again; both a few times only. What NVML says of caps comes late, so where one was
   named at any time, rounds that are clearly slower than the fastest are put aside, too; after RETRIES of them
-  the call is done. Rounds that are all alike are kept under a cap as well, and flagged ``throttled``.
+  the call is done. Where none was named so far, slower rounds have it asked again after a wait. Rounds that
+  are all alike are kept under a cap as well, and flagged ``throttled``.
 - ``sustained``: the same call, repeated for so long that power and clock have settled. A power cap is what is
   asked for, so it is told and not flagged.
 - None: whatever came before; nothing waits and nothing is taken again.
@@ -50,6 +51,8 @@ WAITED_MOST_S = 0.12
 """Seconds that a call waits for caps to end, of all its rounds. A chip that is at its cap all the time would
 only make a sweep longer."""
 PAUSE_S, PAUSE_GROWS = 0.02, 1.5
+RENEWED_S = 0.1
+"""How old NVML's readings may be."""
 LEAD_S = 0.3
 """Sustained: seconds of the call before each round; an H100's clock settles within 0.2 s."""
 SUSTAINED_ROUND_S = 0.1
@@ -225,13 +228,26 @@ class _Call:
 
     def _leave_capped(self) -> None:
         """Put the rounds aside that are slower than the fastest, where a cap was named at any time."""
-        if self.slow >= RETRIES or not any(one.get("throttle") for one in (self.before, *self.readings)):
+        if self.slow >= RETRIES:
             return
         best = min(self.rounds, key=statistics.median)
         slow = [index for index, one in enumerate(self.rounds) if _slower(one, best)]
+        if not slow or not self._was_capped():
+            return
         for index in reversed(slow):
             samples, note = self.rounds.pop(index), self.notes.pop(index)
             self.set_aside.append({"samples_s": samples, "caps": note["caps"]})
+
+    def _was_capped(self) -> bool:
+        """Whether a cap was named at any time, or is when NVML is asked again as its reading must be new."""
+        clocks = self.setting.clocks
+        if any(one.get("throttle") for one in (self.before, *self.readings)):
+            return True
+        if clocks is None or self.waited_s >= WAITED_MOST_S:
+            return False
+        self._wait(min(RENEWED_S, WAITED_MOST_S - self.waited_s))
+        self.readings.append(clocks.read())
+        return bool(self.readings[-1].get("throttle"))
 
     def _policy(self) -> Policy:
         policy = self.setting.policy
@@ -261,7 +277,9 @@ class _Call:
 
     def _pause(self, times: int) -> None:
         """Wait, the longer the more often in a row, and in all no longer than a call may."""
-        wait_s = min(PAUSE_S * PAUSE_GROWS ** (times - 1), WAITED_MOST_S - self.waited_s)
+        self._wait(min(PAUSE_S * PAUSE_GROWS ** (times - 1), WAITED_MOST_S - self.waited_s))
+
+    def _wait(self, wait_s: float) -> None:
         self.pauses += 1
         self.waited_s += wait_s
         with self._spending("paused_s"):
