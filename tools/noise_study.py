@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder to which the sitting's is added")
     parser.add_argument("--seconds", default=250.0, type=float, help="no run starts that would end later")
     parser.add_argument("--runs", type=int, help="so many at most")
-    parser.add_argument("--config", default=str(ROOT / "configs" / "noise.toml"), help="the grid")
+    parser.add_argument("--config", default="configs/noise.toml", help="the grid")
     parser.add_argument("--slower", default="0,2,3,5", help="percent of each variant; 0: as it is")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--load", help="burst or sustained, else what the config says")
