@@ -12,6 +12,7 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -143,11 +144,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _check_text(arguments: Sequence[str]) -> None:
     """Refuse words that are no text a path could be; a shell gives none, a caller in Python may."""
-    for argument in arguments:
+    for before, argument in pairwise(["", *arguments]):
         try:
             os.fsencode(argument)
         except UnicodeEncodeError:
-            raise UsageError(f"{argument!a}: is no text; accepted: words in Unicode") from None
+            option = f"{before} " if before.startswith("--") else ""
+            raise UsageError(f"{option}{argument!a}: is no text; accepted: words in Unicode") from None
 
 
 def _run(arguments: list[str]) -> int:

@@ -259,6 +259,7 @@ def test_a_full_disk_behind_stdout_is_one_line(line: str) -> None:
     ("argv", "said"),
     [
         (["verify", "\ud800"], r"error: '\ud800': is no text; accepted: words in Unicode"),
+        (["block", "--model", "\ud800"], r"error: --model '\ud800': is no text; accepted: words in Unicode"),
         (
             ["io-model", "--seqlens", "16", "--block-mask", "causal", "--paper"],
             "error: block mask 'causal': the papers' view (--paper) has none; accepted: no block mask",
