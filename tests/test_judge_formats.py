@@ -164,6 +164,22 @@ def test_tables_of_cudnn_and_flash_attention(tmp_path: Path) -> None:
     assert all("nheads=64" in key for key in found.cells)
 
 
+def test_cudnns_older_tables_have_both_passes_in_a_row(tmp_path: Path) -> None:
+    text = (
+        "model_name,backend,data_type,batch_size,q_seqlen,profile_pass,fwd_time_ms,bwd_time_ms,fwd_tflops,"
+        "bwd_tflops,success,error_message,gpu_name,cudnn_backend_version\n"
+        "llama,cudnn,bfloat16,2,4096,both,3.0,9.0,358.0,299.0,True,,NVIDIA H200,91901.0\n"
+        "llama,cudnn,bfloat16,2,2048,fwd,1.0,0.0,350.0,0.0,True,,NVIDIA H200,91901.0\n"
+        'llama,cudnn,fp8,2,4096,both,inf,inf,0.0,0.0,False,"failed,\nof two lines",,\n'
+    )
+    found = read(tmp_path / "x.csv", text)
+    times = [cell.samples("time_s") for cell in found.cells.values()]
+    assert times == [(3e-3,), (9e-3,), (1e-3,), (), ()]
+    assert [cell.groups["pass"] for cell in found.cells.values()] == ["fwd", "bwd", "fwd", "fwd", "bwd"]
+    assert [cell.status for cell in found.cells.values()] == ["ok", "ok", "ok", "failed", "failed"]
+    assert found.conditions["device"] == "NVIDIA H200"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -174,7 +190,11 @@ def test_tables_of_cudnn_and_flash_attention(tmp_path: Path) -> None:
         ("[]", "JSON of no known format"),
         ('{"benchmarks": [{"states": [{}]}]}', "the field 'devices' is missing"),
         ('{"benchmarks": [{"runs": 3}]}', "not what pyperf writes"),
-        ("a,b\n1,2\n", "not JSON"),
+        (
+            "a,b\n1,2\n",
+            "CSV of no known benchmark; accepted: columns backend, batch_size, time_ms or ",
+        ),
+        ("1,2\n3,4\n", "not JSON"),
     ],
 )
 def test_a_file_that_is_none_of_them_is_unreadable(
