@@ -171,12 +171,12 @@ def rich_console(stream: TextIO) -> Console:
 
 
 def printable(text: str) -> str:
-    """The text with ``?`` for what would steer a terminal or turn the order of letters; names in files are
-    anybody's."""
+    """The text with what would steer a terminal or turn the order of letters escaped, as ``\\x1b``; names in
+    files are anybody's."""
     if text.isprintable():  # a look at the whole: tables have a hundred thousand lines
         return text
     steering = {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Cs")}
-    return text.translate({ord(character): "?" for character in steering - set("\t\n")})
+    return text.translate({ord(character): ascii(character)[1:-1] for character in steering - set("\t\n")})
 
 
 def tolerate(stream: TextIO) -> None:

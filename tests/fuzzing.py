@@ -103,7 +103,7 @@ def fault(found: Answer, names: Sequence[str] = ()) -> str:
     errors = [line for line in found.err.splitlines() if line.startswith("error: ")]
     if found.code in (2, 3, 4, 128) and len(errors) != 1:
         return f"exit code {found.code} with {len(errors)} error lines: {found.err!r}"
-    words = [*found.argv, *map(ascii, found.argv)]  # what is no text stands escaped
+    words = [shown for word in found.argv for shown in (word, ascii(word), ascii(word)[1:-1])]
     begins = tuple(f"error: {word}" for word in words if word)  # what cannot be read comes first
     named = bool(errors) and (re.search(r"--[a-z]", errors[0]) or errors[0].startswith(begins))
     as_shown = [*names, *(ascii(name)[1:-1] for name in names)]  # what is no text stands escaped
