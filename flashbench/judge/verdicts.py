@@ -214,8 +214,10 @@ def _exact(
     worse = after - before if measure.better != "higher" else before - after
     worse = abs(worse) if measure.better == "same" else worse
     change = worse / abs(before) if before else math.copysign(math.inf, worse) if worse else 0.0
+    least = min(abs(before), abs(after))  # of the smaller, whichever side it is on
+    share = abs(worse) / least if least else math.inf
     reason = f"{before:.15g}, now {after:.15g} {measure.unit}".rstrip()
-    if worse == 0 or abs(worse) < floor or abs(change) <= warn:
+    if worse == 0 or abs(worse) < floor or share <= warn:
         verdict, reason = "same", "equal" if worse == 0 else reason
     else:
         verdict = "slower" if worse > 0 else "faster"
@@ -235,7 +237,7 @@ def _judge(key: str, pair: tuple[Medians, Medians], spread: Spread, measure: Mea
     ratio = ratio_of(*pair, spread)
     warn, fail, floor = rules.of(measure)
     verdict, reason, change = weigh(ratio, measure.better == "higher", warn, fail)
-    if abs(new - base) < floor and (verdict != "undecided" or ratio.high * base - base < floor):
+    if abs(new - base) < floor and (verdict != "undecided" or _reaches(pair, ratio) < floor):
         verdict, reason = "same", f"{reason.split(':')[0]}; less than {floor:g} {measure.unit} apart"
     if verdict == "faster" and max(ratio.value, 1 / ratio.value) > MUCH:
         reason = f"{reason}; so much better: check that it still does the same work"
@@ -243,6 +245,16 @@ def _judge(key: str, pair: tuple[Medians, Medians], spread: Spread, measure: Mea
         cell=key, verdict=verdict, reason=reason, base=base, new=new, ratio=ratio, change=change,
         fails=verdict == "slower" and change > fail,
     )  # fmt: skip
+
+
+def _reaches(pair: tuple[Medians, Medians], ratio: Ratio) -> float:
+    """How far apart the sides may be by either end of the interval, in the measure's unit.
+
+    A ratio r of sides whose geometric mean is g is of values g·√r and g/√r, so that swapped sides are as far
+    apart.
+    """
+    middle = math.exp(sum(side.log for side in pair) / 2)
+    return max(abs(2 * middle * math.sinh(math.log(end) / 2)) for end in (ratio.low, ratio.high))
 
 
 def weigh(ratio: Ratio, higher: bool, warn: float, fail: float) -> tuple[str, str, float]:
