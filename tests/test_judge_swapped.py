@@ -10,7 +10,6 @@ from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
-import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

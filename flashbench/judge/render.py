@@ -26,7 +26,9 @@ def counts(comparison: Comparison) -> str:
 
 
 def changed(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
-    """Those to show, and of several the names of those that have nothing but cells that are the same."""
+    """Those to show, and of several the names of those that have nothing but cells that are the same; what no
+    cell has is neither."""
+    comparisons = [one for one in comparisons if one.cells] or comparisons[:1]
     if len(comparisons) == 1:
         return list(comparisons), []
     still = [one for one in comparisons if one.count("same") == len(one.cells) and not one.groups]
