@@ -75,7 +75,8 @@ class Outputs:
                 raise UsageError(f"--output {name}={path}: {error.strerror or error}") from None
         if self.shown == "table":
             for one in comparisons if self.everything else render.changed(comparisons)[0]:
-                _table(one, everything=self.everything)
+                if one.cells:
+                    _table(one, everything=self.everything)
         else:
             console.show_text(_text(self.shown, comparisons, about, strict).rstrip("\n"))
         if not self.quiet:
@@ -220,10 +221,7 @@ def _table(comparison: Comparison, *, everything: bool) -> None:
 
     rows = [render.row(comparison, cell) for cell in comparison.cells if everything or cell.verdict != "same"]
     name = comparison.measure.name
-    if not comparison.cells:
-        title = f"{name}: no cell has it"
-    else:
-        title = f"{name}, worst first" if rows else f"{name}: all cells are the same"
+    title = f"{name}, worst first" if rows else f"{name}: all cells are the same"
     console.show_table(_columns(comparison), rows, title=title)
     if comparison.groups:
         means = [

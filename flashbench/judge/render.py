@@ -38,7 +38,10 @@ def changed(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[s
 def summary(comparisons: Sequence[Comparison]) -> list[str]:
     """A line of counts for each metric, and one for all that did not change."""
     shown, still = changed(comparisons)
-    lines = [f"{one.measure.name}: {len(one.cells)} cells: {counts(one)}" for one in shown]
+    lines = [
+        f"{one.measure.name}: {f'{len(one.cells)} cells: ' if one.cells else ''}{counts(one)}"
+        for one in shown
+    ]
     return [*lines, f"the same in all cells: {', '.join(still)}"] if still else lines
 
 
