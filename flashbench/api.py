@@ -74,15 +74,16 @@ class Results:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """One side against another by one measure. ok: whether no cell got worse by more than the rules allow."""
+    """One side against another by one measure. ok: whether cells were compared and none got worse by more
+    than the rules allow."""
 
     comparison: Comparison
     sides: tuple[Side, Side] = field(repr=False)
 
     @property
     def ok(self) -> bool:
-        """Whether no cell fails."""
-        return not self.comparison.failing
+        """Whether cells were compared and none fails."""
+        return self.comparison.compared and not self.comparison.failing
 
     def to_pandas(self) -> DataFrame:
         """A row per cell: cell, verdict, reason, base, new (medians), change, and the ratio's interval."""
@@ -210,12 +211,13 @@ def compare(base: Any, new: Any, metric: str = "time_s", **rules: float) -> Judg
     for name in rules:
         if name not in known:
             raise SpecError(f"compare(): {name!r} is not known; accepted: {', '.join(known)}")
-    sides = _side(base, "base"), _side(new, "new")
+    allowed: Any = rules.get("allowed", frozenset())
+    sides = _side(base, "base", allowed), _side(new, "new", allowed)
     comparison = judge(*sides, MEASURES[metric], Rules(**rules))  # type: ignore[arg-type]
     return Judgement(comparison=comparison, sides=sides)
 
 
-def _side(given: Any, label: str) -> Any:
+def _side(given: Any, label: str, allowed: Any) -> Any:
     from flashbench.judge import load_side
 
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
@@ -225,7 +227,7 @@ def _side(given: Any, label: str) -> Any:
             if isinstance(one, Results):
                 one = one.path or _written(one, Path(scratch) / f"{number}.jsonl")
             paths.append(str(one))
-        side = load_side(",".join(paths), label)
+        side = load_side(",".join(paths), label, allowed)
         lost = [replace(run, path=Path("not kept")) if Path(scratch) in run.path.parents else run
                 for run in side.runs]  # fmt: skip
         return replace(side, runs=tuple(lost))

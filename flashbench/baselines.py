@@ -13,7 +13,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,8 +65,9 @@ class Baseline:
     saved_at: str
     files: Mapping[str, str]
 
-    def side(self, name: str = "base") -> Side:
-        """Its runs. Raises RunFileError where a file is missing or not as it was saved."""
+    def side(self, name: str = "base", allowed: Collection[str] = ()) -> Side:
+        """Its runs. allowed: as of judge.load_side. Raises RunFileError where a file is missing, not as it
+        was saved, or was damaged before."""
         for file, expected in self.files.items():
             path = self.folder / file
             try:
@@ -78,7 +79,7 @@ class Baseline:
                     f"{path}: is not what was saved (SHA-256 {found[:12]}, was {expected[:12]})",
                     hint="'flashbench baseline save' writes it anew",
                 )
-        return Side(name=name, runs=tuple(load_run(self.folder / file) for file in self.files))
+        return Side(name=name, runs=tuple(load_run(self.folder / file, allowed) for file in self.files))
 
 
 def store(text: str | None) -> Path:

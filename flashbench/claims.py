@@ -222,7 +222,7 @@ def _rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []
     if path.suffix == ".jsonl":
-        file = runfile.load(path)
+        file = runfile.intact(runfile.load(path))
         card = (file.header.get("environment") or {}).get("device_name")
         return [*table.rows(table.build([file])), *timed(file.blocks, card)]
     try:

@@ -29,7 +29,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -38,12 +38,13 @@ from typing import Any, Self
 from flashbench._runfile import alike, lines
 from flashbench._runfile.alike import AFTERWARDS, CONDITIONS, SOURCE_HASH
 from flashbench._runfile.lock import Lock
-from flashbench._runfile.verify import SEALED, Verdict
+from flashbench._runfile.reading import Lines, parse_object
+from flashbench._runfile.verify import Verdict
 from flashbench._runfile.verify import verify as _verify
 from flashbench.errors import RunFileError, UsageError
 from flashbench.problem import Cell
 from flashbench.record import Record
-from flashbench.record_json import json_able, record_from_json, record_to_json
+from flashbench.record_json import json_able, record_to_json
 
 SCHEMA = 5
 """Raised by one when a reader of the old schema would misread the new. 2: lines of type counters; 3: of
@@ -54,7 +55,7 @@ NOT_STARTED = ("time budget of", "the device was lost")
 
 __all__ = [
     "AFTERWARDS", "CONDITIONS", "NOT_STARTED", "SCHEMA", "SOURCE_HASH", "Resumed", "RunFile", "Verdict",
-    "Writer", "create", "header", "is_final", "load", "resume", "verify",
+    "Writer", "create", "header", "intact", "is_final", "load", "resume", "verify",
 ]  # fmt: skip
 
 
@@ -62,7 +63,7 @@ __all__ = [
 class RunFile:
     """A results file as read. header: line 1; notes: what had to be repaired; numerics, blocks, ring: lines
     of that type; timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys of rows
-    of which a line is not as it was written."""
+    of which a line is not as it was written; damaged: the numbers of such lines."""
 
     path: Path
     header: Mapping[str, Any]
@@ -73,6 +74,7 @@ class RunFile:
     blocks: tuple[Mapping[str, Any], ...] = ()
     ring: tuple[Mapping[str, Any], ...] = ()
     edited: frozenset[str] = frozenset()
+    damaged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +202,7 @@ def load(path: Path | str) -> RunFile:
         what = "is empty" if not torn_tail else "holds no complete line"
         raise RunFileError(f"{path} {what}; a results file begins with a header")
     head = _parse_header(path, whole[0])
-    found = _Lines(path, head)
+    found = Lines(path, head)
     for number, line in enumerate(whole, start=1):
         found.take(number, line)
     return RunFile(
@@ -210,66 +212,19 @@ def load(path: Path | str) -> RunFile:
         notes=found.notes(torn=bool(torn_tail)),
         **{name: tuple(rows) for name, rows in found.others.items()},
         edited=frozenset(found.edited),
+        damaged=tuple(found.damaged),
     )
 
 
-class _Lines:
-    """The lines of a file as they are read, one after the other."""
-
-    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
-        self.path = path
-        self.records: dict[str, Record] = {}
-        self.others = {name: list[Mapping[str, Any]]() for name in ("numerics", "timings", "blocks", "ring")}
-        self.edited: set[str] = set()
-        self._schema = head.get("schema")
-        self._damaged: list[int] = []
-        self._twice: list[str] = []
-
-    def take(self, number: int, line: bytes) -> None:
-        """Take in a line. Raises RunFileError for one that cannot be read."""
-        intact = lines.intact(line)
-        damaged = intact is False or (intact is None and (self._schema or 1) >= SEALED)
-        if damaged:
-            self._damaged.append(number)
-        if number == 1:
-            return
-        where = f"{self.path}, line {number}"
-        value = _parse_object(self.path, number, line)
-        kind = value.get("type")
-        if isinstance(kind, str) and kind in self.others:
-            self.others[kind].append(value)
-            return
-        if kind in AFTERWARDS:
-            key = self._attach(value, where)
-        else:
-            record = record_from_json(value, where)
-            key = record.cell.key
-            if key in self.records:
-                self._twice.append(f"{where}: a second row for {key}; the later one counts")
-            self.records[key] = record
-        if damaged:
-            self.edited.add(key)
-
-    def _attach(self, value: Mapping[str, Any], where: str) -> str:
-        """Give the counters or the trace of a line to the record that it names."""
-        key, name = value.get("key"), value["type"]
-        if not isinstance(key, str) or key not in self.records or not isinstance(value.get(name), dict):
-            raise RunFileError(f"{where}: {name} of {key!r}, which has no row above it")
-        self.records[key] = replace(self.records[key], **{name: value[name]})
-        return key
-
-    def notes(self, *, torn: bool) -> tuple[str, ...]:
-        """What had to be repaired, or overlooked."""
-        notes = list(self._twice)
-        if self._schema is None:
-            notes.insert(0, f"{self.path}, line 1: no schema; read as the first")
-        if self._damaged:
-            shown = ", ".join(map(str, self._damaged[:5])) + ", …" * (len(self._damaged) > 5)
-            which = f"line{'s' * (len(self._damaged) > 1)} {shown}"
-            notes.append(f"{self.path}, {which}: not as written, by the checksum: edited or damaged")
-        if torn:
-            notes.append(f"{self.path}: the last line was torn off in the middle of a write and is ignored")
-        return tuple(notes)
+def intact(file: RunFile) -> RunFile:
+    """The file, to judge by: raises RunFileError where a line is not as it was written."""
+    if file.damaged:
+        more = f" and {len(file.damaged) - 1} more" if len(file.damaged) > 1 else ""
+        raise RunFileError(
+            f"{file.path}, line {file.damaged[0]}{more}: not as written, by the checksum;"
+            f" 'flashbench verify {file.path}' says what is wrong"
+        )
+    return file
 
 
 def is_final(record: Record) -> bool:
@@ -333,15 +288,8 @@ def _resume(
     return Resumed(writer=writer, missing=missing, kept=kept, notes=tuple(notes))
 
 
-def _parse_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        return lines.parse(line)
-    except ValueError as error:
-        raise RunFileError(f"{path}, line {number}: {error}") from None
-
-
 def _parse_header(path: Path, line: bytes) -> dict[str, Any]:
-    head = _parse_object(path, 1, line)
+    head = parse_object(path, 1, line)
     schema = head.get("schema", 1)  # load notes that it is missing
     if head.get("type") != "header" or not isinstance(schema, int):
         raise RunFileError(f"{path}, line 1: not a flashbench header")

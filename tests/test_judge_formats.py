@@ -213,7 +213,7 @@ def test_static_profiles_are_a_gate(capsys: pytest.CaptureFixture[str], tmp_path
     assert code == EXIT_GATE
     assert "spill_stored_bytes_per_thread: 2 of 2 cells are worse by more than 0%" in err
     assert "first: flash fwd forward sm_90 bf16 d128 causal: 0, now 8 B" in err
-    assert "note: the same in all cells: registers_per_thread, spill_loaded_bytes_per_thread, " in err
+    assert "note: the same in all cells: registers_per_thread, shared_bytes, block_k" in err
     code, out, _ = run(capsys, base, saved(tmp_path / "c.json", static(0, block_k=32)), "--json")
     fails = [row for row in json.loads(out)["cells"] if row["fails"]]
     assert (code, {row["metric"] for row in fails}) == (EXIT_GATE, {"block_k"})
@@ -225,6 +225,6 @@ def test_a_slower_result_of_another_tool_fails(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, made: Any
 ) -> None:
     base, new = saved(tmp_path / "a", made(1.0)), saved(tmp_path / "b", made(1.2))
-    assert run(capsys, base, base)[0] == 0
+    assert run(capsys, base, base, "--allow", "failed")[0] == 0  # cuDNN's backward has no engine
     code, _, err = run(capsys, base, new, "--metric", "time_s")
     assert (code, "+20.0%" in err) == (EXIT_GATE, True)
