@@ -83,10 +83,12 @@ def measure(task: Task, target: Target, *, seed: int = 0, time: bool = True) -> 
         "dtype": task.dtype, "flops": task.flops,
     }  # fmt: skip
     try:
-        refusal = plan.refuses(implementation, cell, target)
-        if refusal is None and not implementation.exact:
-            refusal = "unsupported", "it is not exact attention: the layer would be another"
-        if refusal:
+        if not implementation.exact:
+            return row | {
+                "status": "unsupported",
+                "reason": "not exact attention: the layer would be another",
+            }
+        if refusal := plan.refuses(implementation, cell, target):
             return row | {"status": refusal[0], "reason": refusal[1]}
         with implementation.context(task.problem):
             found = _check(task, target, seed)

@@ -78,6 +78,9 @@ def test_others_end_with_a_reason() -> None:
     statuses = {name: row["status"] for name, row in found.items()}
     assert statuses == {"flash": "checked", "sdpa-cudnn": "unavailable", "linformer": "unsupported"}
     assert all(row["reason"] for row in found.values())
+    for name in ("linformer", "reformer", "longformer", "linear-attention"):
+        row = blocks.measure(replace(TASK, implementation=name, seqlen=16, mode="infer"), Target())
+        assert row["reason"] == "not exact attention: the layer would be another", name
 
 
 def test_the_command_writes_what_the_report_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
