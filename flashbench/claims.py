@@ -17,6 +17,7 @@ from typing import Any
 
 from flashbench import devices, runfile, table, units
 from flashbench.errors import RunFileError, UsageError
+from flashbench.record import spread_of
 
 Row = Mapping[str, Any]
 
@@ -236,15 +237,7 @@ def _rows(path: Path) -> list[Row]:
 
 def timed(rows: Iterable[Row], card: str | None) -> list[Row]:
     """Rows that carry their samples, with the spread of these and the card that they were taken on."""
-    return [{**row, "spread": _spread(row.get("samples_s")), "device": card} for row in rows]
-
-
-def _spread(samples: list[float] | None) -> float:
-    """Interquartile range over the median."""
-    if not samples or len(samples) < 4:
-        return 0.0
-    values = sorted(samples)
-    return (values[3 * len(values) // 4] - values[len(values) // 4]) / median(values)
+    return [{**row, "spread": spread_of(row.get("samples_s")), "device": card} for row in rows]
 
 
 def _chosen(side: Mapping[str, Any], rows: Callable[[str], list[Row]]) -> Iterator[tuple[Row, float]]:
