@@ -103,7 +103,8 @@ def test_the_command_writes_what_the_report_shows(tmp_path: Path, capsys: pytest
 
 
 ROW = {"type": "blocks", "model": "tiny", "implementation": "flash", "exact": True, "mode": "train",
-       "batch": 1, "seqlen": 64, "layers": 2, "dtype": "bf16", "status": "ok", "time_s": 2e-3, "tokens_per_s": 32e3,
+       "batch": 1, "seqlen": 64, "layers": 2, "dtype": "bf16", "status": "ok", "time_s": 2e-3,
+       "tokens_per_s": 32e3,
        "attention_share": 0.5, "samples_s": [1.9e-3, 2e-3, 2e-3, 2.2e-3]}  # fmt: skip
 
 
