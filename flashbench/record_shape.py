@@ -92,7 +92,7 @@ BLOCKS: Mapping[str, Any] = {
     **dict.fromkeys(("batch", "seqlen", "layers", "flops", "peak_bytes"), COUNT),
     **dict.fromkeys(("time_s", "tokens_per_s", "flops_per_s", "attention_s", "attention_share"), NUMBER),
     **dict.fromkeys(("mfu", "max_abs_error", "budget"), NUMBER),
-    "samples_s": [NUMBER], "flags": [TEXT], "exact": FLAG,
+    "samples_s": [NUMBER], "flags": [TEXT], "attention_flags": [TEXT], "exact": FLAG,
 }  # fmt: skip
 HEADER: Mapping[str, Any] = {
     "schema": COUNT, "created_at": TEXT, "argv": [TEXT], "cells": [TEXT], "options": {"*": SCALAR},

@@ -64,7 +64,7 @@ LAYERS = [
         "tuning",
         "gating",
     },
-    {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending", "claims"},
+    {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending", "claim", "claims"},
     {"console", "fitted", "report"},
     {"cli", "_cli", "__main__", "api", "flash_attn"},
 ]

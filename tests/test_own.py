@@ -283,6 +283,33 @@ def test_what_it_does_wrong_is_said_and_no_one_elses_inputs_change(
         assert torch.equal(x, y)
 
 
+LATE = "calls = 0\n" + RIGHT.replace(
+    "    return ",
+    "    global calls\n    calls += 1\n    if calls >= FROM:\n        k.detach().mul_(1.01)\n    return ",
+)
+LATE_ROWS_FIRST = LATE.replace("sdpa(q, k, v,", "sdpa(*(x.transpose(1, 2) for x in (q, k, v)),").replace(
+    "enable_gqa=enable_gqa)", "enable_gqa=enable_gqa).transpose(1, 2)"
+).replace("def ", "import flashbench\n@flashbench.implementation(layout='bshd')\ndef ")  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [LATE, LATE_ROWS_FIRST], ids=["as it lies", "copied for it"])
+@pytest.mark.parametrize("since", [3, 4])
+@pytest.mark.parametrize("others", ["sdpa-cudnn", "naive"], ids=["alone", "beside one"])
+def test_inputs_that_change_only_after_the_check_are_noticed(text: str, since: int, others: str) -> None:
+    """The first two calls are checked, the third shows the memory, and the rest is timed."""
+    spec = write(text.replace("FROM", str(since)))
+    line = ["run", "--in-process", "--impl", spec, *GRID, "--causal", "no", "--passes", "fwd", "-q"]
+    flashbench_(*line, "--impls", others, "--out", "o")
+    found = rows("o")
+    late = found.pop((spec, "fwd"))
+    assert (late.status, late.samples) == ("wrong", None)
+    assert late.reason == "it changes its input k; an attention leaves its inputs as they are"
+    assert [one.status for one in found.values()] == ["ok" if others == "naive" else "unavailable"]
+    if since > 3 and text == LATE:
+        why = "one of them changed its input k" if others == "naive" else None
+        assert [one.timing.get("alone_because") for one in found.values()] == [why]
+
+
 ROWS_FIRST = RIGHT.replace("sdpa(q, k, v,", "sdpa(*(x.transpose(1, 2) for x in (q, k, v)),").replace(
     "enable_gqa=enable_gqa)", "enable_gqa=enable_gqa).transpose(1, 2)"
 )

@@ -31,6 +31,14 @@ SPENT = "spent"
 """Attribute that ``prepare`` may give its call: seconds that it took, by what they went to
 (``compile_s``)."""
 
+WATCH = "changed"
+"""Attribute that ``prepare`` may give its call where the tensors it is handed are copies of the inputs: a
+function without arguments that gives the names of those that are not what they were."""
+
+
+WRITES = "it changes its input {}; an attention leaves its inputs as they are"
+"""What a Misbehaviour says of an input that is written to."""
+
 
 class Refusal(Exception):
     """Raised by ``prepare`` or its call: the implementation does not take the problem, as the message

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flashbench.declared import declares
-from flashbench.kernels import Call, Misbehaviour, Refusal
+from flashbench.kernels import WATCH, WRITES, Call, Misbehaviour, Refusal
 from flashbench.kernels._inputs import Inputs
 from flashbench.problem import LAYOUTS, Problem
 
@@ -28,18 +28,34 @@ def prepare(own: Loaded, problem: Problem, inputs: Inputs) -> Call:
     where it has no gradient, Misbehaviour for an o of another type, shape or dtype and for changed inputs.
     """
     _try(own, problem, inputs)
-    return _call(own, problem, inputs, _handed(own, problem, inputs))
+    handed = _handed(own, problem, inputs)
+    call = _call(own, problem, inputs, handed)
+    setattr(call, WATCH, lambda: _changed(own, problem, inputs, handed))
+    return call
+
+
+def _changed(
+    own: Loaded, problem: Problem, inputs: Inputs, handed: tuple[Tensor, Tensor, Tensor]
+) -> list[str]:
+    """Which of the copies in its layout are not the inputs any more."""
+    return [
+        name
+        for name, given in zip("qkv", handed, strict=True)
+        if not _same(_theirs(own, problem, getattr(inputs, name)), given)
+    ]
+
+
+def _theirs(own: Loaded, problem: Problem, x: Tensor) -> Tensor:
+    """A view of an input in the function's layout."""
+    swapped = own.declared.layout != LAYOUTS[0]
+    x = x.transpose(1, 2) if swapped else x
+    return x[0] if swapped and problem.lengths else x
 
 
 def _handed(own: Loaded, problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as the function gets them."""
-    swapped = own.declared.layout != LAYOUTS[0]
-
-    def theirs(x: Tensor) -> Tensor:
-        x = x.transpose(1, 2) if swapped else x
-        return (x[0] if swapped and problem.lengths else x).contiguous()
-
-    return theirs(inputs.q), theirs(inputs.k), theirs(inputs.v)
+    q, k, v = (_theirs(own, problem, x).contiguous() for x in (inputs.q, inputs.k, inputs.v))
+    return q, k, v
 
 
 def _call(own: Loaded, problem: Problem, inputs: Inputs, handed: tuple[Tensor, Tensor, Tensor]) -> Call:
@@ -76,7 +92,7 @@ def _try(own: Loaded, problem: Problem, inputs: Inputs) -> None:
     after = _tensors(copies) | dict(zip("qkv", handed, strict=True))
     for name, x in before.items():
         if not _same(x, after[name]):
-            raise Misbehaviour(f"it changes its input {name}; an attention leaves its inputs as they are")
+            raise Misbehaviour(WRITES.format(name))
 
 
 def _backward(o: Tensor, inputs: Inputs) -> None:
