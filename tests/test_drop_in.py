@@ -11,6 +11,7 @@ import pytest
 import torch
 from peer_packages import fa2
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from flashbench import environment, flash_attn, kernels
 
@@ -332,6 +333,89 @@ def test_the_operator_of_a_cache_is_what_torch_takes_it_for(new: int) -> None:
     torch.library.opcheck(
         torch.ops.flashbench.attention_with_kvcache.default,
         (normal(2, 3, 4, 16), *held, *fresh, used, None, None, None, None, True, -1, -1, 0.0, 0),
+    )
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("options", "backend"),
+    [
+        ({"dropout_p": 0.2}, "aot_eager"),
+        ({"deterministic": True, "causal": True, "window_size": (4, 0)}, "aot_eager"),
+        pytest.param({"dropout_p": 0.2}, "inductor", marks=pytest.mark.slow),
+        pytest.param({"deterministic": True, "alibi_slopes": SLOPES}, "inductor", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_dropout_and_deterministic_stay_whole_under_torch_compile(
+    options: dict[str, Any], backend: str
+) -> None:
+    """A compiled call draws from torch's generator what the eager one draws, anew in each call and place."""
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        o, other = (flash_attn.flash_attn_func(q * 2, k, v, **options) for _ in range(2))
+        return o, other
+
+    compiled, inputs, found = torch.compile(layer, fullgraph=True, backend=backend), qkv(9, 13), []
+    do = normal(2, 9, 2, 16, seed=3)
+    for function in (layer, compiled):
+        torch.manual_seed(7)
+        calls = [function(*inputs), function(*inputs)]
+        outputs = [o for pair in calls for o in pair]
+        gradients = [x for o, _ in calls for x in torch.autograd.grad(o, inputs, do, retain_graph=True)]
+        found.append((*outputs, *gradients))
+        alike = [torch.equal(outputs[0], o) for o in outputs[1:]]
+        assert alike == ([False] * 3 if "dropout_p" in options else [True] * 3)
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, atol=SLACK)
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+def test_what_dropout_did_is_told_under_torch_compile() -> None:
+    """And packed sequences have dropout there."""
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> tuple[Any, ...]:
+        dense = flash_attn.flash_attn_func(q, k, v, 0.2, return_attn_probs=True)
+        packed = flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 5, 5, 0.2, causal=True)
+        return *dense, packed
+
+    inputs, cu = qkv(9, 9), torch.tensor([0, 4, 9], dtype=torch.int32, device=DEVICE)
+    found = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(7)
+        found.append(function(*inputs, cu))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, atol=SLACK)
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_checkpoint_drops_the_same_again() -> None:
+    """What is computed a second time for the backward has the seed of the first."""
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn.flash_attn_func(q * 2, k, v, 0.3).sin()  # type: ignore[union-attr]
+
+    def saving(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return checkpoint(layer, q, k, v, use_reentrant=False)
+
+    inputs, found = qkv(9, 13), []
+    for function in (layer, torch.compile(saving, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(7)
+        o = function(*inputs)
+        found.append((o, *torch.autograd.grad(o.sum(), inputs)))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, atol=SLACK)
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+def test_the_operator_with_dropout_is_what_torch_takes_it_for() -> None:
+    q, k, v = (x.detach().transpose(1, 2).requires_grad_() for x in qkv(5, 7))
+    torch.library.opcheck(
+        torch.ops.flashbench.attention_portable, (q, k, v, None, None, None, torch.tensor(5), 0.25)
     )
 
 

@@ -50,13 +50,8 @@ class Options(NamedTuple):
     max_seqlen_k: int = -1
 
     def scale_of(self, q: Tensor) -> float:
-        """What scores are multiplied by."""
-        return default_scale(q) if self.scale is None else self.scale
-
-
-def default_scale(q: Tensor) -> float:
-    """head_dim**-0.5; of no columns, which are refused elsewhere, 1."""
-    return float(max(q.shape[-1], 1) ** -0.5)
+        """What scores are multiplied by; of no columns, which are refused elsewhere, 1 by default."""
+        return float(max(q.shape[-1], 1) ** -0.5) if self.scale is None else self.scale
 
 
 def required(schema: str) -> str:
@@ -113,7 +108,7 @@ def attention(
         q, k, v = q[None], k[None], v[None]
     if swapped:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    scale = default_scale(q) if scale is None else float(scale)
+    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
     options = Options(
         causal, *window, scale, float(softcap),
         -1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_k is None else max_seqlen_k,
@@ -160,7 +155,7 @@ def _forward(
     *rest: Any,
 ) -> tuple[Tensor, Tensor]:
     options = Options(*rest)
-    scale = options.scale_of(q)
+    scale = options.scale_of(q) if options.scale is None else options.scale
     if _bare((slopes, cu_q), options):
         own = _v3(layout(q, k, v), options.causal)
         if own is not None and own.takes(q, k, v):
@@ -272,10 +267,8 @@ def _backward_v3(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor,
 
     q, k, v, o, lse, do = tensors
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-    saved, call = (
-        Saved(q=q, k=k, v=v, o=o, lse=lse, do=do),
-        Call(causal=options.causal, scale=options.scale_of(q)),
-    )
+    saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do)
+    call = Call(causal=options.causal, scale=options.scale_of(q))
     if hopper_configs.wide(q.shape[3], v.shape[3]):
         work = _triton.load(q.device.type, "_flash_v3_wide").backward_launches(saved, call)
     else:
@@ -339,5 +332,7 @@ torch.library.custom_op(
     "flashbench::attention_backward",
     _backward,
     mutates_args=(),
-    schema=f"(Tensor do, Tensor o, Tensor lse, {required(f'{TENSORS}, {OPTIONS}')}) -> (Tensor, Tensor, Tensor)",
+    schema=(
+        f"(Tensor do, Tensor o, Tensor lse, {required(f'{TENSORS}, {OPTIONS}')}) -> (Tensor, Tensor, Tensor)"
+    ),
 ).register_fake(fake_backward)
