@@ -63,8 +63,8 @@ def runs(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, pass_: 
     return "flash-v3" if _op._takes_v3(q, k, v, (None, None), _options(causal, scale), pass_) else "flash-v2"
 
 
-def _options(causal: bool, scale: float) -> _op._Options:
-    return _op._Options(causal, -1, -1, scale, 0.0, -1, -1)
+def _options(causal: bool, scale: float) -> _op.Options:
+    return _op.Options(causal, -1, -1, scale, 0.0, -1, -1)
 
 
 def by_kernels(tensors: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
