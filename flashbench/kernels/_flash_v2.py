@@ -28,9 +28,9 @@ from flashbench.kernels._call import (
     check_strides,
     computable,
     on,
-    unit_stride,
 )
 from flashbench.kernels._launches import Backward, Saved, backward_launches, forward_launch
+from flashbench.kernels._layout import unit_stride
 from flashbench.kernels._misfits import check_mask, check_tensors
 
 __all__ = [

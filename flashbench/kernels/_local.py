@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flashbench import hopper_configs
 from flashbench.kernels import _op, _triton
+from flashbench.kernels._layout import unit_stride
 
 SCORES = 2**22
 """Of a CPU at once."""
@@ -70,7 +71,7 @@ def _options(causal: bool, scale: float) -> _op.Options:
 def by_kernels(tensors: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same by the bundled kernels. A gradient of lse, here 0, tells them that P's rows sum to less."""
     _triton.load(tensors[0].device.type)  # settles how Triton runs before it is imported
-    from flashbench.kernels._call import Call, unit_stride
+    from flashbench.kernels._call import Call
     from flashbench.kernels._launches import Saved
 
     q, k, v, o, lse, do = (unit_stride(x) for x in tensors)

@@ -19,7 +19,7 @@ from torch import Tensor
 from flashbench import hopper_configs
 from flashbench.kernels import Target, _hopper_row, _triton
 from flashbench.kernels._eager import below_autograd, plain
-from flashbench.kernels._layout import Layout, layout
+from flashbench.kernels._layout import Layout, layout, unit_stride
 from flashbench.kernels._misfits import check_mask, check_tensors
 from flashbench.problem import LAYOUTS, Problem
 
@@ -262,7 +262,7 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _backward_v3(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor, Tensor]:
-    from flashbench.kernels._call import Call, unit_stride
+    from flashbench.kernels._call import Call
     from flashbench.kernels._launches import Saved
 
     q, k, v, o, lse, do = tensors
