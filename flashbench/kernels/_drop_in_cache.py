@@ -20,6 +20,7 @@ from flashbench.kernels._drop_in_checks import (
     check_whole,
     refuse,
 )
+from flashbench.kernels._eager import refuse_forward_mode
 from flashbench.kernels._layout import unit_stride
 
 _NAME = "flash_attn_with_kvcache"
@@ -62,6 +63,7 @@ def flash_attn_with_kvcache(
     Returns o (batch, seqlen_q, num_heads, head_dim_v); with return_softmax_lse also lse (batch, num_heads,
     seqlen_q), fp32, natural log, -inf for a row without keys. Raises ValueError for a misfit.
     """
+    refuse_forward_mode(q, k_cache, v_cache, k, v, alibi_slopes)
     refuse(_NAME, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_leftpad=cache_leftpad)
     check_dimensions(4, "(batch, seqlen, heads, head_dim)", q=q)
     check_dimensions(4, "(batch, capacity, heads, head_dim), or pages", k_cache=k_cache, v_cache=v_cache)

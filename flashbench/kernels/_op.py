@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flashbench import hopper_configs
 from flashbench.kernels import Target, _hopper_row, _triton
-from flashbench.kernels._eager import below_autograd, plain
+from flashbench.kernels._eager import below_autograd, plain, refuse_forward_mode
 from flashbench.kernels._layout import Layout, layout, unit_stride
 from flashbench.kernels._misfits import check_mask, check_tensors
 from flashbench.problem import LAYOUTS, Problem
@@ -134,6 +135,8 @@ def _check(slopes: Tensor | None, cu: tuple[Tensor | None, ...], longest: tuple[
 
 def _call(tensors: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
     """(o, lse) by the operator, or past it where the call is a plain one."""
+    if forward_ad._current_level >= 0:
+        refuse_forward_mode(*tensors[:4])
     if plain(tensors) and type(options.max_seqlen_q) is type(options.max_seqlen_k) is int:
         q, k, v = tensors[:3]
         if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flashbench.kernels import _triton
-from flashbench.kernels._eager import plain
+from flashbench.kernels._eager import plain, refuse_forward_mode
 from flashbench.kernels._op import OPTIONS, TENSORS, Options, fake_backward, fake_forward, known, required
 
 _DROPOUT = "Tensor? seed=None, float dropout_p=0.0"
@@ -38,6 +38,7 @@ def attention_portable(
 
     By the operator, or past it where the call is a plain one.
     """
+    refuse_forward_mode(*tensors[:4])
     if plain((*tensors, seed)):
         o, lse = _forward(*tensors, seed, dropout_p, *options)
         return o, lse.detach()
