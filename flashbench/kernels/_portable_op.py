@@ -39,7 +39,7 @@ def attention_portable(
     By the operator, or past it where the call is a plain one.
     """
     refuse_forward_mode(*tensors[:4])
-    if plain((*tensors, seed)):
+    if plain(tensors):  # the seed is on the CPU, wherever they are
         o, lse = _forward(*tensors, seed, dropout_p, *options)
         return o, lse.detach()
     o, lse = torch.ops.flashbench.attention_portable(*tensors, seed, dropout_p, *options)
