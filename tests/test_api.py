@@ -162,6 +162,7 @@ def test_the_operators_are_what_torch_takes_them_for(layout: str) -> None:
     q, k, v = leaves(p)
     options = (True, -1, -1, 0.3, 0.0, -1, -1)
     torch.library.opcheck(torch.ops.flashbench.attention.default, (q, k, v, None, None, None, *options))
+    torch.library.opcheck(torch.ops.flashbench.attention, (q, k, v))
     with torch.no_grad():
         o, lse = torch.ops.flashbench.attention(q, k, v, None, None, None, *options)
         saved = [x.detach() for x in (o, o, lse, q, k, v)]
@@ -169,6 +170,21 @@ def test_the_operators_are_what_torch_takes_them_for(layout: str) -> None:
         torch.ops.flashbench.attention_backward.default, (*saved, None, None, None, *options),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
+
+
+@interpreted
+def test_the_operators_defaults_are_those_of_the_function() -> None:
+    """Torch does not pass on arguments at the end that have their defaults."""
+    p = problem(batch=1, num_heads=2, num_kv_heads=1)
+    (q, k, v), do = leaves(p), make_inputs(p, "cpu", 0).dout
+    for mine, theirs in (
+        (torch.ops.flashbench.attention(q, k, v), flashbench.attention(q, k, v, return_lse=True)),
+        (torch.ops.flashbench.attention(q, k, v, causal=True, softcap=2.0),
+         flashbench.attention(q, k, v, causal=True, softcap=2.0, return_lse=True)),
+    ):  # fmt: skip
+        assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
+        of = [torch.autograd.grad(o, (q, k, v), do) for o, _ in (mine, theirs)]
+        assert all(torch.equal(x, y) for x, y in zip(*of, strict=True))
 
 
 ALONE = """

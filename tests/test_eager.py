@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import flashbench
-from flashbench import environment, kernels
+from flashbench import environment, flash_attn, kernels
 from flashbench.kernels import _eager, _op
 
 TARGET = environment.target(None)
@@ -402,7 +402,6 @@ def test_transforms_do_what_they_did(ways: Ways) -> None:
     ways.seen.clear()
     for transform in (torch.func.grad, torch.func.jacrev):  # torch refuses both
         ways.agree(lambda of=transform: of(lambda x: flashbench.attention(x, k, v).sum())(q))
-    ways.agree(lambda: torch.func.jvp(lambda x: flashbench.attention(x, k, v), (q,), (q,)))
     assert ways.seen
     assert not any(ways.seen)
 
@@ -415,6 +414,52 @@ def test_transforms_do_what_they_did(ways: Ways) -> None:
     ways.seen.clear()
     ways.agree(batched)
     assert ways.seen == [True, False]
+
+
+def attended(x: Tensor, other: Tensor) -> Tensor:
+    return flashbench.attention(x, other, other)
+
+
+FORWARD: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "jvp": lambda x, k: torch.func.jvp(lambda y: attended(y, k), (x,), (x,)),
+    "jvp of k": lambda x, k: torch.func.jvp(lambda y: attended(x, y), (k,), (k,)),
+    "jacfwd": lambda x, k: torch.func.jacfwd(lambda y: attended(y, k))(x),
+    "linearize": lambda x, k: torch.func.linearize(lambda y: attended(y, k), x),
+    "of vmap": lambda x, k: torch.func.jvp(torch.vmap(lambda y: attended(y, k)), (x[None],), (x[None],)),
+    "of jvp": lambda x, k: torch.func.jvp(
+        lambda y: torch.func.jvp(lambda z: attended(y, k) * z, (x,), (x,))[0], (x,), (x,)
+    ),
+    "of grad": lambda x, k: torch.func.jvp(
+        lambda y: torch.func.grad(lambda z: (attended(y, k) * z).sum())(x), (x,), (x,)
+    ),
+    "compiled": lambda x, k: torch.compile(
+        lambda x: torch.func.jvp(lambda y: attended(y, k), (x,), (x,))[1], backend="eager"
+    )(x),
+    "deterministic": lambda x, k: torch.func.jvp(
+        lambda y: flash_attn.flash_attn_func(y, k, k, deterministic=True), (x,), (x,)
+    ),
+    "cache": lambda x, k: torch.func.jvp(
+        lambda y: flash_attn.flash_attn_with_kvcache(y, k, k), (x,), (x,)
+    ),
+}  # fmt: skip
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("way", FORWARD.values(), ids=FORWARD)
+def test_forward_mode_is_refused_and_not_taken_for_zero(way: Callable[[Tensor, Tensor], Any]) -> None:
+    q, k, _ = tensors(False)
+    with pytest.raises(NotImplementedError, match=r"forward-mode derivatives .* are not supported"):
+        way(q, k)
+
+
+@runs
+def test_what_has_no_tangent_is_taken_in_forward_mode() -> None:
+    q, k, _ = tensors(False)
+    o, tangent = torch.func.jvp(lambda x: x * attended(q, k), (q,), (torch.ones_like(q),))
+    assert torch.equal(tangent, attended(q, k))
+    _, tangent = torch.func.jvp(lambda x: x * attended(x.detach(), k), (q,), (torch.ones_like(q),))
+    assert torch.equal(o, q * tangent)
 
 
 DTENSOR = """

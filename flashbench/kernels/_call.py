@@ -265,11 +265,6 @@ def computable(x: Tensor) -> Tensor:
     return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
 
 
-def unit_stride(x: Tensor) -> Tensor:
-    """x with unit stride along the head dim."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def like(q: Tensor, columns: int) -> Tensor:
     """An output for q's rows, its heads inside or outside its rows as q's are."""
     batch, heads, rows, _ = q.shape

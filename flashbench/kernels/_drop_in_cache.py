@@ -12,8 +12,16 @@ import torch
 from torch import Tensor
 
 from flashbench.kernels import _triton
-from flashbench.kernels._drop_in import Options, attend, check_dimensions, refuse
-from flashbench.kernels._misfits import check_mask
+from flashbench.kernels._drop_in import Options, attend
+from flashbench.kernels._drop_in_checks import (
+    check_cached,
+    check_dimensions,
+    check_options,
+    check_whole,
+    refuse,
+)
+from flashbench.kernels._eager import refuse_forward_mode
+from flashbench.kernels._layout import unit_stride
 
 _NAME = "flash_attn_with_kvcache"
 
@@ -49,25 +57,44 @@ def flash_attn_with_kvcache(
     cache is a sequence's. causal and window_size are aligned to the last query and key of each sequence.
 
     Keys are split over thread blocks by flash-decode; a window, softcap or alibi_slopes (num_heads,) are
-    flash-v2's, which has no splits and takes a dense contiguous cache alone. Refused by name: rotary_*,
-    cache_leftpad.
+    flash-v2's, which has no splits and takes a dense contiguous cache alone. Refused by name: rotary_cos,
+    rotary_sin, cache_leftpad; without those rotary_interleaved means nothing.
 
     Returns o (batch, seqlen_q, num_heads, head_dim_v); with return_softmax_lse also lse (batch, num_heads,
     seqlen_q), fp32, natural log, -inf for a row without keys. Raises ValueError for a misfit.
     """
+    refuse_forward_mode(q, k_cache, v_cache, k, v, alibi_slopes)
     refuse(_NAME, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_leftpad=cache_leftpad)
-    if not rotary_interleaved:
-        raise ValueError(f"rotary_interleaved of {_NAME} is not taken without rotary_cos; accepted: True")
-    check_dimensions(4, "as in the docstring", q=q, k_cache=k_cache, v_cache=v_cache)
-    check_mask(causal, window_size)
+    check_dimensions(4, "(batch, seqlen, heads, head_dim)", q=q)
+    check_dimensions(4, "(batch, capacity, heads, head_dim), or pages", k_cache=k_cache, v_cache=v_cache)
+    check_options(causal, window_size, alibi_slopes, scale=softmax_scale, softcap=softcap)
+    check_whole("num_splits", num_splits, "a count, or 0 for the best")
     if isinstance(cache_seqlens, int):
-        cache_seqlens = torch.full((q.shape[0],), cache_seqlens, dtype=torch.int32, device=q.device)
+        cache_seqlens = torch.full(q.shape[:1], cache_seqlens, dtype=torch.int32, device=q.device)
+    _check_whose(q.shape[0], cache_seqlens, cache_batch_idx, block_table)
+    band = _band(causal, window_size)
     run = torch.ops.flashbench.attention_with_kvcache if torch.compiler.is_compiling() else _attend
     o, lse = run(
         q, k_cache, v_cache, k, v, cache_seqlens, cache_batch_idx, block_table, alibi_slopes, softmax_scale,
-        causal, *window_size, softcap, num_splits,
+        *band, softcap, num_splits,
     )  # fmt: skip
     return (o, lse) if return_softmax_lse else o
+
+
+def _check_whose(batch: int, lengths: Any, batch_idx: Any, block_table: Any) -> None:
+    """Raise ValueError for what does not say of each sequence how long it is, or where."""
+    if lengths is not None:
+        check_cached("cache_seqlens", lengths, batch, kind="one number, or int32")
+    if batch_idx is not None:
+        check_cached("cache_batch_idx", batch_idx, batch, (torch.int64,))
+    if block_table is not None:
+        check_dimensions(2, "(batch, max_pages)", block_table=block_table)
+
+
+def _band(causal: bool, window_size: tuple[int, int]) -> tuple[bool, int, int]:
+    """(causal, left, right), causal alone where the window hides no more: all kernels have that."""
+    left, right = int(window_size[0]), int(window_size[1])
+    return (True, -1, -1) if left == -1 and (causal or right == 0) else (causal, left, right)
 
 
 def _attend(
@@ -85,8 +112,9 @@ def _attend(
     """(o, lse) of arguments that were looked at one by one."""
     scale, causal, left, right, softcap, num_splits = rest
     decode = _triton.load(q.device.type, "_flash_decode")
+    lengths = None if lengths is None else lengths.contiguous()
     cache = _cache(decode, (k_cache, v_cache), lengths, _table(block_table, batch_idx))
-    q = q.transpose(1, 2)
+    q = unit_stride(q).transpose(1, 2)
     options = Options(
         softmax_scale=scale, causal=causal, window_size=(left, right), softcap=softcap, alibi_slopes=slopes
     )
@@ -131,13 +159,15 @@ def _table(block_table: Tensor | None, cache_batch_idx: Tensor | None) -> Tensor
     if block_table is not None and cache_batch_idx is not None:
         raise ValueError("cache_batch_idx and block_table exclude each other")
     if cache_batch_idx is None:
-        return block_table
-    check_dimensions(1, "(batch,)", cache_batch_idx=cache_batch_idx)
+        return None if block_table is None else block_table.contiguous()
     return cache_batch_idx.int()[:, None].contiguous()
 
 
 def _cache(decode: Any, kept: tuple[Tensor, Tensor], lengths: Tensor | None, table: Tensor | None) -> Any:
     """The decode kernels' cache: contiguous ones have heads before rows."""
+    for name, x in zip(("k_cache", "v_cache"), kept, strict=True):
+        if x.stride(-1) != 1 < x.shape[-1]:
+            raise ValueError(f"{name} of stride {x.stride()} is not taken; accepted: a last stride of 1")
     k, v = kept if table is not None else (x.transpose(1, 2) for x in kept)
     return decode.Cache(k=k, v=v, seqused_k=lengths, block_table=table)
 
@@ -153,6 +183,7 @@ def _with_new(decode: Any, cache: Any, k: Tensor | None, v: Tensor | None) -> An
         raise ValueError(f"cache_seqlens of {_NAME} must say where the new k and v go")
     check_dimensions(4, "(batch, new, heads, head_dim)", k=k, v=v)
     _check_places(cache, k.shape[1])
+    k, v = unit_stride(k), unit_stride(v)
     decode.append(cache, k.transpose(1, 2), v.transpose(1, 2))
     return replace(cache, seqused_k=cache.seqused_k + k.shape[1])
 
@@ -193,9 +224,6 @@ def _check_without_splits(q: Tensor, cache: Any, options: Options, num_splits: i
         )
     if slopes is not None and slopes.ndim != 1:
         raise ValueError(f"alibi_slopes of {_NAME} must be (num_heads,), the same for all")
-    used = cache.lengths()
-    if used.shape != q.shape[:1] or used.dtype != torch.int32:
-        raise ValueError(f"cache_seqlens must be int32 ({q.shape[0]},); got {used.dtype} {tuple(used.shape)}")
     of, v2 = (_triton.load(q.device.type, name) for name in ("_call", "_flash_v2"))
     of.check_shapes(q, cache.k, cache.v)
     scale = q.shape[-1] ** -0.5 if options.softmax_scale is None else options.softmax_scale

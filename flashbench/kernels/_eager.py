@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
+from torch._C import _functorch
+from torch.autograd import forward_ad, profiler
 
 _NEEDED = (
     "_dispatch_keys",
@@ -52,6 +53,31 @@ def plain(tensors: tuple[Any, ...]) -> bool:
         if keys != ordinary[0] and keys != ordinary[1]:
             return False
     return True
+
+
+def refuse_forward_mode(*tensors: Any) -> None:
+    """Raise NotImplementedError for a tensor with a tangent, in a transform of ``torch.func``, too.
+
+    Operators that are written in Python drop it in silence where nothing requires a gradient. There are none
+    where ``forward_ad._current_level`` is below 0, which callers that are to be fast look at themselves.
+    """
+    if forward_ad._current_level >= 0 and any(isinstance(x, Tensor) and _has_tangent(x) for x in tensors):
+        raise NotImplementedError(
+            "forward-mode derivatives (torch.func.jvp, torch.autograd.forward_ad) are not supported by the"
+            " bundled kernels; accepted: those of torch.autograd.grad and backward"
+        )
+
+
+def _has_tangent(x: Tensor) -> bool:
+    """Whether it has one, or may have: of an outer ``jvp``, which cannot be asked, all that it wraps does."""
+    if _functorch.is_batchedtensor(x):
+        return _has_tangent(_functorch.get_unwrapped(x))
+    if not _functorch.is_gradtrackingtensor(x):
+        return forward_ad.unpack_dual(x).tangent is not None
+    level, stack = _functorch.maybe_get_level(x), _functorch.get_interpreter_stack() or []
+    if any(one.level() == level and one.key() == _functorch.TransformType.Jvp for one in stack):
+        return stack[-1].level() != level or forward_ad.unpack_dual(x).tangent is not None
+    return _has_tangent(_functorch.get_unwrapped(x))
 
 
 def below_autograd() -> bool:

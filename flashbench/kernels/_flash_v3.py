@@ -30,7 +30,6 @@ from flashbench.kernels._call import (
     check_scale,
     misfit,
     on,
-    unit_stride,
 )
 from flashbench.kernels._flash_v2 import NOTHING, FlashAttention
 from flashbench.kernels._hopper_plan import (
@@ -44,7 +43,7 @@ from flashbench.kernels._hopper_plan import (
 )
 from flashbench.kernels._hopper_ready import Ready
 from flashbench.kernels._launches import Saved
-from flashbench.kernels._layout import Layout, layout
+from flashbench.kernels._layout import Layout, layout, unit_stride
 
 
 def flash_attention(

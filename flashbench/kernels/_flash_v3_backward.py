@@ -22,10 +22,11 @@ from flashbench.kernels import _flash_v2 as flash_v2
 from flashbench.kernels import _hopper_backward as kernels
 from flashbench.kernels import _hopper_gradient_kernels as rows_kernels
 from flashbench.kernels import _hopper_schedule as schedule
-from flashbench.kernels._call import Call, unit_stride
+from flashbench.kernels._call import Call
 from flashbench.kernels._hopper_plan import Laid, descriptor, loadable, output, programs
 from flashbench.kernels._hopper_ready import Ready
 from flashbench.kernels._launches import Backward, Saved
+from flashbench.kernels._layout import unit_stride
 
 LINE = 32
 """fp32 of a line of dQ's accumulator."""

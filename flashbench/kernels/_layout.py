@@ -18,3 +18,8 @@ def layout(q: Tensor, k: Tensor, v: Tensor) -> Layout:
         (k.shape, k.stride(), k.dtype, k.device),
         (v.shape, v.stride(), v.dtype, v.device),
     )
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """x with unit stride along the head dim."""
+    return x if x.stride(-1) == 1 else x.contiguous()
