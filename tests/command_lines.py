@@ -19,7 +19,7 @@ def commands(lines: list[str]) -> Iterator[list[str]]:
         for index, word in enumerate(words):
             if word == "flashbench" and (index == 0 or words[index - 1] in ("--", "&&", "run")):
                 rest = words[index + 1 :]
-                ends = [at for at, item in enumerate(rest) if re.fullmatch(r"\||\|\||&&|>>?|;", item)]
+                ends = [at for at, item in enumerate(rest) if re.fullmatch(r"\||\|\||&&?|>>?|;", item)]
                 yield rest[: min(ends, default=len(rest))]
 
 

@@ -33,7 +33,10 @@ FILES: dict[str, dict[str, str]] = {
     "block.md": {"blocks.jsonl": "reports/h200-sxm/block/gpt2-medium.jsonl"},
     "ci.md": {"new/1/results.jsonl": SAMPLE, "configs": "configs"},
     "compare.md": {"base/results.jsonl": SAMPLE, "new/results.jsonl": SAMPLE},
-    "fleet.md": {"cards/both/results.jsonl": "reports/h200-sxm-x2/fleet/two/results.jsonl"},
+    "fleet.md": {
+        "cards/one/results.jsonl": "reports/h200-sxm-x2/fleet/one/results.jsonl",
+        "cards/two/results.jsonl": "reports/h200-sxm-x2/fleet/two/results.jsonl",
+    },
     "numerics.md": {"numerics.jsonl": "reports/h100-sxm/numerics.jsonl"},
     "profile.md": {"configs": "configs"},
     "report.md": {
@@ -89,10 +92,10 @@ APART = (
     Apart("tune.md", ("flashbench run --tuned",), READ, "a file that 'tune' wrote on a GPU"),
 )  # fmt: skip
 
-FAST = {"README.md", "kv-cache.md", "what-if.md", "compare.md"}
+FAST = {"README.md", "kv-cache.md", "what-if.md"}
 """Pages whose commands are quick, or that everybody reads: in the fast tier."""
 
-FAST_PYTHON = {"io-model.md", "kv-cache.md", "what-if.md", "time-model.md", "decode.md", "profile.md"}
+FAST_PYTHON = {"io-model.md", "kv-cache.md", "what-if.md", "time-model.md", "decode.md"}
 
 SHOWN = [block for page in PAGES for block in snippets.blocks(page)]
 
