@@ -87,7 +87,7 @@ APART = (
     Apart("numerics.md", ("flashbench check --numerics --seqlens",), READ, "a million keys"),
     Apart("profile.md", ("flashbench profile --counters",), GPU, "counters of a GPU"),
     Apart("profile.md", ("flashbench run --counters",), PLANNED, "the default grid, and of a GPU"),
-    Apart("ring.md", ("flashbench ring --world-size",), READ, "of several GPUs, on a CPU hours; tests/test_ring.py"),
+    Apart("ring.md", ("flashbench ring --world-size",), READ, "of several GPUs; tests/test_ring.py"),
     Apart("tune.md", ("flashbench tune --impls", "flashbench tune --model"), GPU, "times a GPU"),
     Apart("tune.md", ("flashbench run --tuned",), READ, "a file that 'tune' wrote on a GPU"),
 )  # fmt: skip
