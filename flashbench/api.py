@@ -64,12 +64,9 @@ class Results:
     def to_html(self, path: str | Path | None = None) -> str:
         """The report as text; also written to the path, if given. Raises UsageError where that fails."""
         from flashbench import report
-        from flashbench._cli.report import results_of, write
+        from flashbench._cli.report import results_of
 
-        results = results_of([self.file])
-        if path is not None:
-            write(results, Path(path))
-        return report.of(results)
+        return _kept(report.of(results_of([self.file])), path)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from attention import exact, problem
 from torch import Tensor
 
 import flashbench
-from flashbench import environment, kernels
+from flashbench import environment, kernels, runfile
 from flashbench.errors import SpecError, UnknownName, UsageError
 from flashbench.kernels import _op, _triton
 from flashbench.kernels._inputs import make_inputs
@@ -434,8 +434,11 @@ def test_the_model_becomes_a_table_and_a_page(given: dict[str, Any], tmp_path: P
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"to_html\(.*nowhere.*\): No such file"):
-        flashbench.io_model("standard", seqlens=1024).to_html(tmp_path / "nowhere" / "page.html")
+    page = tmp_path / "nowhere" / "page.html"
+    measured = flashbench.Results(file=runfile.load(Path(__file__).parent / "data" / "cpu.jsonl"))
+    for found in (measured, flashbench.io_model("standard", seqlens=1024)):
+        with pytest.raises(UsageError, match=r"^to_html\(.*nowhere.*\): No such file"):
+            found.to_html(page)
 
 
 def test_functions_of_one_name_are_told_apart() -> None:

@@ -185,16 +185,18 @@ def results_of(
 
 
 def write_page(files: Sequence[RunFile], page: Path) -> None:
-    """Write the report of the files. Raises UsageError where the page cannot be written."""
-    write(results_of(files), page)
+    """Write the report of the files, into the folder of --out. Raises UsageError where that fails."""
+    write(results_of(files), page, "--out")
 
 
-def write(results: Results, page: Path) -> None:
-    """Write the report of the results. Raises UsageError where the page cannot be written."""
+def write(results: Results, page: Path, option: str = "--output") -> None:
+    """Write the report of the results. option: what named the page. Raises UsageError where the page cannot
+    be written.
+    """
     from flashbench import report as report_
 
     try:
         page.write_text(report_.of(results), encoding="utf-8", newline="\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"--output {str(page)!r}: {reason}; accepted: a path that can be written") from None
+        raise UsageError(f"{option} {str(page)!r}: {reason}; accepted: a path that can be written") from None

@@ -128,6 +128,7 @@ class _Source:
     spec: str
     find: Callable[[], Any]
     name: str
+    where: str  # what named it, as complaints begin: an option, a package's entry point
     here: bool = False
     _found: Loaded | UsageError | None = field(default=None, repr=False)
 
@@ -136,11 +137,11 @@ class _Source:
         if self._found is None:
             _settle_triton(target)
             try:
-                self._found = inspected(self.find(), self.spec)
+                self._found = inspected(self.find(), self.spec, self.where)
             except UsageError as error:
                 self._found = error
             except FlashbenchError as error:  # of the decorator
-                self._found = UsageError(f"--impl {self.spec!r}: {error}")
+                self._found = UsageError(f"{self.where}: {error}")
         if isinstance(self._found, UsageError):
             raise self._found
         return self._found
@@ -174,10 +175,14 @@ class _Source:
         return _triton.why_unavailable(target) if loaded.triton else None
 
 
-def look(spec: str) -> None:
+def _given(spec: str) -> str:
+    return f"--impl {units.quoted(spec, 400)}"
+
+
+def look(spec: str, where: str = "") -> None:
     """Look at the form of a spec, and for its file. Raises UsageError, which says what is accepted."""
     place, _, function = spec.rpartition(":")
-    where = f"--impl {units.quoted(spec, 400)}"
+    where = where or _given(spec)
     if not place or not function.isidentifier() or "," in spec:
         raise UsageError(f"{where}: not a function; accepted: {ACCEPTED}")
     if place.endswith(".py"):
@@ -189,7 +194,8 @@ def look(spec: str) -> None:
 
 def row(spec: str) -> Implementation:
     """The implementation of a spec; it is ``unavailable`` where ``look`` or its import has a complaint."""
-    return _implementation(_Source(spec, partial(_function, spec), spec), f"yours: {spec}")
+    where = _given(spec)
+    return _implementation(_Source(spec, partial(_function, spec, where), spec, where), f"yours: {spec}")
 
 
 def known(function: Callable[..., Any], beside: Sequence[str] = ()) -> str:
@@ -202,18 +208,21 @@ def known(function: Callable[..., Any], beside: Sequence[str] = ()) -> str:
     while name in beside:
         number += 1
         name = f"{plain}_{number}"
-    registry()[name] = _implementation(_Source(name, lambda: function, name, here=True), f"yours: {name}")
+    registry()[name] = _implementation(
+        _Source(name, lambda: function, name, _given(name), here=True), f"yours: {name}"
+    )
     return name
 
 
 def offered() -> list[Implementation]:
     """What installed packages offer in GROUP; none of them is imported."""
-    return [
-        _implementation(
-            _Source(entry.value, partial(_function, entry.value), entry.name), f"of a package: {entry.value}"
-        )
-        for entry in importlib.metadata.entry_points(group=GROUP)
-    ]
+    return [_offer(entry) for entry in importlib.metadata.entry_points(group=GROUP)]
+
+
+def _offer(entry: importlib.metadata.EntryPoint) -> Implementation:
+    where = f"--impls {entry.name} (entry point {units.quoted(entry.value, 400)})"
+    source = _Source(entry.value, partial(_function, entry.value, where), entry.name, where)
+    return _implementation(source, f"of a package: {entry.value}")
 
 
 def _implementation(source: _Source, summary: str) -> Implementation:
@@ -282,10 +291,9 @@ def _settle_triton(target: Target) -> None:
         os.environ[_triton.VARIABLE] = "1"
 
 
-def _function(spec: str) -> Any:
-    look(spec)
+def _function(spec: str, where: str) -> Any:
+    look(spec, where)
     place, _, name = spec.rpartition(":")
-    where = f"--impl {units.quoted(spec, 400)}"
     try:
         with redirect_stdout(sys.stderr):  # stdout is for results
             module = _of_file(Path(place)) if place.endswith(".py") else _of_module(place)
@@ -345,9 +353,8 @@ def _reach(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def inspected(function: Any, spec: str) -> Loaded:
+def inspected(function: Any, spec: str, where: str) -> Loaded:
     """What a function is by its signature and its own word. Raises UsageError where it is none."""
-    where = f"--impl {units.quoted(spec, 400)}"
     if not callable(function):
         raise UsageError(f"{where}: it is {type(function).__name__}; accepted: {ACCEPTED}")
     try:

@@ -55,9 +55,10 @@ class Peer:
 
     def why_unavailable(self, target: Target) -> str | None:
         """Why it cannot run there, one sentence, or None; imported on a GPU only."""
-        if target.type != "cuda":
-            return f"{self.package} needs a GPU"
         how = self.install or f"pip install {self.package}"
+        if target.type != "cuda":
+            missing = "" if _installed(self.module) else f", and is not installed: {how}"
+            return f"{self.package} needs a GPU{missing}"
         if not _installed(self.module):
             return f"{self.package} is not installed: {how}"
         return _broken(self.package, self.module) or self._lacks_its_function(how)
