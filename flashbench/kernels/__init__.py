@@ -141,8 +141,8 @@ class Implementation:
     prepare_lse(problem, inputs, config): as prepare_tiles, of a call that returns (o, lse); lse: fp32, o's
     rows. An empty config leaves the choice to the table.
     deterministic: False where two runs of the same call may differ in the last bits.
-    own_check(problem, inputs, o, gradients): of one that computes something else than exact attention, how far
-    o, and of a pass with a backward its gradients, are from its own fp64 form; None of all that exact
+    own_check(problem, inputs, o, gradients): of one that computes something else than exact attention, how
+    far o, and of a pass with a backward its gradients, are from its own fp64 form; None of all that exact
     attention's reference judges (``exact``).
     exponentials_within(problem, target): how far the exponentials of its row sums may be off, relative, where
     they are not those of fp32: by so much lse may be, too.

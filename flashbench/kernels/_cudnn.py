@@ -82,10 +82,11 @@ def _handle(cudnn: ModuleType, device: torch.device) -> Any:
 def _on(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
-    return torch.cuda.device(device)
+    found: AbstractContextManager[object] = torch.cuda.device(device)
+    return found
 
 
-class _Attention(torch.autograd.Function):
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
     """o by one graph, and where gradients are wanted the other."""
 
     @staticmethod
@@ -157,7 +158,7 @@ def _stats(q: Tensor) -> Tensor:
 
 
 def _mask(cudnn: ModuleType, p: Problem) -> dict[str, Any]:
-    """The diagonal band: its left bound counts the query's own key. Raises NotImplementedError without one."""
+    """The diagonal band, whose left bound counts the query's own key."""
     if not p.masked:
         return {}
     if not hasattr(cudnn, "diagonal_alignment"):
