@@ -398,7 +398,8 @@ class _Graph:
         for port, x in tensor_dict.items():
             assert port.output == (port not in self.inputs)
             assert (port.dim, port.stride) == (list(x.shape), list(x.stride()))
-            assert port.data_type == ("FLOAT" if x.dtype == torch.float32 else "HALF")
+            kinds = {torch.float32: "FLOAT", torch.bfloat16: "BFLOAT16", torch.float16: "HALF"}
+            assert port.data_type == kinds[x.dtype]
         found = self._computed(*(tensor_dict[port].detach() for port in self.inputs))
         for port, x in zip(self.outputs, found, strict=True):
             if port is not None:

@@ -136,6 +136,25 @@ def test_linear_attention_refuses_what_it_has_not(monkeypatch: pytest.MonkeyPatc
     ]  # fmt: skip
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", APPROXIMATE)
+def test_on_a_gpu_it_is_right_or_says_why_not(name: str) -> None:
+    from flashbench import environment
+
+    p = problem(dtype="bf16", seqlen_q=200, seqlen_k=200, head_dim=64, head_dim_v=64)
+    target, row = environment.target("cuda:0"), kernels.get(name)
+    pass_ = "fwd" if name == "sageattention" else "bwd"
+    reason = row.why_unavailable(target) or row.why_unsupported(p, pass_, target)
+    if reason is not None:
+        assert len(reason.split()) > 3
+        return
+    inputs = make_inputs(p, "cuda:0", seed=2).detached(grad=pass_ != "fwd")
+    o = row.prepare(p, inputs)()
+    gradients = torch.autograd.grad(o, inputs.leaves, inputs.dout) if pass_ != "fwd" else None
+    assert row.own_check is not None
+    assert row.own_check(p, inputs.detached(grad=False), o.detach(), gradients).ok
+
+
 def test_an_older_release_is_told_that_rows_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     module, seen = APPROXIMATE["fla-linear"](monkeypatch), []
     new = module.chunk_linear_attn

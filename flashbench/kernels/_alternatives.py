@@ -69,7 +69,7 @@ def judged(
     rows = torch.linspace(0, n - 1, count, device=o.device, dtype=torch.float64).round().long()
     ref = plain(problem, inputs, rows, torch.float64)
     naive = plain(problem, inputs, rows, yardstick or o.dtype).to(o.dtype)
-    found = o[: ref.shape[0], : ref.shape[1], :, : ref.shape[3]].index_select(2, rows)
+    found = o.detach()[: ref.shape[0], : ref.shape[1], :, : ref.shape[3]].index_select(2, rows)
     error = float((found.double() - ref).abs().max()) if bool(o.isfinite().all()) else float("nan")
     budget = 2 * float((naive.double() - ref).abs().max()) + 2 * rounding(ref, o.dtype)
     return Accuracy(max_abs_error={"o": error}, budget={"o": budget}, query_rows=count, key_rows=0)
