@@ -164,6 +164,18 @@ def test_without_device_model_or_naive_their_metrics_are_none() -> None:
     }  # fmt: skip
 
 
+def test_a_pass_that_the_model_of_another_method_has_not_has_no_flops() -> None:
+    """Attention's nominal FLOPs are not those of linear attention."""
+    record = replace(timed(0.002), exact=False, io_model="linear-attention")
+    cell = row(record, estimate=None)
+    names = ("flops", "flops_per_s", "peak_fraction", "roof_fraction", "intensity_compulsory")
+    assert [value(name, cell) for name in names] == [None] * 5
+    assert value("time_s", cell) == 0.002
+    assert (
+        value("flops", row(replace(record, io_model=None), estimate=None)) > 0
+    )  # 8-bit attention has its own
+
+
 def test_a_dtype_without_a_peak_has_no_fraction_of_it() -> None:
     v100 = next(device for device in devices.DEVICES if device.peak_flops_per_s["bf16"] is None)
     cell = row(device=v100)

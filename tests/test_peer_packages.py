@@ -11,11 +11,11 @@ from importlib.machinery import ModuleSpec
 import pytest
 import torch
 from attention import FEATURES, SHAPES, exact, featured, problem, run
-from peer_packages import FAKES, install
+from peer_packages import APPROXIMATE, FAKES, install
 
 from flashbench import environment, kernels
 from flashbench.cli import main
-from flashbench.kernels import SPENT, Refusal, Target, _peer, flex
+from flashbench.kernels import SPENT, Refusal, Target, _peer, flex, transformer_engine_dpa
 from flashbench.kernels._inputs import make_inputs
 
 CPU, GPU = Target(), Target(device="cuda:0", capability=(9, 0))
@@ -25,6 +25,8 @@ TAKEN = {
     "fa4": {"window", "softcap", "varlen", "bshd", "deterministic"},
     "xformers": {"window", "top-left", "bias", "varlen", "bshd"},
     "flashinfer": {"softcap", "varlen", "bshd", "deterministic"},
+    "transformer-engine": {"window", "top-left", "softcap", "alibi", "varlen", "bshd"},
+    "cudnn-frontend": {"window", "top-left", "bshd", "deterministic"},
 }
 """Features that each takes, backward and forward (flashinfer: its forward alone)."""
 
@@ -183,12 +185,36 @@ def test_a_package_that_cannot_be_imported_is_unavailable_in_one_line(
 def test_no_peer_is_imported_by_listing() -> None:
     code = (
         "import sys; from flashbench import kernels\n"
-        "for row in kernels.registry().values():\n"
-        "    if row.name in {'fa2', 'fa3', 'fa4', 'xformers', 'flashinfer', 'flex'}:\n"
-        "        row.why_unavailable(kernels.Target())\n"
-        "assert not {'torch', 'flash_attn', 'xformers', 'flashinfer'} & set(sys.modules)\n"
+        f"for name in {[*FAKES, *APPROXIMATE, 'flex']}:\n"
+        "    kernels.get(name).why_unavailable(kernels.Target())\n"
+        "packages = {'flash_attn', 'xformers', 'flashinfer', 'transformer_engine', 'cudnn', 'fla'}\n"
+        "assert not {'torch', 'sageattention', *packages} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_transformer_engine_says_which_backend_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    FAKES["transformer-engine"](monkeypatch)
+    row, p = kernels.get("transformer-engine"), problem()
+    call = row.prepare(p, make_inputs(p, "cpu", 0))
+    choices = sys.modules[transformer_engine_dpa.CHOICES]._attention_backends
+    choices.update(use_fused_attention=False, use_flash_attention=True, flash_attention_backend="2.8.3")
+    assert row.backend(call) == "FusedAttention sub-backend 1"  # of this call, whatever ran since
+    assert transformer_engine_dpa.chosen() == "FlashAttention 2.8.3"
+    del sys.modules[transformer_engine_dpa.CHOICES]._attention_backends
+    assert transformer_engine_dpa.chosen() is None
+
+
+def test_cudnn_refuses_in_its_words_and_names_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = FAKES["cudnn-frontend"](monkeypatch)
+    row, wide = kernels.get("cudnn-frontend"), problem(head_dim=512)
+    assert row.describe(wide, "fwd", GPU) == {"package": "nvidia-cudnn-frontend 1.32.0", "cudnn": 92700}
+    with pytest.raises(Refusal, match=r"frontend 1\.32\.0 refuses it: No valid engine configs for MATMUL_$"):
+        row.prepare(wide, make_inputs(wide, "cpu", 0))
+    del module.diagonal_alignment  # as before release 1.11
+    with pytest.raises(Refusal, match="diagonal bands, which this version has not"):
+        row.prepare(problem(), make_inputs(problem(), "cpu", 0))
+    right("cudnn-frontend", problem(causal=False))
 
 
 @pytest.mark.parametrize(

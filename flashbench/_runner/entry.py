@@ -228,7 +228,7 @@ class Entry:
             return shared.reference.compare(
                 o, gradients, self._lse(shared.inputs), exponentials_within=within
             )
-        found = own(self.cell.problem, shared.inputs, o)
+        found = own(self.cell.problem, shared.inputs, o, gradients)
         self._fields["apart"] = shared.reference.apart(o)
         return found
 

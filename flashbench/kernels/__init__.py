@@ -149,8 +149,9 @@ class Implementation:
     prepare_lse(problem, inputs, config): as prepare_tiles, of a call that returns (o, lse); lse: fp32, o's
     rows. An empty config leaves the choice to the table.
     deterministic: False where two runs of the same call may differ in the last bits.
-    own_check(problem, inputs, o): of one that computes something else than exact attention, how far o is from
-    its own fp64 form; None of all that exact attention's reference judges (``exact``).
+    own_check(problem, inputs, o, gradients): of one that computes something else than exact attention, how
+    far o, and of a pass with a backward its gradients, are from its own fp64 form; None of all that exact
+    attention's reference judges (``exact``).
     exponentials_within(problem, target): how far the exponentials of its row sums may be off, relative, where
     they are not those of fp32: by so much lse may be, too.
     stated(problem, pass_): what a model of its author's own says of it (``declared.Stated``), or {}.
@@ -180,7 +181,7 @@ class Implementation:
     runs: Callable[[Problem, Target], str | None] = _never
     exponentials_within: Callable[[Problem, Target], float] = lambda *_: 0.0
     stated: Callable[[Problem, str], Mapping[str, Any]] = _nothing
-    own_check: Callable[[Problem, Inputs, Tensor], Accuracy] | None = None
+    own_check: Callable[[Problem, Inputs, Tensor, Sequence[Tensor] | None], Accuracy] | None = None
     origin: Origin | None = None
 
     @property

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flashbench.kernels import SPENT, Call, Implementation, Refusal, Target, unsupported_features
-from flashbench.problem import Problem
+from flashbench.problem import LAYOUTS, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -120,7 +120,9 @@ class Peer:
         try:
             return importlib.metadata.version(self.package)
         except importlib.metadata.PackageNotFoundError:  # built from source under another name
-            return str(getattr(importlib.import_module(self.module), "__version__", "of unknown version"))
+            modules = (importlib.import_module(name) for name in (self.module, self.module.split(".")[0]))
+            found = (getattr(module, "__version__", None) for module in modules)
+            return str(next((version for version in found if version), "of unknown version"))
 
     def describe(self, problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
         """The package and its version."""
@@ -167,6 +169,21 @@ def _broken(package: str, module: str) -> str | None:
 def rows_first(problem: Problem, *tensors: Tensor) -> list[Tensor]:
     """Views (batch, rows, heads, columns), of a packed batch (rows, heads, columns): nothing is copied."""
     return [x.transpose(1, 2)[0] if problem.lengths else x.transpose(1, 2) for x in tensors]
+
+
+def copied_rows(problem: Problem, *tensors: Tensor) -> list[Tensor]:
+    """The same, contiguous: copies of inputs of the other layout (``copied_bytes``)."""
+    return [x.contiguous() for x in rows_first(problem, *tensors)]
+
+
+def copied_bytes(problem: Problem) -> int:
+    """Of q, k and v as ``copied_rows`` has them."""
+    p = problem
+    if p.layout == LAYOUTS[1]:
+        return 0
+    queries, keys = p.rows
+    elements: int = p.num_heads * queries * p.head_dim + p.num_kv_heads * keys * (p.head_dim + p.head_dim_v)
+    return elements * p.dtype_bytes
 
 
 def heads_first(problem: Problem, o: Any) -> Tensor:
