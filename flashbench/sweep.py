@@ -357,17 +357,23 @@ def options_of(table: Mapping[str, Any], where: str, known: Collection[str]) -> 
     """The options of a TOML table by name, unparsed. known: those that it may hold. Raises UsageError."""
     raw: dict[str, str | bool] = {}
     for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            nearest = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(
-                f"{where}: key {units.quoted(key)} is not known{nearest} (accepted: {', '.join(known)})"
-            )
+        name = known_name(key, where, known)
         if name in raw:
             raise UsageError(f"{where}: key {key!r} stands twice (dash, underscore); accepted: one of them")
         raw[name] = _config_value(OPTIONS[name], key, value, where)
     return raw
+
+
+def known_name(key: str, where: str, known: Collection[str]) -> str:
+    """A key of a table, spelt with underscores. Raises UsageError where it is none of those known."""
+    name = key.replace("-", "_")
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        nearest = f"; did you mean {close[0]!r}?" if close else ""
+        raise UsageError(
+            f"{where}: key {units.quoted(key)} is not known{nearest} (accepted: {', '.join(known)})"
+        )
+    return name
 
 
 def _config_value(option: Opt, key: str, value: object, where: str) -> str | bool:
