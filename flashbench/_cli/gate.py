@@ -112,8 +112,8 @@ def plan_of(document: Mapping[str, Any], where: str) -> Plan:
 def _static(table: Mapping[str, Any], where: str) -> list[Any]:
     from flashbench import sweep
 
-    rest, arches = _without_arch(table, where, STATIC)
-    return [profile_static.grid_of(sweep.options_of(rest, where, STATIC), arches)[0]]
+    rest, arches = _without_arch(table, where)
+    return [profile_static.grid_of(sweep.options_of(rest, where, STATIC, (ARCH,)), arches)[0]]
 
 
 def _tiles(table: Mapping[str, Any], where: str) -> list[Any]:
@@ -121,10 +121,10 @@ def _tiles(table: Mapping[str, Any], where: str) -> list[Any]:
     from flashbench._profilers.occupancy import LIMITS
     from flashbench.kernels import _defaults
 
-    known = ("impls", *TILES)
-    rest, arches = _without_arch(table, where, known)
-    line = {"impls": ",".join(_defaults.NAMES), **TILES, **sweep.options_of(rest, where, known)}
-    typed = sweep.parse(line, lambda name: f"{where}: {name}", _defaults.NAMES)
+    rest, arches = _without_arch(table, where)
+    line = {"impls": ",".join(_defaults.NAMES), **TILES}
+    given = sweep.options_of(rest, where, tuple(line), (ARCH,))
+    typed = sweep.parse(line | given, lambda name: f"{where}: {name}", _defaults.NAMES)
     if "top-left" in typed["causal"]:
         raise UsageError(f"{where}: causal 'top-left': tiles are those of causal; accepted: yes, no, both")
     return [launched.Grid(
@@ -135,24 +135,16 @@ def _tiles(table: Mapping[str, Any], where: str) -> list[Any]:
 
 
 def _model(table: Mapping[str, Any], where: str) -> list[Any]:
-    from flashbench import sweep
-
-    rest, arches = _without_arch(table, where, sweep.ASKED)
+    rest, arches = _without_arch(table, where)
     return [
         (cell, capability)
         for capability in profile_static.arches_of(arches)
-        for cell in grids.cells_of(rest, where, MODEL)
+        for cell in grids.cells_of(rest, where, MODEL, more=(ARCH,))
     ]  # fmt: skip
 
 
-def _without_arch(
-    table: Mapping[str, Any], where: str, known: Sequence[str]
-) -> tuple[dict[str, Any], str | None]:
-    """The table without its architectures, and those. known: its other options."""
-    from flashbench import sweep
-
-    for key in table:
-        sweep.known_name(key, where, (*known, ARCH))
+def _without_arch(table: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str | None]:
+    """The table without its architectures, and those."""
     rest = dict(table)
     arch = rest.pop(ARCH, None)
     arch = ",".join(map(str, arch)) if isinstance(arch, list) else arch
