@@ -356,15 +356,15 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def options_of(
     table: Mapping[str, Any], where: str, known: Collection[str], more: Collection[str] = ()
 ) -> dict[str, str | bool]:
-    """The options of a TOML table, unparsed. known: all; more: taken out before. Raises UsageError."""
+    """The options of a TOML table by name, unparsed, or UsageError. known: its keys; more: of the caller."""
     raw: dict[str, str | bool] = {}
     accepted = (*known, *more)
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in known:
             close = difflib.get_close_matches(name, accepted, n=1, cutoff=0.5)
-            said = "".join(f"; did you mean {one!r}?" for one in close) + f" (accepted: {', '.join(accepted)})"
-            raise UsageError(f"{where}: key {units.quoted(key)} is not known{said}")
+            said = f"not known; did you mean {close[0]!r}?" if close else "not known"
+            raise UsageError(f"{where}: key {units.quoted(key)} is {said} (accepted: {', '.join(accepted)})")
         if name in raw:
             raise UsageError(f"{where}: key {key!r} stands twice (dash, underscore); accepted: one of them")
         raw[name] = _config_value(OPTIONS[name], key, value, where)
