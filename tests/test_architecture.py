@@ -63,6 +63,7 @@ LAYERS = [
         "tuned",
         "tuning",
         "gating",
+        "launched",
     },
     {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending", "claim", "claims"},
     {"console", "fitted", "report"},

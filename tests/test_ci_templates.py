@@ -62,6 +62,39 @@ def test_every_command_is_accepted_and_its_files_are_there(path: Path) -> None:
             assert (ROOT / name).exists(), name
 
 
+def read_by(path: Path) -> set[str]:
+    """The files and folders of the repository that a workflow's lines of shell name."""
+    return set(re.findall(r"configs/[\w./-]+", "\n".join(scripts(path))))
+
+
+def not_named(files: set[str], text: str) -> set[str]:
+    """Those of the files that a text names neither themselves nor by a folder around them."""
+    named = re.findall(r"configs/[\w./-]*[\w/]", text)
+    folders = tuple(name for name in named if name.endswith("/"))
+    return {file for file in files if file not in named and not file.startswith(folders)}
+
+
+@pytest.mark.parametrize("path", [*GITHUB, GITLAB], ids=lambda path: path.name)
+def test_what_a_workflow_reads_is_named_in_its_head_and_in_the_docs(path: Path) -> None:
+    """Who copies what these name has a job that runs."""
+    text = path.read_text(encoding="utf-8")
+    head = text[: re.search(r"^[^#]", text, re.MULTILINE).start()]  # type: ignore[union-attr]
+    page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^ *\| `{path.name}` \|(.*)$", page, re.MULTILINE)
+    files = read_by(path)
+    assert files
+    assert not_named(files, head) == set()
+    assert not_named(files, row) == set()
+    for name in re.findall(r"configs/[\w./-]+\.toml", head + row):
+        assert name in files, f"{path.name} does not read {name}"
+
+
+def test_a_file_that_is_not_named_is_seen() -> None:
+    files = {"configs/smoke.toml", "configs/baselines/ci-static"}
+    assert not_named(files, "# Needs configs/baselines/ and configs/ci.toml.") == {"configs/smoke.toml"}
+    assert not_named(files, "# Needs configs/smoke.toml.") == {"configs/baselines/ci-static"}
+
+
 def test_a_line_that_is_wrong_is_seen() -> None:
     for line in ("compare a b --bse x", "baseline sve x", "gate --out x", "run --config"):
         with pytest.raises(Exception, match=r"No such (option|command)|Missing|requires an argument|sve"):
