@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -74,6 +75,27 @@ def _fork_sleeper() -> None:
         if not DONE["sleeper"]:
             time.sleep(600)
             os._exit(0)
+
+
+def _detached() -> None:
+    """In a session of its own, out of reach of its group."""
+    if "detached" not in DONE:
+        DONE["detached"] = subprocess.Popen(["sleep", "222"], start_new_session=True)
+
+
+def _daemon() -> None:
+    """Forked twice, in a session of its own, with nothing in its environment that flashbench put there."""
+    if "daemon" not in DONE:
+        DONE["daemon"] = "(setsid sleep 222 > /dev/null 2>&1 &)"
+        bare = {name: text for name, text in os.environ.items() if name != "FLASHBENCH_WORKER"}
+        subprocess.run(["sh", "-c", DONE["daemon"]], env=bare, check=True)
+
+
+def _detached_and_guard_killed() -> None:
+    """Then the process that would end what it started is gone, and it with that."""
+    _detached()
+    os.kill(os.getppid(), 9)
+    time.sleep(600)
 
 
 def _garbage() -> None:
@@ -151,6 +173,9 @@ FAULTS: dict[str, Callable[[], object]] = {
     "garbage": _garbage,
     "fork": _fork,
     "fork-sleeper": _fork_sleeper,
+    "detached": _detached,
+    "daemon": _daemon,
+    "guard-killed": _detached_and_guard_killed,
     "lost": _lost_device,
     "once": _first_time(_segfault),
     "cuda-assert": _on_gpu("assert"),
