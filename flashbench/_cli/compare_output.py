@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashbench import paths
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,10 +40,13 @@ class Outputs:
                 raise UsageError(
                     f"--output {text!r}: not FORMAT=FILE; accepted formats: {', '.join(FORMATS)}"
                 )
-            if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
-                raise UsageError(
-                    f"--output {text!r}: no such folder; accepted: a file in a folder that exists"
-                )
+            try:
+                fits = not Path(path).is_dir() and paths.resolved(Path(path)).parent.is_dir()
+                reason = "" if fits else "no such folder"
+            except OSError as error:
+                reason = error.strerror or str(error)
+            if reason:
+                raise UsageError(f"--output {text!r}: {reason}; accepted: a file in a folder that exists")
             files.append((name, Path(path)))
         shown = "json" if json else "csv" if csv else "markdown" if markdown else "table"
         return cls(shown=shown, files=tuple(files), quiet=quiet, everything=everything)
