@@ -31,6 +31,13 @@ DONE: dict[str, Any] = {}
 """What faults did that a process has once."""
 
 
+class Unsayable(Exception):
+    """Has no message that anybody could read."""
+
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
 class OutOfMemoryError(RuntimeError):
     """As torch calls it."""
 
@@ -47,6 +54,10 @@ def _abort() -> None:
 
 def _out_of_memory() -> None:
     raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def _raise_unsayable() -> None:
+    raise Unsayable
 
 
 def _leak() -> None:
@@ -171,6 +182,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "leak": _leak,
     "oom-leak": _oom_and_leak,
     "garbage": _garbage,
+    "unsayable": _raise_unsayable,
     "fork": _fork,
     "fork-sleeper": _fork_sleeper,
     "detached": _detached,
@@ -269,7 +281,7 @@ class Light:
         try:
             FAULTS.get(name, lambda: None)()
         except Exception as error:
-            if "illegal memory access" in str(error):
+            if "illegal memory access" in what(error):
                 self.lost = f"{LOST} in {cell.key}: {what(error)}"
             return failure(error)
         time.sleep(0.002)

@@ -122,6 +122,7 @@ def test_a_crash_that_does_not_come_again_leaves_a_time_and_says_why_it_is_apart
 REAL = {
     "late-segfault": ("failed", "its process was killed by SIGSEGV: Segmentation fault (__init__.py:"),
     "oom-leak": ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; "),
+    "unsayable": ("failed", "Unsayable: its message could not be made (faults.py:"),
     "overwrite": ("wrong", "it changes its input k; an attention leaves its inputs as they are"),
 }
 MORE = {
