@@ -60,8 +60,8 @@ def _guard(worker: int) -> NoReturn:
     os.set_blocking(write, False)
     os.closerange(1, 3)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for number in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(number, lambda *_: None)
+    for awaited in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(awaited, lambda *_: None)
     poll = select.poll()
     poll.register(0, 0)  # the end of the pipe alone: what it holds is the worker's
     poll.register(read, select.POLLIN)
@@ -125,7 +125,7 @@ def _processes() -> list[int]:
 
 
 def ask(pid: int) -> None:
-    """Have a guard end what it guards, and then itself; ``end`` waits for it. Anything else is ended alone."""
+    """Have a guard end what it guards, and then itself; ``end`` waits. What is no guard ends alone."""
     with suppress(OSError):
         os.kill(pid, signal.SIGTERM)
 
@@ -186,7 +186,7 @@ def _prctl(option: int, value: int) -> bool:
     if not GUARDS:
         return False
     try:
-        return ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0
+        return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
     except (OSError, AttributeError):  # a libc without prctl
         return False
 
