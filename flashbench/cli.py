@@ -6,9 +6,7 @@ reader of stdout went away."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +15,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from flashbench._cli import baseline
+from flashbench import console, units
+from flashbench._cli import baseline, streams
 from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
 from flashbench._cli.block import block
 from flashbench._cli.calibrate import calibrate
@@ -96,44 +95,35 @@ def top(
         typer.echo(context.get_help())
 
 
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-"""What a stream answers whose disk takes no more."""
-
-
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. Deliberate errors are one ``error:`` line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    streams.settle()
     try:
         _check_text(arguments)
+        streams.check_folder(arguments)
         code = _run(arguments)
         sys.stdout.flush()
     except FlashbenchError as problem:
         if debug:
             raise
-        from flashbench import console
-
         console.error(problem)
         code = problem.exit_code
     except BrokenPipeError:
-        _drop_stdout()
+        console.give_up(sys.stdout)
         code = EXIT_BROKEN_PIPE
     except OSError as problem:
         named = problem.filename is not None  # else it is of a stream or a socket
-        if debug or not (named or problem.errno in _FULL):
+        if debug or not (named or problem.errno in streams.FULL):
             raise
-        from flashbench import console, units
-
         if named:
-            where = f"path {units.quoted(problem.filename)}"
+            said = f"path {units.quoted(problem.filename)}: {problem.strerror}"
         else:
-            _drop_stdout()
-            where = "the output cannot be written"
-        console.error(UsageError(f"{where}: {problem.strerror}"))
+            console.give_up(sys.stdout)
+            said = f"the output cannot be written: {streams.why_unwritable(problem)}"
+        console.error(UsageError(said))
         code = UsageError.exit_code
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
@@ -192,9 +182,3 @@ def _usage_error(problem: Any, arguments: Sequence[str]) -> UsageError:
 def _command_path(arguments: Sequence[str]) -> str:
     named = [name for name in arguments[:1] if not name.startswith("-")]
     return " ".join(["flashbench", *named])
-
-
-def _drop_stdout() -> None:
-    """Point stdout nowhere, so that Python's own flush at exit stays quiet."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

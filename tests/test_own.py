@@ -126,6 +126,11 @@ def test_a_resumed_run_measures_again_what_was_of_another_source(capsys: pytest.
         (RIGHT, "no_such:attention", "raised ModuleNotFoundError: No module named 'no_such'"),
         (RIGHT, "mine.py:attentoin", "has no 'attentoin'; did you mean 'attention'?"),
         ("x = 1\nx / 0\n", None, "importing it raised ZeroDivisionError: division by zero (mine.py:2)"),
+        (
+            "class Bad(Exception):\n    def __str__(self):\n        raise ValueError(\"no\")\nraise Bad",
+            None,
+            "importing it raised Bad: its message could not be made (mine.py:4)",
+        ),
         ("raise SystemExit(3)", None, "importing it raised SystemExit: 3"),
         ("def attention(:", None, "importing it raised SyntaxError: invalid syntax (mine.py, line 1)"),
         ("attention = 3", None, "it is int; accepted:"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashbench import paths
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -90,7 +91,10 @@ def _why_no_file(path: Path) -> str:
     """Why no file can have that path, or empty."""
     if path.is_dir():
         return f"{str(path)!r} is a folder"
-    return "" if path.resolve().parent.is_dir() else "no such folder"
+    try:
+        return "" if paths.resolved(path).parent.is_dir() else "no such folder"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any], strict: bool) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from flashbench._profilers.flush import Before, Flush, Pause
 from flashbench._profilers.rounds import DeviceLost, Entrant, Setting, Timing, take
 from flashbench._profilers.timers import Call, Timer, timer_of
+from flashbench.errors import message
 
 Outcomes = list[Timing | Exception]
 
@@ -85,7 +86,7 @@ def _timer(candidate: Candidate, method: str, device: str, flush: Before | None,
 
 
 def _why(candidate: Candidate, method: str, error: Exception) -> str:
-    first, *_ = [*str(error).strip().splitlines(), ""]
+    first, *_ = [*message(error).strip().splitlines(), ""]
     return f"{method}: {candidate.name} refuses it ({type(error).__name__}: {first[:200]})"
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench import environment, plan, profilers, units
 from flashbench._runner.outcomes import ReferenceFailed, failure, why_wrong
+from flashbench.errors import message
 from flashbench.kernels import SPENT, WATCH, WRITES, Implementation, Misbehaviour, Target
 from flashbench.problem import Cell, Problem
 from flashbench.profilers import Candidate, Timing
@@ -195,7 +196,7 @@ class Entry:
             try:
                 accuracy = self._accuracy(shared, o, gradients)
             except ValueError as error:
-                return {**self._fields, "status": "wrong", "reason": str(error)}
+                return {**self._fields, "status": "wrong", "reason": message(error)}
             self.unchanged()
         self._fields["accuracy"] = accuracy
         if not accuracy.ok:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench import units
 from flashbench.declared import ATTRIBUTE, Declared, Stated, declares, of
-from flashbench.errors import FlashbenchError, SpecError, UsageError
+from flashbench.errors import FlashbenchError, SpecError, UsageError, message
 from flashbench.kernels import (
     Call,
     Implementation,
@@ -298,7 +298,7 @@ def _function(spec: str, where: str) -> Any:
         with redirect_stdout(sys.stderr):  # stdout is for results
             module = _of_file(Path(place)) if place.endswith(".py") else _of_module(place)
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        said = " ".join(str(error).split())[:200] or "no message"
+        said = " ".join(message(error).split())[:200] or "no message"
         line = _line_in(error, place)
         raise UsageError(f"{where}: importing it raised {type(error).__name__}: {said}{line}") from None
     if not hasattr(module, name):

@@ -18,6 +18,7 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from flashbench.errors import in_words, message
 from flashbench.kernels import SPENT, Call, Implementation, Refusal, Target, unsupported_features
 from flashbench.problem import LAYOUTS, Problem
 
@@ -105,14 +106,14 @@ class Peer:
         except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
             raise Refusal(self._said(error)) from None
         except RuntimeError as error:
-            if "out of memory" in str(error) or "CUDA error" in str(error):
+            if "out of memory" in message(error) or "CUDA error" in message(error):
                 raise
             raise Refusal(self._said(error)) from None
         setattr(call, SPENT, {"compile_s": time.perf_counter() - start})
         return call
 
     def _said(self, error: Exception) -> str:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        lines = [line.strip() for line in message(error).splitlines() if line.strip()]
         return f"{self.package} {self.version()} refuses it: {' '.join(lines)[:240] or type(error).__name__}"
 
     def version(self) -> str:
@@ -153,7 +154,7 @@ def _imported(module: str) -> str | None:
     try:
         importlib.import_module(module)
     except Exception as error:  # a binary of another torch or CUDA raises whatever it likes
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return in_words(error, 200)
     return None
 
 
