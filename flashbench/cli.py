@@ -1,8 +1,8 @@
 """``flashbench``: the commands put together, and the one place where errors become exit codes.
 
-Exit codes: 0 done, 2 bad input, 3 unavailable on this machine, 4 a file that is not what it should be, 5 a
-wrong or failed result or a regression, 6 missing, incomparable or undecided, 130 interrupted, 141 the
-reader of stdout went away."""
+Exit codes: 0 done, 2 bad input, 3 unavailable on this machine or out of its memory, 4 a file that is not what
+it should be, 5 a wrong or failed result or a regression, 6 missing, incomparable or undecided, 130
+interrupted, 141 the reader of stdout went away."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from flashbench._cli.ring import ring
 from flashbench._cli.run import run
 from flashbench._cli.tune import tune
 from flashbench._cli.verify import verify
-from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UsageError
+from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UnavailableError, UsageError
 
 EXIT_BROKEN_PIPE = 141
 
@@ -96,8 +96,8 @@ def top(
         typer.echo(context.get_help())
 
 
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-"""What a stream answers whose disk takes no more."""
+_TOLD = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOMEM))
+"""What a stream answers whose disk takes no more, and a system without memory."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -108,6 +108,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    code: int | None
     try:
         _check_text(arguments)
         code = _run(arguments)
@@ -124,22 +125,44 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = EXIT_BROKEN_PIPE
     except OSError as problem:
         named = problem.filename is not None  # else it is of a stream or a socket
-        if debug or not (named or problem.errno in _FULL):
+        if debug or not (named or problem.errno in _TOLD):
             raise
         from flashbench import console, units
 
-        if named:
-            where = f"path {units.quoted(problem.filename)}"
+        if problem.errno == errno.ENOMEM:
+            code = None
         else:
-            _drop_stdout()
-            where = "the output cannot be written"
-        console.error(UsageError(f"{where}: {problem.strerror}"))
-        code = UsageError.exit_code
+            if named:
+                where = f"path {units.quoted(problem.filename)}"
+            else:
+                _drop_stdout()
+                where = "the output cannot be written"
+            console.error(UsageError(f"{where}: {problem.strerror}"))
+            code = UsageError.exit_code
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except MemoryError:
+        if debug:
+            raise
+        code = None
+    if code is None:  # here, where what took the memory is let go of
+        code = _out_of_memory()
     if arguments[:1] == ["bisect"] and EXIT_BAD < code < EXIT_SKIP:
         code = EXIT_ABORT  # git would take it for a bad commit
     sys.exit(code)
+
+
+def _out_of_memory() -> int:
+    """Say it; the exit code."""
+    from flashbench import console
+
+    console.error(
+        UnavailableError(
+            "out of memory: the machine, or the limit of this process, has too little for what was asked",
+            hint="raise the limit that 'ulimit -v' shows, or give smaller files; --debug shows where",
+        )
+    )
+    return UnavailableError.exit_code
 
 
 def _check_text(arguments: Sequence[str]) -> None:
