@@ -46,8 +46,9 @@ def bounded() -> Iterator[None]:
     "line",
     [
         "verify {}", "report {}", "compare {0} {0}", "history {0} {0}", "baseline save {} --name x",
-        "run --config {}", "gate --config {} --out g.json", "profile --trace --config {}", "profile --import {}",
-        "claims {}", "io-model --gpu {}", "report --ceilings {} r.jsonl", "report --timeline {} r.jsonl",
+        "run --config {}", "gate --config {} --out g.json", "profile --trace --config {}",
+        "profile --import {}", "claims {}", "io-model --gpu {}",
+        "report --ceilings {} r.jsonl", "report --timeline {} r.jsonl",
         "compare r.jsonl r.jsonl --noise {}",
     ],
 )  # fmt: skip
