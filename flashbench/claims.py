@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashbench import devices, runfile, table, units
+from flashbench import devices, paths, runfile, table, units
 from flashbench.claim import NOT_OF_THE_GPU, Claim, Judged, Seen, markdown
 from flashbench.errors import RunFileError, UsageError
 from flashbench.record import spread_of
@@ -33,6 +33,9 @@ SAME = (
 SEEN = ("ratio", "difference", "value", "slope", "ran", "device", "product")
 """What a claim can be about; ``docs/claims.md`` says each."""
 
+MAX_BYTES = 2**20
+"""Of a file of claims."""
+
 FIELDS = {
     "name", "says", "source", "conditions", "command", "untestable", "at_least", "at_most", "range",
     "necessary", *SEEN,
@@ -49,7 +52,7 @@ def load(path: Path | str | None = None) -> tuple[Claim, ...]:
     """The claims of a TOML file, by default ``bundled``. Raises UsageError, in one line, for what is none."""
     path = bundled() if path is None else path
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("claim", [])
+        tables = tomllib.loads(paths.whole(path, MAX_BYTES).decode("utf-8")).get("claim", [])
     except OSError as error:
         where = f"claims file {units.quoted(path, 200)}"
         raise UsageError(f"{where}: {error.strerror or error}; accepted: a TOML file of claims") from None
@@ -155,7 +158,7 @@ def _rows(path: Path) -> list[Row]:
         card = (file.header.get("environment") or {}).get("device_name")
         return [*table.rows(table.build([file])), *timed(file.blocks, card)]
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(paths.whole(path))
         if isinstance(document, list) and document:  # of profile --static: of no card
             return timed(document, None)
         return timed(document["rows"], (document.get("environment") or {}).get("device_name"))

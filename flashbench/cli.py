@@ -1,12 +1,13 @@
 """``flashbench``: the commands put together, and the one place where errors become exit codes.
 
-Exit codes: 0 done, 2 bad input, 3 unavailable on this machine, 4 a file that is not what it should be, 5 a
-wrong or failed result or a regression, 6 missing, incomparable or undecided, 130 interrupted, 141 the
-reader of stdout went away."""
+Exit codes: 0 done, 2 bad input, 3 unavailable on this machine or out of its memory, 4 a file that is not what
+it should be, 5 a wrong or failed result or a regression, 6 missing, incomparable or undecided, 130
+interrupted, 141 the reader of stdout went away."""
 
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ from flashbench._cli.ring import ring
 from flashbench._cli.run import run
 from flashbench._cli.tune import tune
 from flashbench._cli.verify import verify
-from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UsageError
+from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UnavailableError, UsageError
 
 EXIT_BROKEN_PIPE = 141
 
@@ -101,6 +102,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     streams.settle()
+    code: int | None
     try:
         _check_text(arguments)
         streams.check_folder(arguments)
@@ -116,20 +118,42 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         code = EXIT_BROKEN_PIPE
     except OSError as problem:
         named = problem.filename is not None  # else it is of a stream or a socket
-        if debug or not (named or problem.errno in streams.FULL):
+        if debug or not (named or problem.errno in streams.FULL or problem.errno == errno.ENOMEM):
             raise
-        if named:
-            said = f"path {units.quoted(problem.filename)}: {problem.strerror}"
+        if problem.errno == errno.ENOMEM:
+            code = None
         else:
-            console.give_up(sys.stdout)
-            said = f"the output cannot be written: {streams.why_unwritable(problem)}"
-        console.error(UsageError(said))
-        code = UsageError.exit_code
+            if named:
+                said = f"path {units.quoted(problem.filename)}: {problem.strerror}"
+            else:
+                console.give_up(sys.stdout)
+                said = f"the output cannot be written: {streams.why_unwritable(problem)}"
+            console.error(UsageError(said))
+            code = UsageError.exit_code
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except MemoryError:
+        if debug:
+            raise
+        code = None
+    if code is None:  # here, where what took the memory is let go of
+        code = _out_of_memory()
     if arguments[:1] == ["bisect"] and EXIT_BAD < code < EXIT_SKIP:
         code = EXIT_ABORT  # git would take it for a bad commit
     sys.exit(code)
+
+
+def _out_of_memory() -> int:
+    """Say it; the exit code."""
+    from flashbench import console
+
+    console.error(
+        UnavailableError(
+            "out of memory: the machine, or the limit of this process, has too little for what was asked",
+            hint="raise the limit that 'ulimit -v' shows, or give smaller files; --debug shows where",
+        )
+    )
+    return UnavailableError.exit_code
 
 
 def _check_text(arguments: Sequence[str]) -> None:

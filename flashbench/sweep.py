@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashbench import features, units
+from flashbench import features, paths, units
 from flashbench.errors import SpecError, UsageError
 from flashbench.problem import ALIGNMENTS, DTYPES, MAX_SEQLEN, PASSES, Cell, Problem
 from flashbench.record import LOADS, TIMINGS
@@ -339,7 +339,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The table of a file of --config. Raises UsageError where it cannot be read or is not TOML in UTF-8."""
     where = f"--config {units.quoted(path, 400)}"
     try:
-        with Path(path).open("rb") as file:
+        with paths.opened(path) as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
         if len(data) > MAX_CONFIG_BYTES:
             raise UsageError(f"{where}: too large; accepted: at most {MAX_CONFIG_BYTES} bytes of TOML")

@@ -98,6 +98,8 @@ def fault(found: Answer, names: Sequence[str] = ()) -> str:
     bad input or of a bad file."""
     if found.crash or "Traceback (most" in found.err:
         return f"traceback: {found.crash or found.err}"
+    if found.err.startswith("error: out of memory"):
+        return f"takes more than {ROOM_BYTES} bytes"
     if found.code not in (OF_BISECT if found.argv[:1] == ["bisect"] else DOCUMENTED):
         return f"exit code {found.code}"
     errors = [line for line in found.err.splitlines() if line.startswith("error: ")]

@@ -16,7 +16,11 @@ from flashbench import paths, runfile
 
 FLASHBENCH = [sys.executable, "-m", "flashbench"]
 ROOT = Path(__file__).resolve().parents[1]
-SURROUNDINGS = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+SURROUNDINGS = {
+    **os.environ,
+    # an empty part would be the folder that Python starts in, which must be there
+    "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+}
 SWEEP = [
     sys.executable, faults.__file__, "--quick", "run", "--device", "cpu", "--impls", "naive,right",
     "--seqlens", "8,16", "--head-dims", "8", "--dtypes", "fp32", "--causal", "no", "--passes", "fwd",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,9 @@ class Verdict:
         return not self.damage
 
 
-def verify(path: Path, data: bytes, newest: int) -> Verdict:
-    """Look at every line. newest: the newest schema that is read."""
-    found = Verdict(path=path)
-    whole = data.split(b"\n")
-    found.torn = bool(whole.pop())
+def verify(path: Path, whole: Sequence[bytes], torn: bytes, newest: int) -> Verdict:
+    """Look at every line. torn: what stands behind the last one. newest: the newest schema that is read."""
+    found = Verdict(path=path, torn=bool(torn))
     if not whole:
         found.damage.append((1, "no complete line; a results file begins with a header"))
         return found
@@ -71,9 +69,7 @@ def verify(path: Path, data: bytes, newest: int) -> Verdict:
         if sealed is None and (found.schema or 0) < SEALED:
             found.unsealed += 1
         elif not sealed:
-            found.damage.append(
-                (number, "it has no checksum" if sealed is None else "its checksum does not fit")
-            )
+            found.damage.append((number, lines.flaw(line)))
     found.rows = len(keys)
     found.missing = len({key for key in planned if isinstance(key, str)} - keys)
     found.missing += max(0, others - found.others.total())

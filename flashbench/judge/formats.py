@@ -10,7 +10,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from flashbench import runfile, units
+from flashbench import paths, runfile, units
 from flashbench.errors import RunFileError, UsageError
 from flashbench.judge import asv, csv_tables, gate, native, nvbench, pyperf, static
 from flashbench.judge.sides import Run, Side, paths_of
@@ -43,7 +43,7 @@ def load_side(texts: str, name: str, allowed: Collection[str] = ()) -> Side:
 def load_run(path: Path, allowed: Collection[str] = ()) -> Run:
     """One file as a run. Raises as ``load_side``."""
     try:
-        data = path.read_bytes()
+        data = paths.whole(path)
     except OSError:
         return native.run_of(_native(path, allowed))  # which says what is wrong
     document = _json(data)

@@ -79,7 +79,7 @@ def _samples(path: Path, found: Mapping[str, Mapping[str, Any]]) -> tuple[Sequen
         if not paths.resolved(beside).is_relative_to(paths.resolved(path.parent)):
             raise ValueError(f"its samples are in {str(beside)!r}, which is not beside it")
         if beside.is_file():
-            count, data = int(found[_SAMPLES]["size"]), beside.read_bytes()
+            count, data = int(found[_SAMPLES]["size"]), paths.whole(beside)
             if len(data) != 4 * count:
                 raise ValueError(f"{beside} holds {len(data)} bytes; {count} samples are {4 * count}")
             return struct.unpack(f"<{count}f", data), "median"
