@@ -154,7 +154,7 @@ def test_what_cannot_be_used_is_one_line_that_says_why(
 
 
 def loaded(function: Any) -> kernels.Implementation:
-    source = _own._Source("mine.py:f", lambda: function, "mine.py:f")
+    source = _own._Source("mine.py:f", lambda: function, "mine.py:f", "--impl mine.py:f")
     return _own._implementation(source, "")
 
 
