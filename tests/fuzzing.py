@@ -28,6 +28,7 @@ from flashbench import blocks, calibrate, counting, decoding, gating, numerics, 
 from flashbench._cli import baseline, bisect, measure
 from flashbench._profilers import static
 from flashbench.cli import main
+from flashbench.console import printable
 from flashbench.errors import UnavailableError
 from flashbench.isolation import Bench
 from flashbench.problem import Cell
@@ -105,7 +106,9 @@ def fault(found: Answer, names: Sequence[str] = ()) -> str:
     errors = [line for line in found.err.splitlines() if line.startswith("error: ")]
     if found.code in (2, 3, 4, 128) and len(errors) != 1:
         return f"exit code {found.code} with {len(errors)} error lines: {found.err!r}"
-    words = [shown for word in found.argv for shown in (word, ascii(word), ascii(word)[1:-1])]
+    words = [
+        shown for word in found.argv for shown in (word, ascii(word), ascii(word)[1:-1], printable(word))
+    ]
     begins = tuple(f"error: {word}" for word in words if word)  # what cannot be read comes first
     named = bool(errors) and (re.search(r"--[a-z]", errors[0]) or errors[0].startswith(begins))
     as_shown = [*names, *(ascii(name)[1:-1] for name in names)]  # what is no text stands escaped
