@@ -145,8 +145,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 def _out_of_memory() -> int:
     """Say it; the exit code."""
-    from flashbench import console
-
     console.error(
         UnavailableError(
             "out of memory: the machine, or the limit of this process, has too little for what was asked",

@@ -164,11 +164,19 @@ def _forward(
         if own is not None and own.takes(q, k, v):
             ready: tuple[Tensor, Tensor] = own.attention(q, k, v, scale)
             return ready
-    kernels = _triton.load(q.device.type)
-    o, lse = kernels.flash_attention(
+    return portable((q, k, v, slopes, cu_q, cu_k), options, scale)
+
+
+def portable(
+    tensors: tuple[Any, ...], options: Options, scale: float | None, dropout_p: float = 0.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) by flash-v2's kernels, with gradients of its own where autograd is not left out."""
+    q, k, v, slopes, cu_q, cu_k = tensors
+    o, lse = _triton.load(q.device.type).flash_attention(
         q, k, v, causal=options.causal, window=(options.left, options.right), softmax_scale=scale,
-        softcap=options.softcap, alibi_slopes=slopes, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-        max_seqlen_q=known(options.max_seqlen_q), max_seqlen_k=known(options.max_seqlen_k), return_lse=True,
+        softcap=options.softcap, alibi_slopes=slopes, dropout_p=dropout_p, seed=seed, cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k, max_seqlen_q=known(options.max_seqlen_q),
+        max_seqlen_k=known(options.max_seqlen_k), return_lse=True,
     )  # fmt: skip
     return o, lse
 
@@ -252,13 +260,24 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     (do, o, lse, q, k, v, slopes, cu_q, cu_k), options = args[:9], Options(*args[9:])
     if _takes_v3(q, k, v, (slopes, cu_q), options, "bwd"):
         return _backward_v3((q, k, v, o, lse, do), options)
-    kernels = _triton.load(q.device.type)
+    return portable_gradients((q, k, v, o, lse, do), options, (slopes, cu_q, cu_k))
+
+
+def portable_gradients(
+    saved: tuple[Tensor, ...],
+    options: Options,
+    beside: tuple[Any, ...],
+    dropout_p: float = 0.0,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv by flash-v2's kernels, without atomics. beside: slopes and lengths."""
+    kernels, (slopes, *cu) = _triton.load(saved[0].device.type), beside
     call = kernels.Call(
-        causal=options.causal, window=(options.left, options.right), scale=options.scale_of(q),
-        softcap=options.softcap,
+        causal=options.causal, window=(options.left, options.right), scale=options.scale_of(saved[0]),
+        softcap=options.softcap, dropout_p=dropout_p, seed=seed,
     )  # fmt: skip
     found: tuple[Tensor, Tensor, Tensor] = kernels.gradients(
-        (q, k, v, o, lse, do), call, alibi_slopes=slopes, cu_seqlens=(cu_q, cu_k),
+        saved, call, alibi_slopes=slopes, cu_seqlens=tuple(cu),
         longest=(known(options.max_seqlen_q), known(options.max_seqlen_k)),
     )  # fmt: skip
     return found

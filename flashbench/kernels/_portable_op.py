@@ -12,9 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flashbench.kernels import _triton
 from flashbench.kernels._eager import plain, refuse_forward_mode
-from flashbench.kernels._op import OPTIONS, TENSORS, Options, fake_backward, fake_forward, known, required
+from flashbench.kernels._op import (
+    OPTIONS,
+    TENSORS,
+    Options,
+    fake_backward,
+    fake_forward,
+    portable,
+    portable_gradients,
+    required,
+)
 
 _DROPOUT = "Tensor? seed=None, float dropout_p=0.0"
 _INPUTS = 6 + 2 + len(Options._fields)
@@ -59,28 +67,13 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """With gradients of its own where autograd is not left out, as in an operator's kernel."""
     options = Options(*rest)
-    o, lse = _triton.load(q.device.type).flash_attention(
-        q, k, v, causal=options.causal, window=(options.left, options.right),
-        softmax_scale=options.scale, softcap=options.softcap, alibi_slopes=slopes, dropout_p=dropout_p,
-        seed=_number(seed), cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, max_seqlen_q=known(options.max_seqlen_q),
-        max_seqlen_k=known(options.max_seqlen_k), return_lse=True,
-    )  # fmt: skip
-    return o, lse
+    return portable((q, k, v, slopes, cu_q, cu_k), options, options.scale, dropout_p, _number(seed))
 
 
 def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv, contiguous, of (do, o, lse, and the arguments of the forward), without atomics."""
-    (do, o, lse, q, k, v, slopes, cu_q, cu_k, seed, dropout_p), options = args[:11], Options(*args[11:])
-    kernels = _triton.load(q.device.type)
-    call = kernels.Call(
-        causal=options.causal, window=(options.left, options.right), scale=options.scale_of(q),
-        softcap=options.softcap, dropout_p=dropout_p, seed=_number(seed),
-    )  # fmt: skip
-    found: tuple[Tensor, Tensor, Tensor] = kernels.gradients(
-        (q, k, v, o, lse, do), call, alibi_slopes=slopes, cu_seqlens=(cu_q, cu_k),
-        longest=(known(options.max_seqlen_q), known(options.max_seqlen_k)),
-    )  # fmt: skip
-    return found
+    (do, o, lse, q, k, v, *beside, seed, dropout_p), options = args[:11], Options(*args[11:])
+    return portable_gradients((q, k, v, o, lse, do), options, tuple(beside), dropout_p, _number(seed))
 
 
 def _number(seed: Tensor | None) -> int:
