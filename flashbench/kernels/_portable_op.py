@@ -97,7 +97,7 @@ _op = torch.library.custom_op(
     _forward,
     mutates_args=(),
     schema=f"({TENSORS}, {_DROPOUT}, {OPTIONS}) -> (Tensor, Tensor)",
-    tags=torch.Tag.cudagraph_unsafe,
+    tags=(torch.Tag.cudagraph_unsafe,),  # by itself torch 2.11 refuses it
 )
 _op.register_fake(fake_forward)
 _op.register_autograd(_gradients, setup_context=_keep)
@@ -109,5 +109,5 @@ torch.library.custom_op(
         f"(Tensor do, Tensor o, Tensor lse, {required(f'{TENSORS}, {_DROPOUT}, {OPTIONS}')})"
         " -> (Tensor, Tensor, Tensor)"
     ),
-    tags=torch.Tag.cudagraph_unsafe,
+    tags=(torch.Tag.cudagraph_unsafe,),  # by itself torch 2.11 refuses it
 ).register_fake(fake_backward)
