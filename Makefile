@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 OLDEST := $(VENV)/triton-oldest
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # what the oldest Triton is held to
-KERNEL_TESTS := $(patsubst %,tests/test_%.py,flash_kernel flash_aot trace kv_outside kv_outside_aot flash_fp8 fp8_aot fp8_trace decode decode_model decode_aot interpreter flash_v3_aot)
+KERNEL_TESTS := $(patsubst %,tests/test_%.py,flash_kernel flash_aot trace kv_outside kv_outside_aot flash_fp8 fp8_aot fp8_trace decode decode_model decode_aot interpreter flash_v3_aot hopper_ready)
 TORCH_REQUIREMENT := $(if $(shell echo '$(TORCH)' | grep -E '^[0-9]'),torch==$(TORCH),$(TORCH))
 # PYTHONPATH of a caller must not leak another package set into the tests
 export PYTHONPATH :=

@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flashbench.api import Judgement, Results, compare, io_model, run
+    from flashbench.api import Judgement, Modelled, Results, compare, io_model, run
     from flashbench.declared import implementation
     from flashbench.errors import FlashbenchError
     from flashbench.iomodel import Estimate, Traffic, estimate
@@ -22,6 +22,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Cell": "problem",
     "Judgement": "api",
+    "Modelled": "api",
     "Results": "api",
     "attention": "kernels._op",
     "compare": "api",
@@ -46,6 +47,7 @@ __all__ = [
     "FlashbenchError",
     "IoTable",
     "Judgement",
+    "Modelled",
     "Problem",
     "Record",
     "Results",

@@ -3,29 +3,34 @@
 found = flashbench.run(impls=["naive", my_function], seqlens=[512, 1024], heads=4, batch=1)
 found.to_pandas()
 found.to_html("report.html")
-flashbench.compare("base/results.jsonl", found)
-flashbench.io_model("standard,flash-v2", seqlens="1k-64k").frame()
+flashbench.compare("base/results.jsonl", found).to_html("comparison.html")
+flashbench.io_model("standard,flash-v2", seqlens="1k-64k").to_pandas()
 """
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from flashbench.errors import SpecError
+from flashbench import whatif
+from flashbench.errors import SpecError, UsageError
 from flashbench.judge import Comparison, Rules
-from flashbench.whatif import io_table as io_model
+from flashbench.whatif import IoTable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from flashbench.judge import Side
     from flashbench.record import Record
     from flashbench.runfile import RunFile
 
-__all__ = ["Judgement", "Results", "compare", "io_model", "run"]
+__all__ = ["Judgement", "Modelled", "Results", "compare", "io_model", "run"]
+
+_Given = ParamSpec("_Given")
 
 _LEFT_OUT = ("counters", "trace", "cycles", "timings", "dry_run", "json", "csv", "quiet", "verbose", "strict")
 """Options of the command that are about what is shown, or that run other processes."""
@@ -59,24 +64,23 @@ class Results:
     def to_html(self, path: str | Path | None = None) -> str:
         """The report as text; also written to the path, if given. Raises UsageError where that fails."""
         from flashbench import report
-        from flashbench._cli.report import results_of, write
+        from flashbench._cli.report import results_of
 
-        results = results_of([self.file])
-        if path is not None:
-            write(results, Path(path))
-        return report.of(results)
+        return _kept(report.of(results_of([self.file])), path)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """One side against another by one measure. ok: whether no cell got worse by more than the rules allow."""
+    """One side against another by one measure. ok: whether cells were compared and none got worse by more
+    than the rules allow."""
 
     comparison: Comparison
+    sides: tuple[Side, Side] = field(repr=False)
 
     @property
     def ok(self) -> bool:
-        """Whether no cell fails."""
-        return not self.comparison.failing
+        """Whether cells were compared and none fails."""
+        return self.comparison.compared and not self.comparison.failing
 
     def to_pandas(self) -> DataFrame:
         """A row per cell: cell, verdict, reason, base, new (medians), change, and the ratio's interval."""
@@ -92,6 +96,63 @@ class Judgement:
             })  # fmt: skip
         names = ("cell", "verdict", "reason", "base", "new", "change", "fails", "ratio_low", "ratio_high")
         return pd.DataFrame(rows, columns=list(names))
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The page of ``compare -o html=…`` as text; also written to the path, if given. Raises UsageError
+        where that fails.
+        """
+        from flashbench._cli import compare_output
+
+        return _kept(compare_output.page(self.comparison, *self.sides), path)
+
+
+class Modelled(IoTable):
+    """Rows of the model, in the order asked for, with the page of ``io-model --html``."""
+
+    def to_html(self, path: str | Path | None = None) -> str:
+        """The page as text, over lengths, cards and models of the rows; also written to the path, if given.
+        Raises UsageError where that fails.
+        """
+        from flashbench.report import io_page
+
+        asked = [row.estimate for row in self.rows]
+        sizes = tuple(dict.fromkeys(row.sram_bytes for row in self.rows if row.sram_bytes is not None))
+        blocks = tuple(dict.fromkeys(row.block for row in self.rows if row.block is not None))
+        study = whatif.study(
+            list(dict.fromkeys(one.problem for one in asked)),
+            list(dict.fromkeys(one.pass_ for one in asked)),
+            list(dict.fromkeys(one.model for one in asked)),
+            list({row.device.name: row.device for row in self.rows if row.device is not None}.values()),
+            sram=sizes if len(sizes) > 1 else (), blocks=blocks if len(blocks) > 1 else (),
+            variant=self.variant,
+        )  # fmt: skip
+        return _kept(io_page.build(study), path)
+
+
+def _kept(page: str, path: str | Path | None) -> str:
+    """The page, also written to the path, if given."""
+    if path is not None:
+        try:
+            Path(path).write_text(page, encoding="utf-8", newline="\n")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise UsageError(
+                f"to_html({str(path)!r}): {reason}; accepted: a path that can be written"
+            ) from None
+    return page
+
+
+def _modelled(table: Callable[_Given, IoTable]) -> Callable[_Given, Modelled]:
+    @functools.wraps(table)
+    def io_model(*args: _Given.args, **options: _Given.kwargs) -> Modelled:
+        found = table(*args, **options)
+        return Modelled(found.rows, found.variant)
+
+    return io_model
+
+
+io_model = _modelled(whatif.io_table)
+"""The model over axes, in one call: ``flashbench.io_table``, whose rows also have a page."""
 
 
 def run(impls: str | Sequence[str | Callable[..., Any]] | None = None, **options: Any) -> Results:
@@ -111,6 +172,10 @@ def run(impls: str | Sequence[str | Callable[..., Any]] | None = None, **options
     from flashbench._cli.measure import sweep as measure
     from flashbench._cli.run import RESULTS, resolve
 
+    if impls is not None and not len(impls):
+        raise SpecError(
+            "run(): impls is empty; accepted: names, specs and functions, or None for the default"
+        )
     for name in options:
         if name in _LEFT_OUT:
             raise SpecError(f"run(): {name} is of the command line; accepted: options of the grid and timing")
@@ -143,11 +208,13 @@ def compare(base: Any, new: Any, metric: str = "time_s", **rules: float) -> Judg
     for name in rules:
         if name not in known:
             raise SpecError(f"compare(): {name!r} is not known; accepted: {', '.join(known)}")
-    sides = _side(base, "base"), _side(new, "new")
-    return Judgement(comparison=judge(*sides, MEASURES[metric], Rules(**rules)))  # type: ignore[arg-type]
+    allowed: Any = rules.get("allowed", frozenset())
+    sides = _side(base, "base", allowed), _side(new, "new", allowed)
+    comparison = judge(*sides, MEASURES[metric], Rules(**rules))  # type: ignore[arg-type]
+    return Judgement(comparison=comparison, sides=sides)
 
 
-def _side(given: Any, label: str) -> Any:
+def _side(given: Any, label: str, allowed: Any) -> Any:
     from flashbench.judge import load_side
 
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
@@ -157,7 +224,10 @@ def _side(given: Any, label: str) -> Any:
             if isinstance(one, Results):
                 one = one.path or _written(one, Path(scratch) / f"{number}.jsonl")
             paths.append(str(one))
-        return load_side(",".join(paths), label)
+        side = load_side(",".join(paths), label, allowed)
+        lost = [replace(run, path=Path("not kept")) if Path(scratch) in run.path.parents else run
+                for run in side.runs]  # fmt: skip
+        return replace(side, runs=tuple(lost))
 
 
 def _written(results: Results, path: Path) -> Path:
@@ -185,7 +255,9 @@ def _implementations(impls: str | Sequence[str | Callable[..., Any]] | None) -> 
 
     names, own = list[str](), list[str]()
     for item in impls.split(",") if isinstance(impls, str) else impls:
-        name = item if isinstance(item, str) else _own.known(item)
+        if not (isinstance(item, str) or callable(item)):
+            raise SpecError(f"run(): impls has {item!r}; accepted: names, specs and functions")
+        name = item if isinstance(item, str) else _own.known(item, beside=own)
         (own if ":" in name else names).append(name)
     given = {"impls": ",".join(names), "impl": ",".join(own)}
     return {name: text for name, text in given.items() if text}

@@ -13,12 +13,13 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flashbench import paths
 from flashbench.errors import RunFileError, UsageError
 from flashbench.judge import Run, Side, load_run
 
@@ -65,12 +66,13 @@ class Baseline:
     saved_at: str
     files: Mapping[str, str]
 
-    def side(self, name: str = "base") -> Side:
-        """Its runs. Raises RunFileError where a file is missing or not as it was saved."""
+    def side(self, name: str = "base", allowed: Collection[str] = ()) -> Side:
+        """Its runs. allowed: as of judge.load_side. Raises RunFileError where a file is missing, not as it
+        was saved, or was damaged before."""
         for file, expected in self.files.items():
             path = self.folder / file
             try:
-                found = hashlib.sha256(path.read_bytes()).hexdigest()
+                found = hashlib.sha256(paths.whole(path)).hexdigest()
             except OSError as error:
                 raise RunFileError(f"{path}: {error.strerror or error}; {FILE} beside it names it") from None
             if found != expected:
@@ -78,7 +80,7 @@ class Baseline:
                     f"{path}: is not what was saved (SHA-256 {found[:12]}, was {expected[:12]})",
                     hint="'flashbench baseline save' writes it anew",
                 )
-        return Side(name=name, runs=tuple(load_run(self.folder / file) for file in self.files))
+        return Side(name=name, runs=tuple(load_run(self.folder / file, allowed) for file in self.files))
 
 
 def store(text: str | None) -> Path:
@@ -117,7 +119,7 @@ def save(side: Side, root: Path, name: str, commit: str) -> Baseline:
         f"results{f'-{number}' if several else ''}{run.path.suffix or '.jsonl'}": run.path
         for number, run in enumerate(side.runs, 1)
     }
-    data = {file: path.read_bytes() for file, path in names.items()}
+    data = {file: paths.whole(path) for file, path in names.items()}
     about = {
         "type": "baseline", "schema": SCHEMA, "name": name, "device": key.device,
         "environment": dict(key.environment), "commit": commit,
@@ -161,9 +163,9 @@ def promote(root: Path, name: str, to: str) -> list[Baseline]:
     found = entries(root / _existing(root, name))
     for one in found:
         one.side()  # a damaged file is not handed on
-        about = json.loads((one.folder / FILE).read_text(encoding="utf-8")) | {"name": to}
+        about = json.loads(paths.whole(one.folder / FILE)) | {"name": to}
         text = json.dumps(about, indent=1) + "\n"
-        files = {file: (one.folder / file).read_bytes() for file in one.files}
+        files = {file: paths.whole(one.folder / file) for file in one.files}
         _replace(root / to / one.key.folder, files | {FILE: text.encode()})
     return [load(root / to / one.key.folder / FILE) for one in found]
 
@@ -208,7 +210,7 @@ def fitting(found: Sequence[Baseline], side: Side) -> Baseline | None:
 def load(path: Path) -> Baseline:
     """The entry that a ``baseline.json`` describes. Raises RunFileError where it cannot be read as one."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(paths.whole(path))
         return _parse(path.parent, document)
     except OSError as error:
         raise RunFileError(f"{path}: {error.strerror or error}") from None

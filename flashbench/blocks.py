@@ -11,7 +11,6 @@ step.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -74,7 +73,8 @@ def measure(task: Task, target: Target, *, seed: int = 0, time: bool = True) -> 
     """The row of a task: its fields, status and, where it is not ok, reason. Raises nothing of a step's.
 
     time_s, tokens_per_s, flops_per_s, mfu (of the dtype's dense peak), peak_bytes (all that is allocated at
-    the most: weights, gradients, activations), attention_s, attention_share; what is not known is left out.
+    the most: weights, gradients, activations), attention_s, attention_share, flags of the step and
+    attention_flags of its attention alone; what is not known is left out.
     """
     implementation, cell = kernels.get(task.implementation), _cell(task)
     row: dict[str, Any] = {
@@ -83,10 +83,12 @@ def measure(task: Task, target: Target, *, seed: int = 0, time: bool = True) -> 
         "dtype": task.dtype, "flops": task.flops,
     }  # fmt: skip
     try:
-        refusal = plan.refuses(implementation, cell, target)
-        if refusal is None and not implementation.exact:
-            refusal = "unsupported", "it is not exact attention: the layer would be another"
-        if refusal:
+        if not implementation.exact:
+            return row | {
+                "status": "unsupported",
+                "reason": "not exact attention: the layer would be another",
+            }
+        if refusal := plan.refuses(implementation, cell, target):
             return row | {"status": refusal[0], "reason": refusal[1]}
         with implementation.context(task.problem):
             found = _check(task, target, seed)
@@ -203,13 +205,13 @@ def _timed(task: Task, target: Target, seed: int) -> dict[str, Any]:
     time_s = timing.samples.median_s
     alone = _attention(task, stack, target, seed)
     alone()
-    attention = profilers.measure_time(alone, device=target.device, cache="hot").samples
-    attention_s = task.layers * statistics.median(attention.samples_s)
+    attention = profilers.measure_time(alone, device=target.device, cache="hot")
+    attention_s = task.layers * attention.samples.median_s
     rate = task.flops / time_s
     row: dict[str, Any] = {
         "time_s": time_s, "samples_s": list(timing.samples.samples_s), "flags": list(timing.flags),
         "tokens_per_s": task.batch * task.seqlen / time_s, "flops_per_s": rate, "attention_s": attention_s,
-        "attention_share": attention_s / time_s,
+        "attention_share": attention_s / time_s, "attention_flags": list(attention.flags),
     }  # fmt: skip
     if peak is not None:
         row["peak_bytes"] = peak

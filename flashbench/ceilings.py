@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flashbench import paths
 from flashbench.errors import RunFileError
 
 SCHEMA = 1
@@ -96,19 +97,14 @@ def save(document: Mapping[str, Any], path: Path) -> None:
     """Write the document whole or not at all. Raises OSError, and RunFileError for what load would refuse."""
     parse(document, "the calibration")
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    paths.put(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
 def load(path: str | Path) -> Ceilings:
     """The ceilings in a file. Raises RunFileError where it is no calibration or a newer schema."""
     where = f"calibration {str(path)!r}"
     try:
-        with Path(path).open("rb") as file:
+        with paths.opened(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise RunFileError(f"{where}: {error.strerror or error}; accepted: a file that can be read") from None

@@ -1,7 +1,8 @@
 """The literature's claims, re-measured: each claim is data, its verdict is computed from results files.
 
-A claim names what is to be seen of which rows (``Seen``) and between which bounds it holds. It holds where
-every cell is within them; a claim without rows is one that was not measured, and says what measures it.
+A claim names what is to be seen of which rows and between which bounds it holds (``claim``). Cells whose time
+is flagged as not the GPU's decide nothing on speed. A claim without rows is one that was not measured, and
+says what measures it.
 """
 
 from __future__ import annotations
@@ -10,117 +11,35 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from flashbench import devices, runfile, table, units
+from flashbench import devices, paths, runfile, table, units
+from flashbench.claim import NOT_OF_THE_GPU, Claim, Judged, Seen, markdown
 from flashbench.errors import RunFileError, UsageError
+from flashbench.record import spread_of
+
+__all__ = ["Claim", "Judged", "Seen", "judge", "load", "markdown", "of_rows"]
 
 Row = Mapping[str, Any]
 
 SAME = (
     "pass", "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k", "kv_len", "queries", "head_dim",
-    "head_dim_v", "dtype", "causal", "options", "page_size", "model", "mode", "seqlen", "layers",
+    "head_dim_v", "dtype", "causal", "options", "page_size", "model", "mode", "seqlen", "layers", "arch",
 )  # fmt: skip
-"""Fields in which the two sides of a ratio are the same, but those that a side names."""
+"""Fields in which the two sides of a ratio or difference are the same, but those that a side names."""
 
-SEEN = ("ratio", "value", "slope", "ran", "device", "product")
+SEEN = ("ratio", "difference", "value", "slope", "ran", "device", "product")
 """What a claim can be about; ``docs/claims.md`` says each."""
 
-FIELDS = {"name", "says", "source", "conditions", "command", "untestable", "at_least", "at_most", *SEEN}
+MAX_BYTES = 2**20
+"""Of a file of claims."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """One number that bears on a claim: of which cell on which card, and its spread (interquartile range over
-    median).
-    """
-
-    cell: str
-    value: float
-    spread: float = 0.0
-    card: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """A claim, where it stands, under which conditions it was made, and the bounds within which it holds.
-
-    command: what measures it. untestable: why nothing here can, or empty. seen: one of SEEN, what it takes.
-    """
-
-    name: str
-    says: str
-    source: str
-    conditions: str
-    command: str = ""
-    untestable: str = ""
-    at_least: float = -math.inf
-    at_most: float = math.inf
-    seen: Mapping[str, Any]
-
-    @property
-    def of_cells(self) -> bool:
-        """Whether it is about cells, and not data sheets or arithmetic."""
-        return not {"device", "product"} & set(self.seen)
-
-    def holds(self, value: float) -> bool:
-        """Whether a number is within the bounds."""
-        return self.at_least <= value <= self.at_most
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """A claim and what the results say of it."""
-
-    claim: Claim
-    found: tuple[Seen, ...]
-
-    @property
-    def verdict(self) -> str:
-        """holds, does not hold, holds in n of m cells, not measured, or can't be tested here."""
-        if self.claim.untestable:
-            return "can't be tested here"
-        if not self.found:
-            return "not measured"
-        count = sum(self.claim.holds(one.value) for one in self.found)
-        if 0 < count < len(self.found):
-            return f"holds in {count} of {len(self.found)} cells"
-        return "holds" if count else "does not hold"
-
-    @property
-    def cells_measured(self) -> bool:
-        """Whether cells say something of it, and not data sheets or arithmetic alone."""
-        return bool(self.found) and self.claim.of_cells
-
-    @property
-    def cards(self) -> tuple[str, ...]:
-        """The cards on which it was measured."""
-        return tuple(sorted({one.card for one in self.found} - {""}))
-
-    @property
-    def shown(self) -> str:
-        """The numbers in one line: one, or the least, the median and the most, and the largest spread."""
-        if not self.found:
-            return self.claim.untestable or f"measured by `{self.claim.command}`"
-        values = sorted(one.value for one in self.found)
-        if len(values) == 1:
-            text = f"{values[0]:.4g}"
-        else:
-            text = f"{values[0]:.3g} to {values[-1]:.3g}, median {median(values):.3g} of {len(values)} cells"
-        spread = max(one.spread for one in self.found)
-        return f"{text}; spread ≤ {100 * spread:.1f} %" if spread else text
-
-    def row(self) -> dict[str, Any]:
-        """For JSON."""
-        claim = self.claim
-        return {
-            "name": claim.name, "says": claim.says, "source": claim.source, "conditions": claim.conditions,
-            "command": claim.command, "verdict": self.verdict, "shown": self.shown, "cards": list(self.cards),
-            "cells": [{"cell": one.cell, "value": one.value, "spread": one.spread} for one in self.found],
-        }  # fmt: skip
+FIELDS = {
+    "name", "says", "source", "conditions", "command", "untestable", "at_least", "at_most", "range",
+    "necessary", *SEEN,
+}  # fmt: skip
 
 
 def bundled() -> Path:
@@ -133,7 +52,7 @@ def load(path: Path | str | None = None) -> tuple[Claim, ...]:
     """The claims of a TOML file, by default ``bundled``. Raises UsageError, in one line, for what is none."""
     path = bundled() if path is None else path
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("claim", [])
+        tables = tomllib.loads(paths.whole(path, MAX_BYTES).decode("utf-8")).get("claim", [])
     except OSError as error:
         where = f"claims file {units.quoted(path, 200)}"
         raise UsageError(f"{where}: {error.strerror or error}; accepted: a TOML file of claims") from None
@@ -154,6 +73,11 @@ def _claim(where: str, given: Any) -> Claim:
     for name in ("at_least", "at_most"):
         if not isinstance(fields.get(name, 0), int | float):
             raise UsageError(f"{where}: {name} must be a number")
+    for name in ("range", "necessary"):
+        if not isinstance(fields.get(name, False), bool):
+            raise UsageError(f"{where}: {name} must be true or false")
+    if fields.get("range") and not {"at_least", "at_most"} <= set(fields):
+        raise UsageError(f"{where}: a range must have both ends, at_least and at_most")
     seen = {kind: fields.pop(kind) for kind in SEEN if kind in fields}
     if len(seen) > 1:
         raise UsageError(f"{where}: one of {', '.join(SEEN)} at most; got {', '.join(seen)}")
@@ -171,22 +95,41 @@ def judge(claims: Iterable[Claim], folder: Path | str) -> list[Judged]:
             files[name] = _rows(Path(folder) / name)
         return files[name]
 
-    return [Judged(claim=claim, found=_found(claim, rows)) for claim in claims]
+    return [_judged(claim, _found(claim, rows)) for claim in claims]
+
+
+def _judged(claim: Claim, found: tuple[Seen, ...]) -> Judged:
+    return Judged(
+        claim=claim,
+        found=tuple(one for one in found if not one.flags),
+        left_out=tuple(one for one in found if one.flags),
+    )
 
 
 def of_rows(claims: Iterable[Claim], rows: list[Row]) -> list[Judged]:
     """What the rows of one run say of the claims that are about cells, whatever files these name: what else a
-    side names tells its rows. Claims of which they say nothing are left out.
+    side names tells its rows. Claims of which they say nothing, or cannot, are left out.
     """
-    judged = (Judged(claim=one, found=_found(one, lambda _: rows)) for one in claims if one.of_cells)
-    return [one for one in judged if one.found]
+    judged = (_judged(one, _found(_of_one_run(one), lambda _: rows)) for one in claims)
+    return [one for one in judged if one.found or one.left_out]
+
+
+def _of_one_run(claim: Claim) -> Claim:
+    """A claim as one run's rows can tell it: without pairs that the file alone tells apart from others, or
+    whose sides it alone tells apart.
+    """
+    seen = dict(claim.seen) if claim.of_cells else {}
+    for kind in {"ratio", "difference"} & set(seen):
+        pairs = {repr([_told(pair["of"]), _told(pair["to"]), pair.get("per")]): pair for pair in seen[kind]}
+        seen[kind] = [pair for pair in pairs.values() if _told(pair["of"]) != _told(pair["to"])]
+    return replace(claim, seen=seen)
 
 
 def columns(claims: Iterable[Claim]) -> set[str]:
     """The fields of rows that a verdict on the claims, or the name of a cell, takes."""
     sides = [side for claim in claims for given in claim.seen.values() for side in _sides(given)]
     named = {name for side in sides for name in side} | {name for side in sides for name in _metrics(side)}
-    return {*SAME, *_PARTS, *named, "status", "spread", "device"} - {"file", "metric"}
+    return {*SAME, *_PARTS, *named, "status", "spread", "device", "flags"} - {"file", "metric"}
 
 
 def _sides(given: Any) -> list[Mapping[str, Any]]:
@@ -211,11 +154,13 @@ def _rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []
     if path.suffix == ".jsonl":
-        file = runfile.load(path)
+        file = runfile.intact(runfile.load(path))
         card = (file.header.get("environment") or {}).get("device_name")
         return [*table.rows(table.build([file])), *timed(file.blocks, card)]
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(paths.whole(path))
+        if isinstance(document, list) and document:  # of profile --static: of no card
+            return timed(document, None)
         return timed(document["rows"], (document.get("environment") or {}).get("device_name"))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise RunFileError(f"{path} has no rows") from None
@@ -223,15 +168,7 @@ def _rows(path: Path) -> list[Row]:
 
 def timed(rows: Iterable[Row], card: str | None) -> list[Row]:
     """Rows that carry their samples, with the spread of these and the card that they were taken on."""
-    return [{**row, "spread": _spread(row.get("samples_s")), "device": card} for row in rows]
-
-
-def _spread(samples: list[float] | None) -> float:
-    """Interquartile range over the median."""
-    if not samples or len(samples) < 4:
-        return 0.0
-    values = sorted(samples)
-    return (values[3 * len(values) // 4] - values[len(values) // 4]) / median(values)
+    return [{**row, "spread": spread_of(row.get("samples_s")), "device": card} for row in rows]
 
 
 def _chosen(side: Mapping[str, Any], rows: Callable[[str], list[Row]]) -> Iterator[tuple[Row, float]]:
@@ -257,23 +194,60 @@ def _spread_of(row: Row, side: Mapping[str, Any]) -> float:
     return (row.get("spread") or 0.0) if _TIMED.intersection(_metrics(side)) else 0.0
 
 
+def _flags_of(row: Row, side: Mapping[str, Any]) -> set[str]:
+    """Those that keep a row's time, and what is made of it, from deciding anything."""
+    flags = row.get("flags") or ()
+    flags = flags.split() if isinstance(flags, str) else flags
+    return {flag for flag in NOT_OF_THE_GPU if flag in flags and _TIMED.intersection(_metrics(side))}
+
+
+def _told(side: Mapping[str, Any]) -> dict[str, Any]:
+    """What a side names but its file."""
+    return {name: value for name, value in side.items() if name != "file"}
+
+
+def _shared(pair: Mapping[str, Any]) -> list[str]:
+    """The fields that make a cell of one side and one of the other the same cell."""
+    named = {*pair["of"], *pair["to"]}
+    return [name for name in SAME if name not in named or pair["of"].get(name) == pair["to"].get(name)]
+
+
 def _ratio(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
     """``of`` over ``to``, cell by cell, over ``per``."""
     for pair in given:
-        named = {*pair["of"], *pair["to"]}
-        keys = [name for name in SAME if name not in named or pair["of"].get(name) == pair["to"].get(name)]
+        keys = _shared(pair)
         below = {_key(row, keys): (row, value) for row, value in _chosen(pair["to"], rows)}
         for row, value in _chosen(pair["of"], rows):
             other, base = below.get(_key(row, keys), (row, 0.0))
             if base:
                 spread = math.hypot(_spread_of(row, pair["of"]), _spread_of(other, pair["to"]))
-                yield _seen(row, value / base / pair.get("per", 1), spread)
+                flags = _flags_of(row, pair["of"]) | _flags_of(other, pair["to"])
+                yield _seen(row, value / base / pair.get("per", 1), spread, flags)
+
+
+def _difference(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
+    """``of`` less ``to``, cell by cell, each the sum over its kernels; not where both are 0, as then there is
+    nothing to be seen.
+    """
+    for pair in given:
+        sides: list[dict[Any, tuple[Row, float]]] = []
+        for side in (pair["of"], pair["to"]):
+            sums: dict[Any, tuple[Row, float]] = {}
+            for row, value in _chosen(side, rows):
+                key = _key(row, _shared(pair))
+                sums[key] = (row, sums.get(key, (row, 0.0))[1] + value)
+            sides.append(sums)
+        for key, (row, value) in sides[0].items():
+            if key in sides[1] and (value or sides[1][key][1]):
+                other, less = sides[1][key]
+                flags = _flags_of(row, pair["of"]) | _flags_of(other, pair["to"])
+                yield _seen(row, value - less, flags=flags)
 
 
 def _value(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
     """The metric itself."""
     for row, value in _chosen(given, rows):
-        yield _seen(row, value, _spread_of(row, given))
+        yield _seen(row, value, _spread_of(row, given), _flags_of(row, given))
 
 
 def _slope(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
@@ -289,7 +263,8 @@ def _slope(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
             mid_x, mid_y = (sum(side) / len(points) for side in zip(*points, strict=True))
             run = sum((x - mid_x) ** 2 for x, _ in points)
             rise = sum((x - mid_x) * (y - mid_y) for x, y in points)
-            yield _seen({**group[0][0], "batch": None, "seqlen_q": "…"}, rise / run)
+            flags = {flag for row, _ in group for flag in _flags_of(row, given)}
+            yield _seen({**group[0][0], "batch": None, "seqlen_q": "…"}, rise / run, flags=flags)
 
 
 def _ran(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
@@ -316,7 +291,8 @@ def _product(given: Any, _: Callable[[str], list[Row]]) -> Iterator[Seen]:
 _TIMED = {"time_s", "flops_per_s", "peak_fraction"}
 
 _KINDS: Mapping[str, Callable[[Any, Callable[[str], list[Row]]], Iterator[Seen]]] = {
-    "ratio": _ratio, "value": _value, "slope": _slope, "ran": _ran, "device": _device, "product": _product,
+    "ratio": _ratio, "difference": _difference, "value": _value, "slope": _slope, "ran": _ran,
+    "device": _device, "product": _product,
 }  # fmt: skip
 
 
@@ -326,22 +302,14 @@ def _key(row: Row, names: Iterable[str]) -> tuple[Any, ...]:
 
 _PARTS = {
     "model": "", "mode": "", "implementation": "", "pass": "", "batch": "b", "num_heads": "h", "seqlen": "n",
-    "seqlen_q": "n", "kv_len": "kv", "head_dim": "d", "dtype": "", "options": "",
+    "seqlen_q": "n", "kv_len": "kv", "head_dim": "d", "dtype": "", "options": "", "arch": "",
 }  # fmt: skip
 """What names a cell, and the letter before it."""
 
 
-def _seen(row: Row, value: float, spread: float = 0.0) -> Seen:
+def _seen(row: Row, value: float, spread: float = 0.0, flags: Iterable[str] = ()) -> Seen:
     said = [f"{short}{row[name]}" for name, short in _PARTS.items() if row.get(name) not in (None, "")]
     name = " ".join([*said, *(["causal"] if row.get("causal") else [])])
-    return Seen(cell=name, value=value, spread=spread, card=row.get("device") or "")
-
-
-def markdown(judged: Iterable[Judged]) -> str:
-    """A table of claims, and below it what was measured of each."""
-    lines = ["| claim | source and conditions | what is seen here | verdict |", "|---|---|---|---|"]
-    for one in judged:
-        claim = one.claim
-        where = f"{claim.source}; {claim.conditions}"
-        lines.append(f"| {claim.says} | {where} | {one.shown} | {one.verdict} |")
-    return "\n".join(lines)
+    return Seen(
+        cell=name, value=value, spread=spread, card=row.get("device") or "", flags=tuple(sorted(flags))
+    )

@@ -1,22 +1,23 @@
 """``flashbench``: the commands put together, and the one place where errors become exit codes.
 
-Exit codes: 0 done, 2 bad input, 3 unavailable on this machine, 4 a file that is not what it should be, 5 a
-wrong or failed result or a regression, 6 missing, incomparable or undecided, 130 interrupted, 141 the
-reader of stdout went away."""
+Exit codes: 0 done, 2 bad input, 3 unavailable on this machine or out of its memory, 4 a file that is not what
+it should be, 5 a wrong or failed result or a regression, 6 missing, incomparable or undecided, 130
+interrupted, 141 the reader of stdout went away."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import errno
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from flashbench._cli import baseline
+from flashbench import console, units
+from flashbench._cli import baseline, streams
 from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
 from flashbench._cli.block import block
 from flashbench._cli.calibrate import calibrate
@@ -38,7 +39,7 @@ from flashbench._cli.ring import ring
 from flashbench._cli.run import run
 from flashbench._cli.tune import tune
 from flashbench._cli.verify import verify
-from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UsageError
+from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UnavailableError, UsageError
 
 EXIT_BROKEN_PIPE = 141
 
@@ -95,49 +96,72 @@ def top(
         typer.echo(context.get_help())
 
 
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO))
-"""What a stream answers whose disk takes no more."""
-
-
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit. Deliberate errors are one ``error:`` line on stderr."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    streams.settle()
+    code: int | None
     try:
+        _check_text(arguments)
+        streams.check_folder(arguments)
         code = _run(arguments)
         sys.stdout.flush()
     except FlashbenchError as problem:
         if debug:
             raise
-        from flashbench import console
-
         console.error(problem)
         code = problem.exit_code
     except BrokenPipeError:
-        _drop_stdout()
+        console.give_up(sys.stdout)
         code = EXIT_BROKEN_PIPE
     except OSError as problem:
         named = problem.filename is not None  # else it is of a stream or a socket
-        if debug or not (named or problem.errno in _FULL):
+        if debug or not (named or problem.errno in streams.FULL or problem.errno == errno.ENOMEM):
             raise
-        from flashbench import console, units
-
-        if named:
-            where = f"path {units.quoted(problem.filename)}"
+        if problem.errno == errno.ENOMEM:
+            code = None
         else:
-            _drop_stdout()
-            where = "the output cannot be written"
-        console.error(UsageError(f"{where}: {problem.strerror}"))
-        code = UsageError.exit_code
+            if named:
+                said = f"path {units.quoted(problem.filename)}: {problem.strerror}"
+            else:
+                console.give_up(sys.stdout)
+                said = f"the output cannot be written: {streams.why_unwritable(problem)}"
+            console.error(UsageError(said))
+            code = UsageError.exit_code
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
+    except MemoryError:
+        if debug:
+            raise
+        code = None
+    if code is None:  # here, where what took the memory is let go of
+        code = _out_of_memory()
     if arguments[:1] == ["bisect"] and EXIT_BAD < code < EXIT_SKIP:
         code = EXIT_ABORT  # git would take it for a bad commit
     sys.exit(code)
+
+
+def _out_of_memory() -> int:
+    """Say it; the exit code."""
+    console.error(
+        UnavailableError(
+            "out of memory: the machine, or the limit of this process, has too little for what was asked",
+            hint="raise the limit that 'ulimit -v' shows, or give smaller files; --debug shows where",
+        )
+    )
+    return UnavailableError.exit_code
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Refuse words that are no text a path could be; a shell gives none, a caller in Python may."""
+    for before, argument in pairwise(["", *arguments]):
+        try:
+            os.fsencode(argument)
+        except UnicodeEncodeError:
+            option = f"{before} " if before.startswith("--") else ""
+            raise UsageError(f"{option}{argument!a}: is no text; accepted: words in Unicode") from None
 
 
 def _run(arguments: list[str]) -> int:
@@ -180,9 +204,3 @@ def _usage_error(problem: Any, arguments: Sequence[str]) -> UsageError:
 def _command_path(arguments: Sequence[str]) -> str:
     named = [name for name in arguments[:1] if not name.startswith("-")]
     return " ".join(["flashbench", *named])
-
-
-def _drop_stdout() -> None:
-    """Point stdout nowhere, so that Python's own flush at exit stays quiet."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

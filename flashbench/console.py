@@ -15,7 +15,7 @@ import sys
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MOST = 1400
 """Characters of an error at most: what it quotes may be anything."""
+LEAST = 20
+"""Columns of a table's lines at least, which a terminal that is narrower wraps."""
 WIDE = 4000
 """Columns assumed where stdout is no terminal and COLUMNS is not set: nothing is cut or wrapped."""
 
@@ -166,17 +168,73 @@ def rich_console(stream: TextIO) -> Console:
     from rich.console import Console
 
     tolerate(stream)
-    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else WIDE
-    return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
+    file: Any = Forgiving(stream) if stream is sys.stderr else stream
+    columns = os.environ.get("COLUMNS", "")
+    shown = _terminal_columns(stream) if stream.isatty() else WIDE
+    width = max(LEAST, min(int(columns) if is_size(columns) else shown, WIDE))
+    return Console(file=file, width=width, highlight=False, emoji=False, markup=False)
+
+
+def _terminal_columns(stream: TextIO) -> int:
+    """Those of the terminal; 80 where it does not say."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def is_size(text: str) -> bool:
+    """Whether a variable's text is a number of columns or lines; 0 and digits of other scripts are none."""
+    return text.isascii() and text.isdecimal() and 0 < int(text[:10]) < 10**9
+
+
+class Forgiving:
+    """A stream whose writes never fail: once it takes no more, what is written is dropped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream's."""
+        try:
+            return self._stream.write(text)
+        except (OSError, ValueError):
+            give_up(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        """As the stream's."""
+        try:
+            self._stream.flush()
+        except (OSError, ValueError):
+            give_up(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def give_up(stream: TextIO) -> None:
+    """Point a stream that takes no more nowhere, so that neither the next write nor that at exit fails."""
+    with suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
+
+
+def takes(descriptor: int) -> bool:
+    """Whether a device takes writes, of no bytes."""
+    try:
+        os.write(descriptor, b"")
+    except OSError:
+        return False
+    return True
 
 
 def printable(text: str) -> str:
-    """The text with ``?`` for what would steer a terminal or turn the order of letters; names in files are
-    anybody's."""
+    """The text with what would steer a terminal or turn the order of letters escaped, as ``\\x1b``; names in
+    files are anybody's."""
     if text.isprintable():  # a look at the whole: tables have a hundred thousand lines
         return text
     steering = {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Cs")}
-    return text.translate({ord(character): "?" for character in steering - set("\t\n")})
+    return text.translate({ord(character): ascii(character)[1:-1] for character in steering - set("\t\n")})
 
 
 def tolerate(stream: TextIO) -> None:
@@ -226,12 +284,14 @@ def listen(*, quiet: bool = False) -> None:
 
 
 def _line(label: str, text: str, color: str) -> None:
+    if sys.stderr is None:  # of a process in which Python runs without a console
+        return
     tolerate(sys.stderr)
     if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
         label = f"\x1b[{color}m{label}:\x1b[0m"
     else:
         label += ":"
-    print(label, " ".join(printable(text).split()), file=sys.stderr, flush=True)
+    print(label, " ".join(printable(text).split()), file=Forgiving(sys.stderr), flush=True)
 
 
 Tick = Callable[[int, str], None]
@@ -259,7 +319,8 @@ def _sparse_notes(total: int) -> Tick:
 
 def lively() -> bool:
     """Whether stderr is a terminal that lines can be redrawn on; in CI it is none, whatever it says."""
-    return sys.stderr.isatty() and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    return shown and not os.environ.get("CI") and os.environ.get("TERM") != "dumb"
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from flashbench.errors import SpecError, UnknownName
+from flashbench.errors import SpecError, UnknownName, in_words
 from flashbench.problem import DTYPES, FEATURES, LAYOUTS, PASSES, Problem
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -72,7 +72,7 @@ class Declared:
         try:
             said = True if self.supports is None else self.supports(problem, pass_)
         except Exception as error:  # whoever asks is about to plan or to refuse, not to run it
-            return f"its supports(problem, pass_) raised {type(error).__name__}: {error}"
+            return f"its supports(problem, pass_) raised {in_words(error)}"
         if said is None or said is True:
             return None
         return said or "its supports(problem, pass_) says no"
@@ -107,3 +107,8 @@ def of(function: Callable[..., Any]) -> Declared:
     """What the function declares; the defaults where it declares nothing."""
     found = getattr(function, ATTRIBUTE, None)
     return found if isinstance(found, Declared) else Declared()
+
+
+def declares(layout: str) -> str:
+    """How a function says its layout, for messages."""
+    return f"@flashbench.implementation(layout={layout!r})"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from flashbench import decode_cases, decode_configs, devices, environment, iomodel, presets
 from flashbench.decode_cases import Case
 from flashbench.decode_configs import DecodeConfig, Shape, math_of
+from flashbench.errors import in_words
 from flashbench.flash_configs import FP8_CAPABILITY
 from flashbench.iomodel import Estimate, Variant
 from flashbench.kernels import Target, _triton, get
@@ -168,7 +169,7 @@ def _row(
     try:
         return row | _run(step, target, seed, then)
     except Exception as error:  # a compiler or a driver raises what it likes, and other steps go on
-        return row | {"status": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())}
+        return row | {"status": "failed", "reason": in_words(error)}
     finally:
         if target.type == "cuda":
             import torch
@@ -259,7 +260,7 @@ def check_case(case: Case, target: Target, seed: int = 0) -> dict[str, Any]:
     try:
         return row | _checked(case, target, seed)
     except Exception as error:  # as above
-        return row | {"status": "failed", "reason": " ".join(f"{type(error).__name__}: {error}".split())}
+        return row | {"status": "failed", "reason": in_words(error)}
 
 
 def _checked(case: Case, target: Target, seed: int) -> dict[str, Any]:

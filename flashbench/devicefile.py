@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashbench import devices, units
+from flashbench import devices, paths, units
 from flashbench.devices import Device
 from flashbench.errors import SpecError, UnknownName
 
@@ -73,7 +73,7 @@ def _base(name: str, where: str) -> Device:
 
 def _read(path: str | Path, where: str) -> dict[str, Any]:
     try:
-        with Path(path).open("rb") as file:
+        with paths.opened(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise SpecError(

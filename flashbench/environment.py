@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flashbench import __version__
+from flashbench._profilers import topology
 from flashbench._profilers.clocks import nvml, open_clocks, optional, text
 from flashbench.errors import SpecError, UnavailableError
 from flashbench.kernels import Target
@@ -106,23 +107,25 @@ def gpu_status(seen: Probe | None = None) -> GpuStatus:
     )
 
 
-def target(device: str | None = None) -> Target:
+def target(device: str | None = None, said: str | None = None) -> Target:
     """Where cells run: the named device, or the first GPU, or else the CPU.
 
-    device: ``cpu``, ``cuda`` (the first GPU), ``cuda:1``, …, or None. Raises SpecError for another
-    text and UnavailableError, naming the cause, for a GPU that is not there.
+    device: ``cpu``, ``cuda`` (the first GPU), ``cuda:1``, …, or None. said: the option and value that named
+    it, for messages. Raises SpecError for another text and UnavailableError, naming the cause, for a GPU that
+    is not there.
     """
     if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise SpecError(f"--device {device!r}: not a device; accepted: 'cpu', 'cuda' or 'cuda:0'")
     if device == "cpu":
         return Target(device="cpu", name=cpu_name())
+    said = said or f"--device {device or 'cuda:0'!r}"
     _let_segments_grow()
     status = gpu_status()
     if status.kind != "ok":
         if device is None:
             return Target(device="cpu", name=cpu_name())
-        raise UnavailableError(f"--device {device!r}: {status.message}", hint=status.hint)
-    return _gpu_target(int((device or "cuda:0").partition(":")[2] or 0))
+        raise UnavailableError(f"{said}: {status.message}", hint=status.hint)
+    return _gpu_target(int((device or "cuda:0").partition(":")[2] or 0), said)
 
 
 def _let_segments_grow() -> None:
@@ -135,13 +138,13 @@ def _let_segments_grow() -> None:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 
 
-def _gpu_target(index: int) -> Target:
+def _gpu_target(index: int, said: str) -> Target:
     import torch
 
     count = torch.cuda.device_count()
     if index >= count:
         raise UnavailableError(
-            f"--device 'cuda:{index}': there is no such GPU; torch sees {count}", hint="see flashbench doctor"
+            f"{said}: there is no GPU {index}; torch sees {count}", hint="see flashbench doctor"
         )
     properties = torch.cuda.get_device_properties(index)
     return Target(
@@ -170,7 +173,7 @@ def collect(target: Target) -> dict[str, Any]:
     """Everything that may explain a number: JSON-able, None where it cannot be told.
 
     Keys: ``ROW_FIELDS``, and device, device_type, capability, num_sms, total_bytes, l2_bytes,
-    smem_per_block_bytes, power_limit_w, persistence, max_sm_clock_mhz, clocks, platform, cpu,
+    smem_per_block_bytes, power_limit_w, persistence, max_sm_clock_mhz, clocks, topology, platform, cpu,
     cpu_threads, git_commit, git_dirty, numpy.
     """
     import torch
@@ -208,7 +211,15 @@ def collect(target: Target) -> dict[str, Any]:
         clocks = open_clocks(target.device)
         if clocks is not None:
             facts |= {**clocks.facts(), "clocks": clocks.read()}
+            whole = clocks.handle if clocks.card is None else clocks.card
+            facts["topology"] = topology.read(clocks.nvml, whole)
     return facts
+
+
+def cards(count: int) -> list[dict[str, Any]]:
+    """device, uuid and topology of the first so many GPUs, one to a rank."""
+    every = (collect(target(f"cuda:{index}")) for index in range(count))
+    return [{name: facts.get(name) for name in ("device", "uuid", "topology")} for facts in every]
 
 
 def row_fields(environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,22 @@ _OFFERED = 4
 """Most names that a message offers in place of an unknown one."""
 
 
+def message(error: BaseException) -> str:
+    """What the error says; of a foreign one also that it cannot be said."""
+    try:
+        return str(error)
+    except Exception:  # of a class of somebody's own, whose __str__ may do anything
+        return UNSAID
+
+
+def in_words(error: BaseException, most: int | None = None) -> str:
+    """Class and message of a foreign error on one line, of the message so many characters at most."""
+    return f"{type(error).__name__}: {' '.join(message(error).split())[:most]}"
+
+
+UNSAID = "its message could not be made"
+
+
 class FlashbenchError(Exception):
     """Base of all deliberate errors; never raised bare.
 

@@ -2,10 +2,11 @@
 
     document(Plan(static=(grid,), trace=cells, …), tick) -> {"type": "gate", "schema": 1, "static": [{…}], …}
 
-Four parts, a list of rows each: ``static``, what the compiler made of each kernel (``profile --static``);
-``trace``, what each kernel moves of each tensor in the interpreter (``profile --trace``); ``model``, what the
-IO model says; ``check``, whether results are right. No row holds a time, a path or a machine, so that the
-same sources give the same document anywhere with one version of Triton.
+Five parts, a list of rows each: ``static``, what the compiler made of each kernel (``profile --static``);
+``tiles``, what each kernel would be launched with; ``trace``, what each kernel moves of each tensor in the
+interpreter (``profile --trace``); ``model``, what the IO model says; ``check``, whether results are right. No
+row holds a time, a path or a machine, so that the same sources give the same document anywhere with one
+version of Triton.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from flashbench import iomodel, kernels
+from flashbench import iomodel, kernels, launched
 from flashbench.errors import FlashbenchError
 from flashbench.kernels import Target
 from flashbench.problem import Cell
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from flashbench._profilers.static import Grid
 
 SCHEMA = 1
-PARTS = ("model", "trace", "check", "static")
+PARTS = ("model", "tiles", "trace", "check", "static")
 OK, WRONG, FAILED, UNSUPPORTED = "ok", "wrong", "failed", "unsupported"
 CORRECT = (OK, "checked")
 Tick = Callable[[int, str], None]
@@ -34,6 +35,7 @@ class Plan:
     """What to measure. model: cells, each with the compute capability whose tiles it is modelled with."""
 
     static: tuple[Grid, ...] = ()
+    tiles: tuple[launched.Grid, ...] = ()
     trace: tuple[Cell, ...] = ()
     model: tuple[tuple[Cell, tuple[int, int]], ...] = ()
     check: tuple[Cell, ...] = ()
@@ -41,7 +43,7 @@ class Plan:
     @property
     def steps(self) -> int:
         """How often ``document`` ticks."""
-        return len(self.model) + len(self.trace) + len(self.check) + bool(self.static)
+        return len(self.model) + len(self.tiles) + len(self.trace) + len(self.check) + bool(self.static)
 
 
 def document(plan: Plan, tick: Tick) -> dict[str, Any]:
@@ -53,6 +55,7 @@ def document(plan: Plan, tick: Tick) -> dict[str, Any]:
     return {
         "type": "gate", "schema": SCHEMA, "flashbench": __version__, "triton": version_of("triton"),
         "model": [_modelled(*one) for one in done.of(plan.model, lambda one: one[0].key)],
+        "tiles": [row for grid in done.of(plan.tiles, lambda _: "tiles") for row in launched.rows(grid)],
         "trace": [row for cell in done.of(plan.trace, lambda one: one.key) for row in _traced(cell)],
         "check": _checked(plan.check, done),
         "static": _compiled(plan.static, done),

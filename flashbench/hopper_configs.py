@@ -93,6 +93,10 @@ def _first(table: Iterable[Row[_Cut]], dim: int, causal: bool, seqlen_k: int) ->
     return next(rows)
 
 
+EMULATED_WITHIN = {1: 6e-3, 2: 1.3e-3}
+"""How far an emulated exponential may be off, relative, by bytes of the dtype: its polynomial and roundings
+to fp16 (``_hopper_exp2``; ``tests/test_hopper_exp2.py`` holds them to it)."""
+
 _ANY = float("inf")
 _TWO = Tiles()
 _THREE = Tiles(warpgroups=3)

@@ -1,8 +1,8 @@
 """LINKS: what one card sends to another, per device row, each with its source and what is uncertain.
 
 To give a card links, add a row. Rates are bytes per second in one direction, without protocol overhead: a
-data sheet's "900 GB/s" of NVLink is both directions together. NCCL's send and receive reach some 70 to 90 %
-of them; ``flashbench ring`` measures what they reach here.
+data sheet's "900 GB/s" of NVLink is both directions together. NCCL reaches less; ``flashbench ring`` measures
+how much (docs/ring.md: two H200s).
 """
 
 from __future__ import annotations

@@ -54,10 +54,12 @@ class Row:
         return {level.level: level for level in found}
 
     @property
-    def flops(self) -> int:
-        """Nominal FLOPs of the cell; of one that is not exact attention its own, by its model."""
-        if not self.record.exact and self.estimate:
-            return self.estimate.flops
+    def flops(self) -> int | None:
+        """Nominal FLOPs of the cell; of one that is not exact attention its own, by its model, and None of a
+        pass that its model has not.
+        """
+        if not self.record.exact and self.record.io_model:
+            return self.estimate.flops if self.estimate else None
         return iomodel.flops(self.record.cell.problem, self.record.cell.pass_)
 
     @property
@@ -73,7 +75,7 @@ class Row:
     @property
     def roof_flops_per_s(self) -> float | None:
         """min(peak, compulsory intensity x bandwidth): the roofline at this cell."""
-        if self.peak_flops_per_s is None or self.bytes_per_s is None:
+        if self.peak_flops_per_s is None or self.bytes_per_s is None or self.flops is None:
             return None
         return min(self.peak_flops_per_s, self.flops / self.compulsory_bytes * self.bytes_per_s)
 
@@ -197,6 +199,10 @@ def _compared() -> Iterator[Metric]:
             name=f"counted_{counter}", unit="B", better="lower", whole=True, compute=_counted(counter),
             help=f"hardware counters: {help_}",
         )  # fmt: skip
+    yield Metric(
+        name="counted_tensor_share", unit="fraction", better="higher", compute=_counted("tensor_share"),
+        help="hardware counters: cycles in which the tensor cores worked, kernels weighted by their time",
+    )  # fmt: skip
     for level, counter in compared.LEVELS.items():
         spills = ", spilled registers taken off" if level in compared.SPILLED else ""
         yield Metric(
@@ -348,7 +354,7 @@ METRICS = (
     ),
     Metric(
         name="j_per_tflop", unit="J/TFLOP", better="lower", help="joules per nominal 10^12 FLOPs",
-        compute=lambda r: _over(r.record.energy.get("joules_per_call"), r.flops / 1e12),
+        compute=lambda r: _over(r.record.energy.get("joules_per_call"), _over(r.flops, 1e12)),
     ),
     Metric(
         name="speedup_over_naive", unit="x", better="higher",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zipfile import ZipFile
 
+from flashbench import paths
 from flashbench.block_masks import (
     SIZE,
     BlockMask,
@@ -164,7 +165,8 @@ def from_file(path: str, seqlen_q: int, seqlen_k: int) -> BlockMask:
     import numpy
 
     try:
-        with ZipFile(path) as archive:  # numpy.load takes other files, too, whatever they are called
+        # numpy.load takes other files, too, whatever they are called
+        with paths.opened(path) as packed, ZipFile(packed) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
             if unpacked > seqlen_q * seqlen_k + HEADERS:
                 raise ValueError(

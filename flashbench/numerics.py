@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench import environment, kernels, plan, units
+from flashbench.errors import in_words
 from flashbench.kernels import Implementation, Target
 from flashbench.problem import Cell, Problem
 
@@ -126,7 +127,7 @@ def _length(
                 yield {**row, **drawn.measure(implementation, cell)}
         except Exception as error:  # an implementation raises whatever it likes; the others go on
             status = "oom" if type(error).__name__ == "OutOfMemoryError" else "failed"
-            yield {**row, "status": status, "reason": " ".join(f"{type(error).__name__}: {error}".split())}
+            yield {**row, "status": status, "reason": in_words(error)}
 
 
 def _identity(range_: str, cell: Cell) -> dict[str, Any]:

@@ -1,15 +1,43 @@
-"""Whether a path can be what it is wanted for, told before any work is done for it."""
+"""Whether a path can be what it is wanted for, told before any work is done for it; files that are read and
+written whole."""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
+
+MOST = 2**30
+"""Most bytes of a file that is read whole, where its format has no smaller bound of its own."""
+
+_PIECE = 2**24
+"""Bytes that are read at a time, as Python takes the memory for what it is asked to read at most."""
+_OPEN_ALREADY = ("/dev/stdin", "/dev/fd/", "/proc/")
+"""How the names begin of what a shell has opened for the process, as for ``<(…)`` and ``/dev/stdin``."""
+
+
+def resolved(path: Path) -> Path:
+    """The path without links and ``..``. Raises OSError for links in a circle, on every Python alike."""
+    try:
+        found = path.resolve()
+    except RuntimeError:  # what Python calls it before 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+    try:
+        os.lstat(path / "x")  # 3.13 and later hand the circle on
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, error.strerror, str(path)) from None
+    return found
 
 
 def why_no_folder(path: Path) -> str | None:
     """Why no files can be written into the folder, which need not be there yet, or None; makes nothing."""
     try:
-        real = path.resolve()  # 'a/../b' makes no folder 'a'
+        real = resolved(path)  # 'a/../b' makes no folder 'a'
         parent = next(one for one in (real, *real.parents) if one.exists())
     except OSError as error:
         return error.strerror or str(error)
@@ -21,3 +49,69 @@ def why_no_folder(path: Path) -> str | None:
     except OSError as error:
         return f"{str(parent)!r} takes no file ({error.strerror or error})"
     return None
+
+
+def opened(path: Path | str) -> BinaryIO:
+    """The file, open for reading. Raises OSError, also for what never ends or may never begin: a device, or a
+    pipe that has a name in a folder. What a shell has opened is taken, and the null device, which is empty.
+    """
+    found = os.stat(path)
+    if what := _no_file(path, found):
+        raise OSError(errno.EINVAL, f"is {what}, no file", str(path))
+    return open(path, "rb")
+
+
+def whole(path: Path | str, most: int = MOST) -> bytes:
+    """What the file holds. Raises OSError as ``opened``, and where it is larger than ``most`` bytes."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size  # of a pipe 0
+        pieces = [file.read(size)] if 0 < size <= most else []
+        while size <= most and (piece := file.read(_PIECE)):
+            pieces.append(piece)
+            size = sum(map(len, pieces))
+    if size > most:
+        raise OSError(errno.EFBIG, f"is larger than {most >> 20} MiB", str(path))
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def put(path: Path | str, data: bytes) -> None:
+    """Write the file whole or not at all, on the disk when it returns. Raises OSError.
+
+    A link stays one: what it leads to is replaced. Another name of the same file (a hard link) keeps the old
+    one. What is no file, such as the null device, is written to.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        Path(path).write_bytes(data)
+        return
+    real = Path(os.path.realpath(path))
+    part = real.with_name(f".{real.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, real)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink()
+        raise
+    with suppress(OSError):  # the new name as well; not every system opens folders
+        folder = os.open(real.parent, os.O_RDONLY)
+        with suppress(OSError):
+            os.fsync(folder)
+        os.close(folder)
+
+
+def _no_file(path: Path | str, found: os.stat_result) -> str:
+    """What it is instead of a file that can be read to its end, else empty."""
+    if stat.S_ISBLK(found.st_mode):
+        return "a device"
+    if not (stat.S_ISCHR(found.st_mode) or stat.S_ISFIFO(found.st_mode)):
+        return ""
+    names = os.path.abspath(path), os.path.realpath(path)
+    if any(name.startswith(_OPEN_ALREADY) for name in names):
+        return ""
+    if stat.S_ISFIFO(found.st_mode):
+        return "a named pipe"
+    null = os.stat(os.devnull)
+    return "" if found.st_rdev == null.st_rdev else "a device"

@@ -16,7 +16,7 @@ from flashbench._profilers.flush import Flush
 from flashbench._profilers.gpm import measure as measure_gpm
 from flashbench._profilers.methods import Candidate, time_together
 from flashbench._profilers.overheads import measure_overheads
-from flashbench._profilers.rounds import LEAD_S, SUSTAINED, Setting, Timing
+from flashbench._profilers.rounds import LEAD_S, SUSTAINED, DeviceLost, Setting, Timing
 from flashbench._profilers.steadiness import drifted, multimodal
 from flashbench._profilers.stopping import LEAST_ROUNDS, Policy
 from flashbench._profilers.timeline import Timeline, backend_of, timeline
@@ -30,6 +30,7 @@ __all__ = [
     "SUSTAINED",
     "Candidate",
     "Clocks",
+    "DeviceLost",
     "Flush",
     "Launch",
     "Moved",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,35 @@ FLAGS = {
     "multimodal": "the samples have two levels, apart by over 1 %",
 }
 """Marks on a row that was timed; they stand apart from the status."""
+
+
+HOSTS = ("launch-bound",)
+"""Flags of a time that is partly the host's."""
+
+
+def spread_of(samples: Sequence[float] | None) -> float:
+    """Interquartile range over the median (0 for fewer than 4 samples), a fraction."""
+    if not samples or len(samples) < 4:
+        return 0.0
+    first, middle, third = statistics.quantiles(samples, n=4)
+    return (third - first) / middle if middle else 0.0
+
+
+def layer_flags(row: Mapping[str, Any]) -> list[str]:
+    """The flags of a row of ``block``: those of the step, and those of its attention alone, named so."""
+    return [*(row.get("flags") or ()), *(f"attention {flag}" for flag in row.get("attention_flags") or ())]
+
+
+def hosts_share(rows: Iterable[Mapping[str, Any]]) -> str:
+    """What to say of the rows of ``block`` whose time is partly the host's; empty where there are none."""
+    count = sum(any(flag.endswith(HOSTS) for flag in layer_flags(row)) for row in rows)
+    if not count:
+        return ""
+    which = "1 row is" if count == 1 else f"{count} rows are"
+    return (
+        f"{which} launch-bound: time and share of attention there are partly the host's, and no share of the"
+        " GPU's time"
+    )
 
 
 TIMINGS = ("auto", "events", "graph", "cupti")
@@ -68,10 +97,7 @@ class Samples:
     @property
     def spread(self) -> float:
         """Interquartile range over the median (0 for fewer than 4 samples), a fraction."""
-        if len(self.samples_s) < 4:
-            return 0.0
-        first, _, third = statistics.quantiles(self.samples_s, n=4)
-        return (third - first) / self.median_s if self.median_s else 0.0
+        return spread_of(self.samples_s)
 
 
 @dataclass(frozen=True, kw_only=True)

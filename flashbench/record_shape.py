@@ -31,12 +31,14 @@ _PROBLEM = {
     **dict.fromkeys(("dtype", "alignment", "bias", "block_mask", "layout", "fp8_scale"), TEXT),
     "window": [SIZE], "lengths": [[SIZE]], "softcap": NUMBER, "dropout_p": NUMBER,
 }  # fmt: skip
+_TOPOLOGY = {"pci": TEXT, "pcie": TEXT, "numa_node": COUNT, "peers": {"*": TEXT}}
 _ENVIRONMENT = {
     **dict.fromkeys(("device", "device_name", "device_type", "uuid", "driver", "cuda", "cudnn", "torch"),
     TEXT),
     **dict.fromkeys(("triton", "numpy", "python", "flashbench", "platform", "cpu", "source_hash"), TEXT),
     **dict.fromkeys(("host", "git_commit", "capability"), TEXT),
-    "neighbours": [TEXT],
+    "neighbours": [TEXT], "topology": _TOPOLOGY,
+    "ranks": [{"device": TEXT, "uuid": TEXT, "topology": _TOPOLOGY}],
     **dict.fromkeys(("num_sms", "total_bytes", "l2_bytes", "smem_per_block_bytes", "cpu_threads"), COUNT),
     "power_limit_w": NUMBER, "max_sm_clock_mhz": NUMBER, "git_dirty": FLAG, "persistence": FLAG,
     "clocks": _CLOCKS,
@@ -90,11 +92,11 @@ BLOCKS: Mapping[str, Any] = {
     **dict.fromkeys(("batch", "seqlen", "layers", "flops", "peak_bytes"), COUNT),
     **dict.fromkeys(("time_s", "tokens_per_s", "flops_per_s", "attention_s", "attention_share"), NUMBER),
     **dict.fromkeys(("mfu", "max_abs_error", "budget"), NUMBER),
-    "samples_s": [NUMBER], "flags": [TEXT], "exact": FLAG,
+    "samples_s": [NUMBER], "flags": [TEXT], "attention_flags": [TEXT], "exact": FLAG,
 }  # fmt: skip
 HEADER: Mapping[str, Any] = {
     "schema": COUNT, "created_at": TEXT, "argv": [TEXT], "cells": [TEXT], "options": {"*": SCALAR},
-    "environment": _ENVIRONMENT, "overheads": _NUMBERS,
+    "environment": _ENVIRONMENT, "overheads": _NUMBERS, "planned": COUNT,
 }  # fmt: skip
 LINES: Mapping[str, Mapping[str, Any]] = {
     "header": HEADER, "record": RECORD, "counters": {"counters": COUNTERS}, "trace": {"trace": TRACE},

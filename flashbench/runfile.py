@@ -28,51 +28,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from flashbench import paths
 from flashbench._runfile import alike, lines
 from flashbench._runfile.alike import AFTERWARDS, CONDITIONS, SOURCE_HASH
 from flashbench._runfile.lock import Lock
-from flashbench._runfile.verify import SEALED, Verdict
+from flashbench._runfile.reading import SCHEMA, RunFile, intact, load, read
+from flashbench._runfile.verify import Verdict
 from flashbench._runfile.verify import verify as _verify
-from flashbench.errors import RunFileError, UsageError
+from flashbench._runfile.writer import Writer, set_aside, unwritable
+from flashbench.errors import UsageError
 from flashbench.problem import Cell
 from flashbench.record import Record
-from flashbench.record_json import json_able, record_from_json, record_to_json
-
-SCHEMA = 5
-"""Raised by one when a reader of the old schema would misread the new. 2: lines of type counters; 3: of
-type trace; 4: of type timings; 5: a line without a checksum is a damaged one."""
+from flashbench.record_json import json_able, record_to_json
 
 NOT_STARTED = ("time budget of", "the device was lost")
 """How the reason of a skipped row begins that ``resume`` measures after all."""
 
+MOST_TOLD = 5
+"""Lines that cannot be read of which each is told."""
+
 __all__ = [
     "AFTERWARDS", "CONDITIONS", "NOT_STARTED", "SCHEMA", "SOURCE_HASH", "Resumed", "RunFile", "Verdict",
-    "Writer", "create", "header", "is_final", "load", "resume", "verify",
+    "Writer", "create", "header", "intact", "is_final", "load", "resume", "verify",
 ]  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFile:
-    """A results file as read. header: line 1; notes: what had to be repaired; numerics, blocks, ring: lines
-    of that type; timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys of rows
-    of which a line is not as it was written."""
-
-    path: Path
-    header: Mapping[str, Any]
-    records: tuple[Record, ...]
-    notes: tuple[str, ...] = ()
-    numerics: tuple[Mapping[str, Any], ...] = ()
-    timings: tuple[Mapping[str, Any], ...] = ()
-    blocks: tuple[Mapping[str, Any], ...] = ()
-    ring: tuple[Mapping[str, Any], ...] = ()
-    edited: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,62 +66,6 @@ class Resumed:
     missing: tuple[Cell, ...]
     kept: tuple[Record, ...]
     notes: tuple[str, ...]
-
-
-class Writer:
-    """Appends records to a results file; each is on the disk when ``append`` returns."""
-
-    def __init__(self, path: Path, known: Iterable[str] = (), lock: Lock | None = None) -> None:
-        self.path = path
-        self._known = set(known)
-        self._lock = lock
-        try:
-            self._file = path.open("ab", buffering=0)
-        except OSError as error:
-            raise _unwritable(path, error) from None
-
-    def append(self, record: Record) -> None:
-        """Write one record, flush and fsync. Raises UsageError where the disk refuses.
-
-        A cell has one row: a second one is a bug in the caller (ValueError).
-        """
-        key = record.cell.key
-        if key in self._known:
-            raise ValueError(f"{self.path} already has a row for {key}")
-        self.put(record_to_json(record))
-        self._known.add(key)
-
-    def attach(self, key: str, name: str, value: Mapping[str, Any]) -> None:
-        """Write a field of AFTERWARDS of a cell that has its row, as safely. Raises as ``append`` does."""
-        if key not in self._known:
-            raise ValueError(f"{self.path} has no row for {key}")
-        self.put({"type": name, "key": key, name: value})
-
-    def put(self, value: Mapping[str, Any]) -> None:
-        """Write any line, such as a row of numerics, as safely; the caller gives its type."""
-        data, before = lines.seal(json_able(value)), os.fstat(self._file.fileno()).st_size
-        try:
-            while data:
-                data = data[self._file.write(data) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            with suppress(OSError):  # a part of a line would be taken for one that a kill tore off
-                os.ftruncate(self._file.fileno(), before)
-            raise _unwritable(self.path, error) from None
-
-    def close(self) -> None:
-        """Close the file and let go of its folder; what was appended is safe without it."""
-        self._file.close()
-        if self._lock is not None:
-            self._lock.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def header(
@@ -184,92 +111,7 @@ def create(path: Path | str, head: Mapping[str, Any]) -> Writer:
 def verify(path: Path | str) -> Verdict:
     """Look for lines that are not as they were written. Raises UsageError for a path that cannot be read."""
     path = Path(path)
-    return _verify(path, _read(path), SCHEMA)
-
-
-def load(path: Path | str) -> RunFile:
-    """Read a results file.
-
-    Raises UsageError for a path that is missing, a folder or unreadable, and RunFileError for a
-    file that opens but is not one of ours, is damaged before its last line, or has a newer schema.
-    """
-    path = Path(path)
-    whole = _read(path).split(b"\n")
-    torn_tail = whole.pop()  # empty where the file ends in a newline
-    if not whole:
-        what = "is empty" if not torn_tail else "holds no complete line"
-        raise RunFileError(f"{path} {what}; a results file begins with a header")
-    head = _parse_header(path, whole[0])
-    found = _Lines(path, head)
-    for number, line in enumerate(whole, start=1):
-        found.take(number, line)
-    return RunFile(
-        path=path,
-        header=head,
-        records=tuple(found.records.values()),
-        notes=found.notes(torn=bool(torn_tail)),
-        **{name: tuple(rows) for name, rows in found.others.items()},
-        edited=frozenset(found.edited),
-    )
-
-
-class _Lines:
-    """The lines of a file as they are read, one after the other."""
-
-    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
-        self.path = path
-        self.records: dict[str, Record] = {}
-        self.others = {name: list[Mapping[str, Any]]() for name in ("numerics", "timings", "blocks", "ring")}
-        self.edited: set[str] = set()
-        self._schema = head.get("schema")
-        self._damaged: list[int] = []
-        self._twice: list[str] = []
-
-    def take(self, number: int, line: bytes) -> None:
-        """Take in a line. Raises RunFileError for one that cannot be read."""
-        intact = lines.intact(line)
-        damaged = intact is False or (intact is None and (self._schema or 1) >= SEALED)
-        if damaged:
-            self._damaged.append(number)
-        if number == 1:
-            return
-        where = f"{self.path}, line {number}"
-        value = _parse_object(self.path, number, line)
-        kind = value.get("type")
-        if isinstance(kind, str) and kind in self.others:
-            self.others[kind].append(value)
-            return
-        if kind in AFTERWARDS:
-            key = self._attach(value, where)
-        else:
-            record = record_from_json(value, where)
-            key = record.cell.key
-            if key in self.records:
-                self._twice.append(f"{where}: a second row for {key}; the later one counts")
-            self.records[key] = record
-        if damaged:
-            self.edited.add(key)
-
-    def _attach(self, value: Mapping[str, Any], where: str) -> str:
-        """Give the counters or the trace of a line to the record that it names."""
-        key, name = value.get("key"), value["type"]
-        if not isinstance(key, str) or key not in self.records or not isinstance(value.get(name), dict):
-            raise RunFileError(f"{where}: {name} of {key!r}, which has no row above it")
-        self.records[key] = replace(self.records[key], **{name: value[name]})
-        return key
-
-    def notes(self, *, torn: bool) -> tuple[str, ...]:
-        """What had to be repaired, or overlooked."""
-        notes = list(self._twice)
-        if self._schema is None:
-            notes.insert(0, f"{self.path}, line 1: no schema; read as the first")
-        if self._damaged:
-            shown = ", ".join(map(str, self._damaged[:5])) + ", …" * (len(self._damaged) > 5)
-            which = f"line{'s' * (len(self._damaged) > 1)} {shown}"
-            notes.append(f"{self.path}, {which}: not as written, by the checksum: edited or damaged")
-        if torn:
-            notes.append(f"{self.path}: the last line was torn off in the middle of a write and is ignored")
-        return tuple(notes)
+    return _verify(path, *read(path), SCHEMA)
 
 
 def is_final(record: Record) -> bool:
@@ -293,7 +135,7 @@ def resume(
     path = Path(path)
     lock = _locked(path)
     try:
-        return _resume(load(path), cells, environment, options, sources or {}, lock)
+        return _resume(load(path, damaged=True), cells, environment, options, sources or {}, lock)
     except BaseException:
         lock.release()
         raise
@@ -315,10 +157,8 @@ def _resume(
     missing = tuple(cell for cell in cells if cell.key not in known)
     names = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
     notes = [*found.notes, *alike.environment_notes(found.header.get("environment", {}), environment)]
-    if found.edited:
-        notes.append(
-            f"{found.path}: {len(found.edited)} rows that are not as they were written are taken out"
-        )
+    if found.edited or found.unread:
+        notes += _taken_out(found)
     if changed:
         notes.append(
             f"{found.path}: {len(changed)} rows are of another source than now and are measured again"
@@ -333,67 +173,33 @@ def _resume(
     return Resumed(writer=writer, missing=missing, kept=kept, notes=tuple(notes))
 
 
-def _parse_object(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        return lines.parse(line)
-    except ValueError as error:
-        raise RunFileError(f"{path}, line {number}: {error}") from None
-
-
-def _parse_header(path: Path, line: bytes) -> dict[str, Any]:
-    head = _parse_object(path, 1, line)
-    schema = head.get("schema", 1)  # load notes that it is missing
-    if head.get("type") != "header" or not isinstance(schema, int):
-        raise RunFileError(f"{path}, line 1: not a flashbench header")
-    if schema > SCHEMA:
-        raise RunFileError(
-            f"{path} has schema {schema}; this flashbench reads up to {SCHEMA}", hint="update flashbench"
-        )
-    for name, kind in (("environment", dict), ("options", dict), ("cells", list)):
-        if not isinstance(head.get(name), kind):
-            raise RunFileError(f"{path}, line 1: the field {name!r} is missing or not a {kind.__name__}")
-    return head
-
-
-def _read(path: Path) -> bytes:
-    if os.path.isdir(path):
-        raise UsageError(f"{path} is a folder; a results file is wanted")
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist; a results file is wanted") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
-
-
 def _locked(path: Path) -> Lock:
     """The lock of the path's folder, which is made. Raises UsageError as ``create`` does."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return Lock(path.parent)
     except OSError as error:
-        raise _unwritable(path, error) from None
+        raise unwritable(path, error) from None
+
+
+def _taken_out(found: RunFile) -> list[str]:
+    """Keep the file as it is under another name, and say what of it is measured again."""
+    try:
+        copy = set_aside(found.path, "damaged")
+    except OSError as error:
+        raise unwritable(found.path.with_name(f"{found.path.name}.damaged"), error) from None
+    said = [f"{text}; the line is taken out" for text in found.unread[:MOST_TOLD]]
+    if len(found.unread) > MOST_TOLD:
+        said.append(f"{found.path}: {len(found.unread) - MOST_TOLD} more such lines are taken out")
+    if found.edited:
+        said.append(f"{found.path}: {len(found.edited)} rows that are not as they were written are taken out")
+    return [*said, f"the file as it was is kept as {copy}"]
 
 
 def _replace(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
-    """Write all lines to a neighbour, then rename it over the path: old or new, never half."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write all lines to a neighbour, then rename it over the path, or what that leads to: old or new, never
+    half."""
     try:
-        with scratch.open("wb") as file:
-            file.writelines(map(lines.seal, values))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
+        paths.put(path, b"".join(map(lines.seal, values)))
     except OSError as error:
-        with suppress(OSError):
-            scratch.unlink()
-        raise _unwritable(path, error) from None
-    with suppress(OSError):  # the new name as well; not every system opens folders
-        folder = os.open(path.parent, os.O_RDONLY)
-        with suppress(OSError):
-            os.fsync(folder)
-        os.close(folder)
-
-
-def _unwritable(path: Path, error: OSError) -> UsageError:
-    return UsageError(f"{path} cannot be written: {error.strerror or error}")
+        raise unwritable(path, error) from None

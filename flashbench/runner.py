@@ -192,9 +192,11 @@ class Session:
     def _group(
         self, cells: Sequence[Cell], begin: Callable[[Cell], None], alone: str | None
     ) -> Iterator[Record]:
-        """Make ready, then time in turns; where that runs out of memory, once more one by one."""
+        """Make ready, then time in turns; where that runs out of memory, or somebody wrote to the inputs that
+        several share, once more one by one.
+        """
         entries = list[Entry]()
-        crowded = False
+        crowded, written = False, list[str]()
         for cell in cells:
             begin(cell)
             others_wait = any(not entry.outcome for entry in entries)
@@ -203,17 +205,21 @@ class Session:
                 break
         else:
             ready = [entry for entry in entries if not entry.outcome]
-            self._time(ready, alone)
-            crowded = len(ready) > 1 and any(entry.ran_out for entry in ready)
-        if not crowded:
+            written = self._written(ready) if len(ready) < len(entries) else []
+            if not written:
+                self._time(ready, alone)
+                crowded = len(ready) > 1 and any(entry.ran_out for entry in ready)
+                written = self._written(ready) if len(ready) > 1 else []
+        if not crowded and not written:
             yield from map(self._record, entries)
             return
+        why = f"one of them changed its input {written[0]}" if written else "together they ran out of memory"
         for entry in entries:
             entry.drop()
         self._recover(cells[0])
         for number, cell in enumerate(cells):
             told = begin if number >= len(entries) else lambda _: None
-            yield from self._group([cell], told, "together they ran out of memory")
+            yield from self._group([cell], told, why)
 
     def _entry(self, cell: Cell) -> Entry:
         implementation = tuned.get(self.options.tuned, cell.implementation)
@@ -260,14 +266,19 @@ class Session:
         told = {"schedule": "interleaved" if len(entries) > 1 else "alone"}
         if alone is not None:
             told["alone_because"] = alone
-        failed = [
-            entry.cell
-            for entry, timing in zip(entries, found, strict=True)
-            if entry.attempt(lambda entry=entry, timing=timing: self._settle(entry, timing, told))  # type: ignore[misc]
-        ]
+        unfinished, failed = list[Entry](), list[Cell]()
+        for entry, timing in zip(entries, found, strict=True):
+            if isinstance(timing, profilers.DeviceLost):
+                unfinished.append(entry)
+            elif entry.attempt(lambda entry=entry, timing=timing: self._settle(entry, timing, told)):  # type: ignore[misc]
+                failed.append(entry.cell)
         del found  # its errors keep frames, and those the cells' tensors
         if failed:
             self._recover(failed[0])
+        if unfinished and self.lost is None:  # though it answers again
+            self.lost = f"{LOST} in {failed[0].key}"
+        for entry in unfinished:
+            entry.outcome = self._not_started()
 
     def _settle(
         self, entry: Entry, timing: profilers.Timing | Exception, told: Mapping[str, Any]
@@ -284,11 +295,22 @@ class Session:
         ):
             fields["flags"] = ("suspect", *timing.flags)
             how["doubts"] = doubts
-        self._times[cell] = timing.samples
         if self.options.energy:
             with entry.spending("energy_s"), entry.turn():
                 fields["energy"] = self._energy(cell, entry.candidate.call)
+        entry.unchanged(alone=told["schedule"] == "alone")
+        self._times[cell] = timing.samples
         return fields | {"timing": how}
+
+    def _written(self, entries: Sequence[Entry]) -> list[str]:
+        """Names of the inputs that the entries share and that somebody has written to."""
+        if self.lost is not None:
+            return []
+        try:
+            return [name for entry in entries for name in entry.written()]
+        except Exception:  # a kernel's fault that shows only now
+            self._recover(entries[0].cell)
+            return []
 
     def _record(self, entry: Entry) -> Record:
         spent, outcome = dict(entry.spent), with_source(entry.outcome or {}, entry.implementation)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashbench import features, units
+from flashbench import features, paths, units
 from flashbench.errors import SpecError, UsageError
 from flashbench.problem import ALIGNMENTS, DTYPES, MAX_SEQLEN, PASSES, Cell, Problem
 from flashbench.record import LOADS, TIMINGS
@@ -339,7 +339,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """The table of a file of --config. Raises UsageError where it cannot be read or is not TOML in UTF-8."""
     where = f"--config {units.quoted(path, 400)}"
     try:
-        with Path(path).open("rb") as file:
+        with paths.opened(path) as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
         if len(data) > MAX_CONFIG_BYTES:
             raise UsageError(f"{where}: too large; accepted: at most {MAX_CONFIG_BYTES} bytes of TOML")
@@ -353,17 +353,18 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise UsageError(f"{where}: {reason}; accepted: a TOML file that can be read") from None
 
 
-def options_of(table: Mapping[str, Any], where: str, known: Collection[str]) -> dict[str, str | bool]:
-    """The options of a TOML table by name, unparsed. known: those that it may hold. Raises UsageError."""
+def options_of(
+    table: Mapping[str, Any], where: str, known: Collection[str], more: Collection[str] = ()
+) -> dict[str, str | bool]:
+    """The options of a TOML table by name, unparsed, or UsageError. known: its keys; more: of the caller."""
     raw: dict[str, str | bool] = {}
+    accepted = (*known, *more)
     for key, value in table.items():
         name = key.replace("-", "_")
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            nearest = f"; did you mean {close[0]!r}?" if close else ""
-            raise UsageError(
-                f"{where}: key {units.quoted(key)} is not known{nearest} (accepted: {', '.join(known)})"
-            )
+            close = difflib.get_close_matches(name, accepted, n=1, cutoff=0.5)
+            said = f"not known; did you mean {close[0]!r}?" if close else "not known"
+            raise UsageError(f"{where}: key {units.quoted(key)} is {said} (accepted: {', '.join(accepted)})")
         if name in raw:
             raise UsageError(f"{where}: key {key!r} stands twice (dash, underscore); accepted: one of them")
         raw[name] = _config_value(OPTIONS[name], key, value, where)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashbench import kernels
+from flashbench import kernels, paths
 from flashbench.decode_configs import DecodeConfig
 from flashbench.environment import driver_version, source_hash, version_of
 from flashbench.errors import RunFileError, UsageError
@@ -202,7 +201,7 @@ def load(path: str | Path, option: str = "--tuned") -> dict[str, Any]:
     """The document of a file. Raises UsageError and RunFileError as ``read`` does."""
     where, made = f"{option} {str(path)!r}", "accepted: what 'flashbench tune' writes"
     try:
-        with Path(path).open("rb") as file:
+        with paths.opened(path) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror or error}; {made}") from None
@@ -233,11 +232,7 @@ def _fit(case: Any) -> bool:
 
 def save(document: Mapping[str, Any], path: Path) -> None:
     """Write the document, whole or not at all. Raises UsageError where the disk refuses."""
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path)
+        paths.put(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)

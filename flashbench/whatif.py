@@ -80,6 +80,7 @@ class IoTable:
     """Rows of the model, in the order asked for."""
 
     rows: tuple[IoRow, ...]
+    variant: Variant = DEFAULT
 
     def __iter__(self) -> Iterator[IoRow]:
         return iter(self.rows)
@@ -91,8 +92,12 @@ class IoTable:
         """Every row flat, for JSON or CSV."""
         return [row.record() for row in self.rows]
 
-    def frame(self) -> DataFrame:
+    def to_pandas(self) -> DataFrame:
         """Every row flat, as a data frame."""
+        return self.frame()
+
+    def frame(self) -> DataFrame:
+        """As ``to_pandas``."""
         import pandas as pd
 
         return pd.DataFrame(self.records())
@@ -167,7 +172,7 @@ def evaluate(
                 prediction=None if device is None else _predict(estimate, device),
             )
         )  # fmt: skip
-    return IoTable(tuple(found))
+    return IoTable(tuple(found), variant)
 
 
 def _predict(estimate: Estimate, device: Device) -> Prediction | None:

@@ -31,6 +31,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {status.message}"))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """On a GPU the log says of what it is, so that it can be kept (reports/)."""
+    if environment.gpu_status().kind != "ok" or hasattr(terminalreporter.config, "workerinput"):
+        return
+    about = environment.collect(environment.target("cuda"))
+    names = ("device_name", "driver", "torch", "triton", "source_hash", "git_commit")
+    terminalreporter.write_line("ran on " + ", ".join(f"{name} {about[name]}" for name in names))
+
+
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.empty and its relatives return NaN (the largest integer): a result never written shows."""

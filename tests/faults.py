@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,13 @@ DONE: dict[str, Any] = {}
 """What faults did that a process has once."""
 
 
+class Unsayable(Exception):
+    """Has no message that anybody could read."""
+
+    def __str__(self) -> str:
+        raise ValueError("no")
+
+
 class OutOfMemoryError(RuntimeError):
     """As torch calls it."""
 
@@ -46,6 +54,10 @@ def _abort() -> None:
 
 def _out_of_memory() -> None:
     raise OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+def _raise_unsayable() -> None:
+    raise Unsayable
 
 
 def _leak() -> None:
@@ -74,6 +86,27 @@ def _fork_sleeper() -> None:
         if not DONE["sleeper"]:
             time.sleep(600)
             os._exit(0)
+
+
+def _detached() -> None:
+    """In a session of its own, out of reach of its group."""
+    if "detached" not in DONE:
+        DONE["detached"] = subprocess.Popen(["sleep", "222"], start_new_session=True)
+
+
+def _daemon() -> None:
+    """Forked twice, in a session of its own, with nothing in its environment that flashbench put there."""
+    if "daemon" not in DONE:
+        DONE["daemon"] = "(setsid sleep 222 > /dev/null 2>&1 &)"
+        bare = {name: text for name, text in os.environ.items() if name != "FLASHBENCH_WORKER"}
+        subprocess.run(["sh", "-c", DONE["daemon"]], env=bare, check=True)
+
+
+def _detached_and_guard_killed() -> None:
+    """Then the process that would end what it started is gone, and it with that."""
+    _detached()
+    os.kill(os.getppid(), 9)
+    time.sleep(600)
 
 
 def _garbage() -> None:
@@ -149,8 +182,12 @@ FAULTS: dict[str, Callable[[], object]] = {
     "leak": _leak,
     "oom-leak": _oom_and_leak,
     "garbage": _garbage,
+    "unsayable": _raise_unsayable,
     "fork": _fork,
     "fork-sleeper": _fork_sleeper,
+    "detached": _detached,
+    "daemon": _daemon,
+    "guard-killed": _detached_and_guard_killed,
     "lost": _lost_device,
     "once": _first_time(_segfault),
     "cuda-assert": _on_gpu("assert"),
@@ -244,7 +281,7 @@ class Light:
         try:
             FAULTS.get(name, lambda: None)()
         except Exception as error:
-            if "illegal memory access" in str(error):
+            if "illegal memory access" in what(error):
                 self.lost = f"{LOST} in {cell.key}: {what(error)}"
             return failure(error)
         time.sleep(0.002)

@@ -179,7 +179,7 @@ def _documents(folder: Path, here: Target) -> dict[str, Any]:
             "winner": winner, "trials": []}  # fmt: skip
     (measured,) = BASELINES.glob("*/*/*/results.json")
     exact = json.loads(measured.read_text())
-    parts = ("model", "trace", "check", "static")
+    parts = ("model", "tiles", "trace", "check", "static")
     return {
         "timeline": TIMELINE,
         "gate": exact | {part: exact[part][:2] for part in parts},

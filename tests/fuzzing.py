@@ -28,6 +28,7 @@ from flashbench import blocks, calibrate, counting, decoding, gating, numerics, 
 from flashbench._cli import baseline, bisect, measure
 from flashbench._profilers import static
 from flashbench.cli import main
+from flashbench.console import printable
 from flashbench.errors import UnavailableError
 from flashbench.isolation import Bench
 from flashbench.problem import Cell
@@ -98,14 +99,20 @@ def fault(found: Answer, names: Sequence[str] = ()) -> str:
     bad input or of a bad file."""
     if found.crash or "Traceback (most" in found.err:
         return f"traceback: {found.crash or found.err}"
+    if found.err.startswith("error: out of memory"):
+        return f"takes more than {ROOM_BYTES} bytes"
     if found.code not in (OF_BISECT if found.argv[:1] == ["bisect"] else DOCUMENTED):
         return f"exit code {found.code}"
     errors = [line for line in found.err.splitlines() if line.startswith("error: ")]
     if found.code in (2, 3, 4, 128) and len(errors) != 1:
         return f"exit code {found.code} with {len(errors)} error lines: {found.err!r}"
-    begins = tuple(f"error: {word}" for word in found.argv if word)  # what cannot be read comes first
+    words = [
+        shown for word in found.argv for shown in (word, ascii(word), ascii(word)[1:-1], printable(word))
+    ]
+    begins = tuple(f"error: {word}" for word in words if word)  # what cannot be read comes first
     named = bool(errors) and (re.search(r"--[a-z]", errors[0]) or errors[0].startswith(begins))
-    if found.code in (2, 4, 128) and not named and not any(name in errors[0] for name in names):
+    as_shown = [*names, *(ascii(name)[1:-1] for name in names)]  # what is no text stands escaped
+    if found.code in (2, 4, 128) and not named and not any(name in errors[0] for name in as_shown):
         return f"names neither an option nor a file: {errors[0]}"
     if errors and len(errors[0]) > 1500:
         return f"an error of {len(errors[0])} characters: {errors[0][:200]}"

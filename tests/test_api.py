@@ -15,7 +15,7 @@ from attention import exact, problem
 from torch import Tensor
 
 import flashbench
-from flashbench import environment, kernels
+from flashbench import environment, kernels, runfile
 from flashbench.errors import SpecError, UnknownName, UsageError
 from flashbench.kernels import _op, _triton
 from flashbench.kernels._inputs import make_inputs
@@ -162,6 +162,7 @@ def test_the_operators_are_what_torch_takes_them_for(layout: str) -> None:
     q, k, v = leaves(p)
     options = (True, -1, -1, 0.3, 0.0, -1, -1)
     torch.library.opcheck(torch.ops.flashbench.attention.default, (q, k, v, None, None, None, *options))
+    torch.library.opcheck(torch.ops.flashbench.attention, (q, k, v))
     with torch.no_grad():
         o, lse = torch.ops.flashbench.attention(q, k, v, None, None, None, *options)
         saved = [x.detach() for x in (o, o, lse, q, k, v)]
@@ -169,6 +170,21 @@ def test_the_operators_are_what_torch_takes_them_for(layout: str) -> None:
         torch.ops.flashbench.attention_backward.default, (*saved, None, None, None, *options),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
+
+
+@interpreted
+def test_the_operators_defaults_are_those_of_the_function() -> None:
+    """Torch does not pass on arguments at the end that have their defaults."""
+    p = problem(batch=1, num_heads=2, num_kv_heads=1)
+    (q, k, v), do = leaves(p), make_inputs(p, "cpu", 0).dout
+    for mine, theirs in (
+        (torch.ops.flashbench.attention(q, k, v), flashbench.attention(q, k, v, return_lse=True)),
+        (torch.ops.flashbench.attention(q, k, v, causal=True, softcap=2.0),
+         flashbench.attention(q, k, v, causal=True, softcap=2.0, return_lse=True)),
+    ):  # fmt: skip
+        assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
+        of = [torch.autograd.grad(o, (q, k, v), do) for o, _ in (mine, theirs)]
+        assert all(torch.equal(x, y) for x, y in zip(*of, strict=True))
 
 
 ALONE = """
@@ -383,6 +399,11 @@ def test_results_become_a_page_and_a_side_of_a_comparison(tmp_path: Path) -> Non
     assert row["base"] == pytest.approx(kept.records[0].samples.median_s)  # type: ignore[union-attr]
     same = flashbench.compare(kept, kept)
     assert same.ok
+    beside = flashbench.compare(lost, kept).to_html(tmp_path / "beside.html")
+    assert (tmp_path / "beside.html").read_text(encoding="utf-8") == beside
+    assert kept.records[0].cell.key in beside
+    assert "<code>not kept</code>" in beside  # and no file of a folder that is gone
+    assert f"<code>{kept.path}</code>" in beside
     assert [cell.verdict for cell in same.comparison.cells] in (["same"], ["undecided"])
 
 
@@ -394,11 +415,51 @@ def test_the_model_from_python_is_that_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(
+    "given",
+    [
+        {"gpus": "h100-sxm,h200", "seqlens": "1k-4k", "causal": "both"},
+        {"sram": "16KB-64KB", "seqlens": 2048}, {"blocks": "16-64", "seqlens": 2048, "passes": "fwd,bwd"},
+        {"sram": 4096, "seqlens": 2048},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_model_becomes_a_table_and_a_page(given: dict[str, Any], tmp_path: Path) -> None:
+    found = flashbench.io_model("standard,flash-v1", heads=1, batch=1, **given)
+    assert isinstance(found, flashbench.IoTable)
+    assert len(found.to_pandas()) == len(found)
+    page = found.to_html(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
+    for said in ("standard", "flash-v1", *given.get("gpus", "").split(",")):
+        assert said in page
+
+
+def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "nowhere" / "page.html"
+    measured = flashbench.Results(file=runfile.load(Path(__file__).parent / "data" / "cpu.jsonl"))
+    for found in (measured, flashbench.io_model("standard", seqlens=1024)):
+        with pytest.raises(UsageError, match=r"^to_html\(.*nowhere.*\): No such file"):
+            found.to_html(page)
+
+
+def test_functions_of_one_name_are_told_apart() -> None:
+    """As lambdas are, and closures of one maker."""
+
+    def of(factor: float) -> Any:
+        return lambda q, k, v: factor * torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    found = flashbench.run(["naive", of(1), of(2), of(1)], **GRID)
+    statuses = {one.cell.implementation.partition(":")[2]: one.status for one in found.records}
+    assert statuses == {"": "ok", "function": "ok", "function_2": "wrong", "function_3": "ok"}
+
+
+@pytest.mark.parametrize(
     ("call", "kind", "said"),
     [
         (lambda: flashbench.run("naive", seqlens="1k-3k"), SpecError, "--seqlens '1k-3k'"),
         (lambda: flashbench.run("naif"), UnknownName, "did you mean 'naive'"),
         (lambda: flashbench.run("x.py:f"), UsageError, "there is no file x.py"),
+        (lambda: flashbench.run([]), SpecError, "run(): impls is empty"),
+        (lambda: flashbench.run(["naive", 3]), SpecError, "run(): impls has 3"),
         (lambda: flashbench.run("naive", json=True), SpecError, "run(): json"),
         (lambda: flashbench.run("naive", seqlen=8), UsageError, "did you mean 'seqlens'"),
         (lambda: flashbench.run("naive", batch=[1]), UsageError, "run(): batch = '[1]' is a list"),

@@ -63,8 +63,9 @@ LAYERS = [
         "tuned",
         "tuning",
         "gating",
+        "launched",
     },
-    {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending", "claims"},
+    {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending", "claim", "claims"},
     {"console", "fitted", "report"},
     {"cli", "_cli", "__main__", "api", "flash_attn"},
 ]

@@ -195,3 +195,29 @@ def test_axes_that_multiply_to_too_many_name_one(line: str, named: str) -> None:
     found = check(line.split())
     assert found.code == 2
     assert found.err.startswith(f"error: {named}")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["report", ""], "FILE '': no path"), (["report", "r.jsonl", " "], "FILE ' ': no path"),
+        (["verify", ""], "FILE '': no path"), (["new-impl", ""], "FILE '': no path"),
+        (["report", "r.jsonl", "--claims", ""], "--claims '': no such folder"),
+        (["report", "r.jsonl", "--figures", ""], "--figures '': no path"),
+        (["claims", "--results", ""], "--results '': no such folder"),
+        (["claims", "--results", "nowhere"], "--results 'nowhere': no such folder"),
+        (["ring", "--device", "cpu", "--out", ""], "--out '': no path"),
+        (["compare", "r.jsonl", "--allow", "", "device,missing"], "NEW 'device,missing': device does not"),
+        (["compare", "r.jsonl,bad.json", "r.jsonl"], "BASE 'r.jsonl,bad.json': bad.json: JSON of no known"),
+        (["history", "r.jsonl, device"], "RUNS 'r.jsonl, device': device does not exist"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_path_is_named_as_it_was_typed(argv: list[str], said: str) -> None:
+    """Though a blank is the folder here to the system, and of a list one part is at fault."""
+    written(Path("r.jsonl"), [record("naive", 1024)])
+    Path("bad.json").write_text("{}")
+    found = check(argv, ("FILE", "BASE", "NEW", "RUNS"))
+    assert found.code in (2, 4)
+    assert f"error: {said}" in found.err
+    assert sorted(path.name for path in Path().iterdir()) == ["bad.json", "r.jsonl"]

@@ -78,6 +78,9 @@ def test_others_end_with_a_reason() -> None:
     statuses = {name: row["status"] for name, row in found.items()}
     assert statuses == {"flash": "checked", "sdpa-cudnn": "unavailable", "linformer": "unsupported"}
     assert all(row["reason"] for row in found.values())
+    for name in ("linformer", "reformer", "longformer", "linear-attention"):
+        row = blocks.measure(replace(TASK, implementation=name, seqlen=16, mode="infer"), Target())
+        assert row["reason"] == "not exact attention: the layer would be another", name
 
 
 def test_the_command_writes_what_the_report_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +100,43 @@ def test_the_command_writes_what_the_report_shows(tmp_path: Path, capsys: pytest
     assert "tiny, train: 2 layers, batch 1, fp32" in page
     assert flashbench(*line) == 2
     assert "exists and is not overwritten" in capsys.readouterr().err
+
+
+ROW = {"type": "blocks", "model": "tiny", "implementation": "flash", "exact": True, "mode": "train",
+       "batch": 1, "seqlen": 64, "layers": 2, "dtype": "bf16", "status": "ok", "time_s": 2e-3,
+       "tokens_per_s": 32e3,
+       "attention_share": 0.5, "samples_s": [1.9e-3, 2e-3, 2e-3, 2.2e-3]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "of_attention", "shown", "hosts"),
+    [
+        ([], [], "", False), (["multimodal"], [], "multimodal", False),
+        (["launch-bound"], ["drift"], "launch-bound, attention drift", True),
+        ([], ["launch-bound"], "attention launch-bound", True),
+    ],
+)  # fmt: skip
+def test_flags_and_spread_are_shown_and_a_share_that_is_the_hosts_is_said_to_be(
+    flags: list[str], of_attention: list[str], shown: str, hosts: bool,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    row = ROW | {"flags": flags, "attention_flags": of_attention}
+    path = tmp_path / "b.jsonl"
+    with runfile.create(path, runfile.header(argv=[], options={}, environment={}, cells=())) as writer:
+        writer.put(row)
+    found = runfile.load(path)
+    assert not found.notes
+    page = report.build(table.build([found]), table.headers([found]), None, table.blocks([found]))
+    assert f"<td>11.2 %</td><td>{shown}</td>" in page
+    said = "1 row is launch-bound: time and share of attention there are partly the host"
+    assert (said in page) == hosts
+    monkeypatch.setattr(blocks, "rows", lambda *_, **__: iter([row]))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert flashbench("block", "--model", "tiny", "--impls", "sdpa", "--device", "cpu", "-q") == 0
+    out, err = capsys.readouterr()
+    assert "11.2%" in out
+    assert shown in out
+    assert (said in " ".join(err.split())) == hosts
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
+from command_lines import accept, commands
 from gates import ROOT
-
-from flashbench import cli
 
 yaml = pytest.importorskip("yaml")
 
@@ -44,27 +41,6 @@ def scripts(path: Path) -> list[str]:
     return [line for step in steps for line in step.get("run", "").splitlines()]
 
 
-def commands(lines: list[str]) -> Iterator[list[str]]:
-    """The arguments of every ``flashbench …`` in lines of shell, without pipes and redirections."""
-    for line in lines:
-        words = shlex.split(line.strip(), comments=True)
-        for index, word in enumerate(words):
-            if word == "flashbench" and (index == 0 or words[index - 1] in ("--", "&&", "run")):
-                rest = words[index + 1 :]
-                ends = [at for at, item in enumerate(rest) if re.fullmatch(r"\||\|\||&&|>>?|;", item)]
-                yield rest[: min(ends, default=len(rest))]
-
-
-def accept(arguments: list[str]) -> None:
-    """Parse as the command line does, and run nothing. Raises what Typer raises for a bad line."""
-    command: Any = typer.main.get_command(cli.app)
-    context = command.make_context("flashbench", list(arguments))
-    while hasattr(command, "resolve_command"):
-        name, command, arguments = command.resolve_command(context, arguments)
-        assert command is not None
-        context = command.make_context(name, list(arguments), parent=context)
-
-
 def shell_of(path: Path) -> list[str]:
     """The lines of shell in a file: of a workflow, of a text's blocks, of a config's comments."""
     text = path.read_text(encoding="utf-8")
@@ -84,6 +60,39 @@ def test_every_command_is_accepted_and_its_files_are_there(path: Path) -> None:
         accept(arguments)
         for name in re.findall(r"configs/[\w./-]+", " ".join(arguments)):
             assert (ROOT / name).exists(), name
+
+
+def read_by(path: Path) -> set[str]:
+    """The files and folders of the repository that a workflow's lines of shell name."""
+    return set(re.findall(r"configs/[\w./-]+", "\n".join(scripts(path))))
+
+
+def not_named(files: set[str], text: str) -> set[str]:
+    """Those of the files that a text names neither themselves nor by a folder around them."""
+    named = re.findall(r"configs/[\w./-]*[\w/]", text)
+    folders = tuple(name for name in named if name.endswith("/"))
+    return {file for file in files if file not in named and not file.startswith(folders)}
+
+
+@pytest.mark.parametrize("path", [*GITHUB, GITLAB], ids=lambda path: path.name)
+def test_what_a_workflow_reads_is_named_in_its_head_and_in_the_docs(path: Path) -> None:
+    """Who copies what these name has a job that runs."""
+    text = path.read_text(encoding="utf-8")
+    head = text[: re.search(r"^[^#]", text, re.MULTILINE).start()]  # type: ignore[union-attr]
+    page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^ *\| `{path.name}` \|(.*)$", page, re.MULTILINE)
+    files = read_by(path)
+    assert files
+    assert not_named(files, head) == set()
+    assert not_named(files, row) == set()
+    for name in re.findall(r"configs/[\w./-]+\.toml", head + row):
+        assert name in files, f"{path.name} does not read {name}"
+
+
+def test_a_file_that_is_not_named_is_seen() -> None:
+    files = {"configs/smoke.toml", "configs/baselines/ci-static"}
+    assert not_named(files, "# Needs configs/baselines/ and configs/ci.toml.") == {"configs/smoke.toml"}
+    assert not_named(files, "# Needs configs/smoke.toml.") == {"configs/baselines/ci-static"}
 
 
 def test_a_line_that_is_wrong_is_seen() -> None:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import synthetic
 from test_cli_help import options
 
 from flashbench import claims, kernels, runfile
+from flashbench.claim import VERDICTS
 from flashbench.cli import main
 from flashbench.errors import RunFileError, UsageError
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import claims_page  # noqa: E402
+
 FILE, RESULTS = ROOT / "configs" / "claims.toml", ROOT / "reports" / "h100-sxm"
 HEAD = 'name = "x"\nsays = "it is so"\nsource = "s"\nconditions = "c"\ncommand = "flashbench run"\n'
 RATIO = (
@@ -56,6 +62,70 @@ def test_a_verdict_follows_from_the_cells(tmp_path: Path, times: tuple[float, ..
     assert ("flashbench run" in one.shown) == (not times)
 
 
+RANGE = RATIO.replace("at_least", "range = true\nat_least")
+NECESSARY = RATIO.replace("at_least", "necessary = true\nat_least")
+
+
+@pytest.mark.parametrize(
+    ("text", "times", "verdict"),
+    [
+        (RANGE, (2.0, 4.0), "holds"), (RANGE, (1.0, 3.0, 5.0), "holds in 1 of 3 cells"),
+        (RANGE, (5.0, 6.0), "more than claimed"),
+        (RANGE, (1.0, 4.1, 5.0), "more than claimed in 2 of 3 cells"),
+        (RANGE, (1.0, 1.9), "less than claimed"),
+        (RANGE, (1.0, 1.9, 3.0), "less than claimed in 2 of 3 cells"),
+        (RANGE, (1.0, 5.0), "does not hold"),
+        (NECESSARY, (2.0, 3.0), "not refuted"), (NECESSARY, (2.0, 4.1), "refuted in 1 of 2 cells"),
+        (NECESSARY, (1.0, 4.1), "does not hold"),
+    ],
+)  # fmt: skip
+def test_a_range_has_two_ends_and_what_is_necessary_shows_nothing(
+    tmp_path: Path, text: str, times: tuple[float, ...], verdict: str
+) -> None:
+    rows = [
+        one for n, t in enumerate(times, 1) for one in (row("a", t, seqlen_q=n), row("b", 1.0, seqlen_q=n))
+    ]
+    assert judged(tmp_path, text, *rows).verdict == verdict
+    said = re.sub(r"\d+ of \d+", "n of m", verdict)
+    assert {said, said.removesuffix(" in n of m cells")} & set(VERDICTS)
+
+
+@pytest.mark.parametrize("flags", [["launch-bound"], "suspect multimodal"])
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_a_time_that_is_not_the_gpus_decides_nothing(tmp_path: Path, side: str, flags: Any) -> None:
+    """On either side of a ratio of times; flags are text in a table and a list in rows."""
+    rows = [row(name, t, seqlen_q=n) for n, t in ((16, 9.0), (32, 3.0)) for name in "ab"]
+    rows = [{**one, "time_s": one["time_s"] if one["implementation"] == "a" else 1.0} for one in rows]
+    marked = [one | ({"flags": flags} if (one["implementation"], one["seqlen_q"]) == (side, 16) else {})
+              for one in rows]  # fmt: skip
+    one = judged(tmp_path, RATIO, *marked)
+    name = flags[0] if isinstance(flags, list) else "suspect"
+    assert (one.verdict, [seen.value for seen in one.found]) == ("holds", [3.0])
+    assert one.shown == f"3; 1 cell left out, flagged {name}"
+    assert one.row()["left_out"] == [{"cell": "a b1 n16", "flags": [name]}]
+    alone = judged(tmp_path, RATIO, *marked[:2])
+    assert alone.verdict == "not measured"
+    assert alone.shown == f"the only cell is flagged {name}; measured by `flashbench run`"
+    assert judged(tmp_path, RATIO, *(one | {"flags": ["multimodal"]} for one in rows)).left_out == ()
+    memory = RATIO.replace("implementation =", 'metric = "bytes", implementation =')
+    counted = judged(tmp_path, memory, *({**one, "bytes": one["time_s"]} for one in marked))
+    assert [seen.value for seen in counted.found] == [9.0, 3.0]
+
+
+def test_the_page_has_every_verdict_and_when_it_is_given() -> None:
+    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    for verdict, when in VERDICTS.items():
+        assert f"| `{verdict}` | {when} |" in page
+
+
+def test_claims_of_a_range_have_both_ends() -> None:
+    """What says "2 to 4 times" or "about twice" is a range; a word on a condition is in its data too."""
+    for one in claims.load(FILE):
+        numbers = re.search(r"\d to \d|twice as fast|doubles", one.says)
+        assert bool(numbers) == one.range or one.untestable or one.name == "decode-8x", one.name
+        assert ("necessary" in one.conditions) == one.necessary, one.name
+
+
 def test_only_cells_that_differ_in_nothing_else_are_set_beside_each_other(tmp_path: Path) -> None:
     one = judged(
         tmp_path, RATIO, row("a", 3.0, dtype="bf16"), row("b", 1.0, dtype="fp16"), row("a", 2.0, dtype="fp16")
@@ -86,6 +156,8 @@ def test_a_slope_is_the_exponent_of_the_length(tmp_path: Path, power: float, ver
         ('[[claim]]\nnme = "x"', "'nme' is not known"), ('[[claim]]\nname = "x"', "says must be text"),
         ("[[claim]]\n" + HEAD.rpartition("command")[0], "must be given"),
         (f'[[claim]]\n{HEAD}at_most = "2"', "at_most must be a number"),
+        (f"[[claim]]\n{HEAD}range = 1", "range must be true or false"),
+        (f"[[claim]]\n{HEAD}range = true\nat_most = 2", "a range must have both ends"),
         (RATIO + "\nproduct = [1]", "one of ratio"), (f"[[claim]]\n{HEAD}ratio = [1]", "claim x: TypeError"),
         (f'[[claim]]\n{HEAD}ratio = [{{ of = {{ file = "r.json" }} }}]', "claim x: KeyError: 'to'"),
     ],
@@ -99,6 +171,74 @@ def test_what_is_no_claim_is_refused_in_one_line(tmp_path: Path, text: str, said
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"No such file.*; accepted: a TOML file of claims"):
         claims.load(tmp_path / "none.toml")
+
+
+SPILLS = (
+    f"[[claim]]\n{HEAD}at_most = -1\n"
+    'difference = [{ of = { file = "s.json", implementation = "a", metric = "spilled" }, '
+    'to = { file = "s.json", implementation = "b", metric = "spilled" } }]'
+)
+
+
+@pytest.mark.parametrize(
+    ("of", "to", "seen", "verdict"),
+    [
+        ((1, 2), (4, 0), [-1.0], "holds"), ((4, 0), (1, 2), [1.0], "does not hold"),
+        ((0, 0), (0, 0), [], "not measured"), ((2, 0), (0, 2), [0.0], "does not hold"),
+    ],
+)  # fmt: skip
+def test_a_difference_is_of_all_kernels_of_a_cell(
+    tmp_path: Path, of: tuple[int, ...], to: tuple[int, ...], seen: list[float], verdict: str
+) -> None:
+    """As of rows of profile --static, a list without a card; nothing is seen where neither side has any."""
+    rows = [
+        {"implementation": name, "kernel": str(number), "arch": "sm_90", "spilled": spilled}
+        for name, side in (("a", of), ("b", to))
+        for number, spilled in enumerate(side)
+    ]
+    other = [{**row, "arch": "sm_80", "spilled": 0} for row in rows]
+    (tmp_path / "s.json").write_text(json.dumps(rows + other))
+    one = judged(tmp_path, SPILLS)
+    assert [found.value for found in one.found] == seen
+    assert one.verdict == verdict
+    assert not one.cells_measured  # a compiler's word, and no card's
+
+
+def test_the_rows_of_one_run_count_once_and_not_against_themselves() -> None:
+    """A claim names several files of the same rows, or sides that the file alone tells apart."""
+    sides = [{"file": f"{n}.jsonl", "implementation": name} for n in (1, 2) for name in ("a", "b")]
+    one = {"name": "x", "says": "so", "source": "s", "conditions": "c", "command": "flashbench run"}
+    twice = [{"of": sides[0], "to": sides[1]}, {"of": sides[2], "to": sides[3]}]
+    apart = [{"of": sides[0], "to": sides[2]}]
+    known = [claims.Claim(**one, seen={"ratio": pairs}) for pairs in (twice, apart)]
+    [found] = claims.of_rows(known, [row("a", 2.0), row("b", 1.0)])
+    assert found.claim is known[0]
+    assert [seen.value for seen in found.found] == [2.0]
+
+
+def test_how_busy_tensor_cores_were_is_read_from_counters(tmp_path: Path) -> None:
+    """As ``profile --counters --detail`` writes it: a run without it says nothing."""
+    folder = tmp_path / "detail"
+    folder.mkdir()
+    records = [
+        synthetic.record(
+            name,
+            status="profiled",
+            reason="counted",
+            counters={"total": {"tensor_share": share}, "kernels": []},
+        )
+        for name, share in (("flash", 0.71), ("naive", 0.13))
+    ] + [synthetic.record("flash", 2048)]
+    head = runfile.header(argv=["flashbench"], options={}, environment={}, cells=())
+    with runfile.create(folder / "results.jsonl", head) as writer:
+        for record in records:
+            writer.append(record)
+    found = {one.claim.name: one for one in claims.judge(claims.load(FILE), tmp_path)}
+    for name, value, verdict in (
+        ("tensor-cores", 0.71, "does not hold"), ("tensor-cores-eager", 0.13, "holds"),
+    ):  # fmt: skip
+        assert [one.value for one in found[name].found] == [value]
+        assert found[name].verdict == verdict
 
 
 def test_layers_and_cards_are_read_from_files(tmp_path: Path) -> None:
@@ -154,6 +294,16 @@ def test_the_page_is_what_the_results_say(
         main(["claims", *given.split(), "--markdown"])
     assert stop.value.code == 0
     assert shown == capsys.readouterr().out.rstrip("\n"), f"flashbench claims {given} --markdown"
+
+
+def test_the_tool_writes_the_page(tmp_path: Path) -> None:
+    """Tables that are older come anew, all else stays."""
+    text = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
+    (tmp_path / "claims.md").write_text(text.replace("| not measured |", "| holds |"), encoding="utf-8")
+    assert claims_page.main([], tmp_path / "claims.md") == 1
+    assert claims_page.main(["--write"], tmp_path / "claims.md") == 0
+    assert (tmp_path / "claims.md").read_text(encoding="utf-8") == text
+    assert claims_page.main([], tmp_path / "claims.md") == 0
 
 
 def test_the_page_shows_all_of_them() -> None:

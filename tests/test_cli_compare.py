@@ -13,6 +13,7 @@ import pytest
 from judging import cell, run, written
 
 from flashbench import cli
+from flashbench._runfile import lines
 from flashbench.errors import EXIT_GATE, EXIT_UNDECIDED, EXIT_UNREADABLE, EXIT_USAGE
 from flashbench.record import Samples
 
@@ -183,9 +184,10 @@ def test_versions_that_differ_are_told_and_pass_and_another_estimator_is_refused
     assert code == 0
     assert "torch: 2.11 on the base side, 2.13 on the new one" in err
     assert "driver: 580.1 on the base side" in err
-    text = Path(newer).read_text(encoding="utf-8").replace('"options":{}', '"options":{"estimator":"min"}', 1)
+    head, *rows = Path(newer).read_bytes().splitlines(keepends=True)
+    head = lines.seal({**lines.parse(head), "options": {"estimator": "min"}})
     other = tmp_path / "c.jsonl"
-    other.write_text(text, encoding="utf-8")
+    other.write_bytes(b"".join([head, *rows]))
     code, _, err = run(capsys, base, str(other))
     assert (code, "estimator is median on the base side and min on the new one" in err) == (
         EXIT_UNDECIDED, True

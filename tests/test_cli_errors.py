@@ -253,3 +253,19 @@ def test_a_full_disk_behind_stdout_is_one_line(line: str) -> None:
         )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["verify", "\ud800"], r"error: '\ud800': is no text; accepted: words in Unicode"),
+        (["block", "--model", "\ud800"], r"error: --model '\ud800': is no text; accepted: words in Unicode"),
+        (
+            ["io-model", "--seqlens", "16", "--block-mask", "causal", "--paper"],
+            "error: block mask 'causal': the papers' view (--paper) has none; accepted: no block mask",
+        ),
+    ],
+)
+def test_what_long_fuzzing_found(argv: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, stderr = run(argv, capsys)
+    assert (code, stderr.splitlines()[0]) == (2, said)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import typing
+from typing import Any
 
 import pytest
 import typer
@@ -97,6 +98,18 @@ def test_help_names_every_option_and_says_what_it_is(
         assert help_.endswith("."), f"{option} has no help, or it is no sentence"
         assert re.search(rf"{re.escape(option)}\b", text)
         assert " ".join(help_.split())[:60] in text
+
+
+def test_no_option_is_named_in_capitals() -> None:
+    """As Typer 0.27 does of those whose metavar is their name."""
+
+    def names(command: Any) -> list[str]:
+        own = [name for parameter in command.params for name in parameter.opts]
+        return own + [name for sub in getattr(command, "commands", {}).values() for name in names(sub)]
+
+    found = [name for name in names(typer.main.get_command(app)) if name.startswith("--")]
+    assert "--device" in found
+    assert found == [name.lower() for name in found]
 
 
 def test_the_line_and_the_config_take_the_same_options() -> None:

@@ -91,3 +91,18 @@ def test_linked_files_are_kept_in_git() -> None:
             link.partition("#")[0] for link in LINK.findall(prose(page)) if not re.match("[a-z]+:", link)
         ]
         assert {(page.parent / name).resolve() for name in links if name} <= kept | folders, page.name
+
+
+def test_the_kernels_page_opens_with_what_is_there() -> None:
+    """Before any table, in words, with files and functions that exist."""
+    opening = (DOCS / "kernels.md").read_text(encoding="utf-8").partition("## Which there are")[0]
+    assert len(opening.splitlines()) < 80
+    assert not re.search(r"^\|", opening, flags=re.MULTILINE)
+    named = re.findall(r"`(_\w+)\.(\w+)`", opening)
+    assert len(named) > 15
+    for file, what in named:
+        source = (ROOT / "flashbench" / "kernels" / f"{file}.py").read_text(encoding="utf-8")
+        assert what == "py" or re.search(rf"^def {what}\(", source, flags=re.MULTILINE), f"{file}.{what}"
+    (inside,) = re.findall(r"`_flash_kernels.forward` these are ([^.]*)", opening)
+    forward = (ROOT / "flashbench" / "kernels" / "_flash_kernels.py").read_text(encoding="utf-8")
+    assert all(f" {name} = " in forward for name in re.findall(r"`(\w+)`", inside))

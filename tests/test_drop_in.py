@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from typing import Any
 
 import pytest
 import torch
 from peer_packages import fa2
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from flashbench import environment, flash_attn, kernels
 
@@ -216,11 +218,21 @@ DENSE = (torch.zeros(2, 3, 4, 16),) * 3
     [
         ("with_kvcache", CACHE, {"rotary_cos": torch.ones(8, 8)}, "rotary_cos of flash_attn_with_kvcache"),
         ("with_kvcache", CACHE, {"rotary_sin": torch.ones(8, 8)}, "rotary_sin"),
-        ("with_kvcache", CACHE, {"rotary_interleaved": False}, "rotary_interleaved"),
         ("with_kvcache", CACHE, {"cache_leftpad": torch.zeros(2)}, "cache_leftpad"),
         ("with_kvcache", CACHE, {"k": torch.zeros(2, 1, 2, 16)}, "k and v of flash_attn_with_kvcache"),
         ("with_kvcache", CACHE, dict.fromkeys("kv", torch.zeros(2, 1, 2, 16)), "cache_seqlens"),
-        ("with_kvcache", CACHE, {"cache_seqlens": torch.ones(2)}, "seqused_k must be contiguous int32"),
+        ("with_kvcache", CACHE, {"cache_seqlens": torch.ones(2, dtype=torch.int64)},
+         r"cache_seqlens torch.int64 \(2,\) is not taken; accepted: one number, or int32 \(2,\)"),
+        ("with_kvcache", CACHE, {"cache_seqlens": torch.ones(3).int()}, r"cache_seqlens torch.int32 \(3,\)"),
+        ("with_kvcache", CACHE, {"cache_seqlens": 1.5}, "cache_seqlens 1.5"),
+        ("with_kvcache", CACHE, {"cache_seqlens": [1, 2]}, r"cache_seqlens \[1, 2\]"),
+        ("with_kvcache", CACHE, {"cache_batch_idx": [1, 2]}, r"cache_batch_idx \[1, 2\]"),
+        ("with_kvcache", CACHE, {"block_table": [[1, 2]]}, r"block_table \[\[1, 2\]\]"),
+        ("with_kvcache", CACHE, {"window_size": 3}, "window_size 3 .* two counts of keys, or -1"),
+        ("with_kvcache", CACHE, {"num_splits": None}, "num_splits None is not taken; accepted: a count"),
+        ("with_kvcache", CACHE, {"k": 1, "v": 2, "cache_seqlens": 1}, "k 1 is not taken; accepted: a tensor"),
+        ("with_kvcache", (CACHE[0], CACHE[1].mT.contiguous().mT, CACHE[2]), {}, "k_cache of stride"),
+        ("with_kvcache", (CACHE[0], None, CACHE[2]), {}, "k_cache None is not taken; accepted: a tensor"),
         ("with_kvcache", CACHE, {"softcap": 1.0, "num_splits": 4}, "num_splits 4"),
         ("with_kvcache", CACHE, {"window_size": (1, 0), "cache_seqlens": torch.ones(2)}, "cache_seqlens"),
         ("with_kvcache", CACHE, {"alibi_slopes": torch.ones(2, 4)}, "alibi_slopes"),
@@ -229,7 +241,19 @@ DENSE = (torch.zeros(2, 3, 4, 16),) * 3
         ("varlen_func", PACKED, {"dropout_p": 0.1, "return_attn_probs": True}, "return_attn_probs"),
         ("func", DENSE, {"alibi_slopes": torch.ones(3, 4)}, "alibi_slopes must be"),
         ("func", DENSE, {"dropout_p": 1.0}, "dropout_p 1.0"),
-        ("func", DENSE, {"window_size": (1,)}, "window"),
+        ("func", DENSE, {"window_size": (1,)}, r"window_size \(1,\)"),
+        ("func", DENSE, {"window_size": 3}, "window_size 3 is out of range; it must be two counts"),
+        ("func", DENSE, {"window_size": None, "deterministic": True}, "window_size None"),
+        ("func", DENSE, {"causal": 1, "deterministic": True}, "causal 1 must be True or False"),
+        ("func", DENSE, {"softcap": None}, "softcap None is not taken; accepted: a number"),
+        ("func", DENSE, {"dropout_p": "much"}, "dropout_p 'much' is not taken; accepted: a number from 0"),
+        ("func", DENSE, {"softmax_scale": "x", "deterministic": True}, "softmax_scale 'x'"),
+        ("func", DENSE, {"alibi_slopes": [0.1]}, r"alibi_slopes \[0.1\] is not taken; accepted: an fp32"),
+        ("func", (DENSE[0], None, DENSE[2]), {},
+         r"k None is not taken; accepted: a tensor \(batch, seqlen, heads, head_dim\)"),
+        ("func", (DENSE[0], DENSE[1].tolist(), DENSE[2]), {}, "k of type list is not taken"),
+        ("varlen_func", (*PACKED[:3], None, None, *PACKED[5:]), {}, "cu_seqlens_q None is not taken"),
+        ("varlen_func", PACKED, {"window_size": 3}, "window_size 3"),
         ("func", (torch.zeros(3, 4, 16),) * 3, {}, "q has 4 dimensions"),
     ],
 )  # fmt: skip
@@ -240,6 +264,271 @@ def test_what_is_not_taken_is_refused_by_its_name(
     options = {key: x.to(DEVICE) if isinstance(x, Tensor) else x for key, x in options.items()}
     with pytest.raises(ValueError, match=said):
         getattr(flash_attn, f"flash_attn_{name}")(*moved, **options)
+
+
+PAGES = (torch.zeros(2, 2, 4, 16), *(torch.zeros(3, 4, 2, 16),) * 2)  # three of four keys
+
+
+@runs
+@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU is not waited for to look at them")
+@pytest.mark.parametrize(
+    ("given", "options", "said"),
+    [
+        (CACHE, {"cache_seqlens": 9}, "cache_seqlens [9, 9] are out of range; the cache has room for 0 to 8"),
+        (CACHE, {"cache_seqlens": -1}, "cache_seqlens [-1, -1] are"),
+        (CACHE, {"cache_seqlens": 8, **dict.fromkeys("kv", torch.zeros(2, 1, 2, 16))}, "and 1 new keys are"),
+        (CACHE, {"cache_batch_idx": torch.tensor([0, 2])}, "[[0], [2]] is out of range; the cache has 2"),
+        (CACHE, {"cache_batch_idx": torch.tensor([-1, 0]), "cache_seqlens": 1}, "[[-1], [0]] is out of"),
+        (PAGES, {"block_table": torch.tensor([[0, 9], [1, 3]]).int(), "cache_seqlens": 5}, "has 3"),
+    ],
+)  # fmt: skip
+def test_keys_outside_of_a_cache_are_refused_on_a_cpu(
+    given: tuple[Tensor, ...], options: dict[str, Any], said: str
+) -> None:
+    """There the interpreter would read whatever lies there."""
+    with pytest.raises(ValueError, match=re.escape(said)):
+        flash_attn.flash_attn_with_kvcache(*given, **options)
+
+
+@runs
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_splits": -1}, "num_splits -1"),
+        ({"softmax_scale": -1.0}, "softmax_scale -1.0"),
+        ({"softcap": 1.0, "softmax_scale": -1.0}, "softmax_scale -1.0"),
+        ({"softcap": 1.0, "num_splits": 4}, "num_splits 4"),
+        ({"softcap": -1.0}, "softcap -1.0"),
+        ({"window_size": (1, 0), "cache_batch_idx": torch.tensor([1, 0])}, "cache_batch_idx"),
+        ({"alibi_slopes": torch.ones(2, 4)}, "alibi_slopes"),
+        ({"alibi_slopes": torch.ones(3)}, "alibi_slopes"),
+        ({"q": torch.zeros(2, 2, 4, 8)}, "head_dim"),
+        ({"q": torch.zeros(2, 2, 3, 16), "softcap": 1.0}, "num_heads 3"),
+        ({"q": torch.zeros(2, 2, 4, 16).half(), "softcap": 1.0}, "one dtype"),
+    ],
+)  # fmt: skip
+def test_a_call_that_is_refused_leaves_the_cache_as_it_was(options: dict[str, Any], said: str) -> None:
+    options = {key: x.to(DEVICE) if isinstance(x, Tensor) else x for key, x in options.items()}
+    q, k, v = (x.clone().to(DEVICE) for x in CACHE)
+    new = torch.ones(2, 1, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match=said):
+        flash_attn.flash_attn_with_kvcache(
+            **{"q": q, "k_cache": k, "v_cache": v, "k": new, "v": new, "cache_seqlens": 3, **options}
+        )
+    assert not k.any()
+    assert not v.any()
+
+
+@runs
+@pytest.mark.parametrize(
+    "options", [{"causal": True}, {"softcap": 1.0, "deterministic": True}, {"dropout_p": 0.25}], ids=str
+)
+def test_columns_that_do_not_lie_together_are_copied(options: dict[str, Any]) -> None:
+    """As the package copies them; gradients are those of what was given."""
+    strided = [x.detach().mT.contiguous().mT.requires_grad_() for x in qkv(5, 7)]
+    cu_q, cu_k = (torch.tensor([0, n], dtype=torch.int32, device=DEVICE) for n in (5, 7))
+    calls = {
+        4: lambda q, k, v: flash_attn.flash_attn_func(q, k, v, **options),
+        3: lambda q, k, v: flash_attn.flash_attn_varlen_func(
+            q[0], k[0], v[0], cu_q, cu_k, 5, 7, **options
+        ),
+    }  # fmt: skip
+    assert strided[0].stride(-1) != 1
+    for ranks, call in calls.items():
+        found = []
+        for inputs in (strided, [x.detach().contiguous().requires_grad_() for x in strided]):
+            torch.manual_seed(0)
+            o = call(*inputs)
+            do = normal(*o.shape, seed=3)
+            found.append((o, *torch.autograd.grad(o, inputs, do)))
+        for mine, theirs in zip(*found, strict=True):
+            assert torch.equal(mine, theirs), ranks
+
+
+@runs
+@pytest.mark.parametrize("more", [{}, {"softcap": 1.0}], ids=str)
+def test_columns_beside_a_cache_are_copied_and_lengths_may_be_strided(more: dict[str, Any]) -> None:
+    tensors = [normal(2, 3, heads, 16, seed=seed) for seed, heads in enumerate((4, 2, 2))]
+    used = torch.tensor([[3, 0], [5, 0]], dtype=torch.int32, device=DEVICE)
+    found = []
+    for turn in (lambda x: x, lambda x: x.mT.contiguous().mT):
+        q, k, v = map(turn, tensors)
+        held = [normal(2, 8, 2, 16, seed=seed) for seed in (3, 4)]
+        lengths = used[:, 0] if not found else used[:, 0].contiguous()
+        o = flash_attn.flash_attn_with_kvcache(q, *held, k, v, cache_seqlens=lengths, **more)
+        found.append((o, *held))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@runs
+@pytest.mark.parametrize("kind", ["contiguous", "entries", "pages"])
+def test_a_window_that_is_causal_and_rotation_without_rotary_mean_no_more(kind: str) -> None:
+    q, k, v = normal(2, 2, 4, 16), *(normal(4, 4, 2, 16, seed=seed) for seed in (1, 2))
+    more: dict[str, Any] = {"cache_seqlens": 3}
+    if kind == "contiguous":
+        k, v = k[:2], v[:2]
+    elif kind == "entries":
+        more["cache_batch_idx"] = torch.tensor([3, 1], device=DEVICE)
+    else:
+        table = torch.arange(4, dtype=torch.int32, device=DEVICE).view(2, 2)
+        more |= {"block_table": torch.cat((table, table), 1)[:, :2], "cache_seqlens": 6}
+    call = flash_attn.flash_attn_with_kvcache
+    wanted = call(q, k, v, causal=True, **more)
+    assert not torch.equal(call(q, k, v, **more), wanted)
+    for options in (
+        {"window_size": (-1, 0)}, {"window_size": [-1, 0], "causal": True},
+        {"window_size": (-1, 3), "causal": True}, {"causal": True, "rotary_interleaved": False},
+    ):  # fmt: skip
+        assert torch.equal(call(q, k, v, **more, **options), wanted)
+
+
+@runs
+def test_pages_past_the_end_of_a_sequence_may_be_anything() -> None:
+    q, k, v = (x.to(DEVICE) for x in PAGES)
+    table = torch.tensor([[0, 99], [1, -1]], dtype=torch.int32, device=DEVICE)
+    assert flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=4, block_table=table).isfinite().all()
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{"causal": True}, {"causal": True, "window_size": (3, 0)}], ids=str)
+def test_a_cache_stays_whole_under_torch_compile(options: dict[str, Any]) -> None:
+    """Written in place, attended to, without a break of the graph."""
+
+    def step(q: Tensor, k: Tensor, v: Tensor, held: list[Tensor], used: Tensor) -> Tensor:
+        o = flash_attn.flash_attn_with_kvcache(q * 2, *held, k, v, cache_seqlens=used, **options)
+        return o + held[1].sum()
+
+    q, k, v = normal(2, 1, 4, 16), normal(2, 1, 2, 16, seed=1), normal(2, 1, 2, 16, seed=2)
+    used = torch.tensor([3, 5], dtype=torch.int32, device=DEVICE)
+    ours, theirs = ([normal(2, 8, 2, 16, seed=seed) for seed in (3, 4)] for _ in range(2))
+    wanted = step(q, k, v, ours, used)
+    found = torch.compile(step, fullgraph=True, backend="aot_eager")(q, k, v, theirs, used)
+    assert torch.allclose(found, wanted, atol=SLACK)
+    for mine, other in zip(ours, theirs, strict=True):
+        assert torch.equal(mine, other)
+
+
+@runs
+@pytest.mark.parametrize("new", [0, 2])
+def test_the_operator_of_a_cache_is_what_torch_takes_it_for(new: int) -> None:
+    fresh = [normal(2, new, 2, 16, seed=seed) if new else None for seed in (1, 2)]
+    held = [normal(2, 8, 2, 16, seed=seed) for seed in (3, 4)]
+    used = torch.tensor([3, 5], dtype=torch.int32, device=DEVICE)
+    torch.library.opcheck(
+        torch.ops.flashbench.attention_with_kvcache.default,
+        (normal(2, 3, 4, 16), *held, *fresh, used, None, None, None, None, True, -1, -1, 0.0, 0),
+    )
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("options", "backend"),
+    [
+        ({"dropout_p": 0.2}, "aot_eager"),
+        ({"deterministic": True, "causal": True, "window_size": (4, 0)}, "aot_eager"),
+        pytest.param({"dropout_p": 0.2}, "inductor", marks=pytest.mark.slow),
+        pytest.param({"deterministic": True, "alibi_slopes": SLOPES}, "inductor", marks=pytest.mark.slow),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_dropout_and_deterministic_stay_whole_under_torch_compile(
+    options: dict[str, Any], backend: str
+) -> None:
+    """A compiled call draws from torch's generator what the eager one draws, anew in each call and place."""
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        o, other = (flash_attn.flash_attn_func(q * 2, k, v, **options) for _ in range(2))
+        return o, other
+
+    compiled, inputs, found = torch.compile(layer, fullgraph=True, backend=backend), qkv(9, 13), []
+    do = normal(2, 9, 2, 16, seed=3)
+    for function in (layer, compiled):
+        torch.manual_seed(7)
+        calls = [function(*inputs), function(*inputs)]
+        outputs = [o for pair in calls for o in pair]
+        gradients = [x for o, _ in calls for x in torch.autograd.grad(o, inputs, do, retain_graph=True)]
+        found.append((*outputs, *gradients))
+        alike = [torch.equal(outputs[0], o) for o in outputs[1:]]
+        assert alike == ([False] * 3 if "dropout_p" in options else [True] * 3)
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, atol=SLACK)
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+def test_what_dropout_did_is_told_under_torch_compile() -> None:
+    """And packed sequences have dropout there."""
+
+    def layer(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> tuple[Any, ...]:
+        dense = flash_attn.flash_attn_func(q, k, v, 0.2, return_attn_probs=True)
+        packed = flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 5, 5, 0.2, causal=True)
+        return *dense, packed
+
+    inputs, cu = qkv(9, 9), torch.tensor([0, 4, 9], dtype=torch.int32, device=DEVICE)
+    found = []
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(7)
+        found.append(function(*inputs, cu))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, atol=SLACK)
+
+
+@runs
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_checkpoint_drops_the_same_again() -> None:
+    """What is computed a second time for the backward has the seed of the first."""
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn.flash_attn_func(q * 2, k, v, 0.3).sin()  # type: ignore[union-attr]
+
+    def saving(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return checkpoint(layer, q, k, v, use_reentrant=False)
+
+    inputs, found = qkv(9, 13), []
+    for function in (layer, torch.compile(saving, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(7)
+        o = function(*inputs)
+        found.append((o, *torch.autograd.grad(o.sum(), inputs)))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, atol=SLACK)
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+def test_the_operator_with_dropout_is_what_torch_takes_it_for() -> None:
+    q, k, v = (x.detach().transpose(1, 2).requires_grad_() for x in qkv(5, 7))
+    torch.library.opcheck(
+        torch.ops.flashbench.attention_portable, (q, k, v, None, None, None, torch.tensor(5), 0.25)
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("options", [{"dropout_p": 0.2}, {"deterministic": True}], ids=str)
+def test_compiled_calls_on_a_gpu_are_the_eager_ones(options: dict[str, Any], mode: str) -> None:
+    """To the bit, gradients too, in each of five calls: a captured graph would drop the same in all."""
+    inputs = qkv(300, 300, dim=64, dtype=torch.bfloat16)
+    do = normal(2, 300, 2, 64, seed=3, dtype=torch.bfloat16)
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attn.flash_attn_func(q * 2, k, v, causal=True, **options) * 2  # type: ignore[operator]
+
+    found = []
+    for function in (layer, torch.compile(layer, fullgraph=True, mode=mode)):
+        torch.manual_seed(7)
+        found.append([])
+        for _ in range(5):
+            torch.compiler.cudagraph_mark_step_begin()
+            o = function(*inputs)
+            found[-1].append([x.clone() for x in (o, *torch.autograd.grad(o, inputs, do))])
+    for mine, theirs in zip(*found, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
+    assert torch.equal(found[0][0][0], found[0][1][0]) == ("dropout_p" not in options)
 
 
 LENGTHS = [(113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024)]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -19,11 +20,12 @@ from attention import FEATURES, featured, problem, run
 from tiers import chosen, tiers
 
 from flashbench import flash_configs, kernels
-from flashbench._profilers import sass
+from flashbench._profilers import occupancy, sass, static
 from flashbench.flash_configs import TABLE, choose, math_of, shared_bytes, split, widest
 from flashbench.kernels import Target, _compile, _triton
 from flashbench.kernels._inputs import make_inputs
 
+ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ("fwd", "dkdv", "dq", "delta")
 
 pytest.importorskip("triton")
@@ -118,6 +120,33 @@ def test_a_block_mask_compiles_as_tightly(task, compiled) -> None:
     assert done.shared_bytes <= shared_bytes(task.kernel, config, *shape, task.capability) <= task.limit
     allowed = SPARSE_SPILLS_ALLOWED.get((task.kernel, p.head_dim, task.capability), 0)
     assert not done.sass or sass.count(done.sass).spills <= allowed
+
+
+def sent_addends(code: str) -> list[str]:
+    """The multiply-adds that add what another lane has sent."""
+    sent: set[str] = set()
+    found = []
+    for opcode, operands in re.findall(r"\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s+(.*?)\s*;", code):
+        registers = re.findall(r"\bR\d+", operands)
+        if opcode.startswith("FFMA") and registers[-1] in sent and operands.endswith(registers[-1]):
+            found.append(f"{opcode} {operands}")
+        if opcode.startswith("SHFL"):
+            sent.add(registers[0])
+        elif registers and not opcode.startswith("ST"):
+            sent.discard(registers[0])
+    return found
+
+
+def test_the_lanes_of_a_row_agree_on_its_delta() -> None:
+    """They write it to one place. Of rows that are not aligned, as of 72 numbers, each has one product."""
+    tasks = [ask("delta", (9, 0), "fp32", 24, head_dim_v=dim_v) for dim_v in (24, 72)]
+    for done in _compile.compile_all(tasks, inspect=True):
+        assert not done.error
+        if done.unread:
+            pytest.skip(done.unread)
+        assert done.sass.count("SHFL") >= 5
+        assert sent_addends(done.sass) == []
+    assert sent_addends("/*0*/ SHFL.BFLY PT, R4, R3, 0x10, 0x1f ;\n/*10*/ FFMA R3, R1, R2, R4 ;")
 
 
 def test_a_kernel_that_does_not_compile_is_a_result() -> None:
@@ -279,7 +308,7 @@ def test_workers_start_for_what_is_missing_only(monkeypatch: pytest.MonkeyPatch)
 def test_load_refuses_what_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_triton, "why_unavailable", lambda target: "triton is not installed")
     with pytest.raises(_triton.UnavailableError, match="flash: triton is not installed"):
-        _triton.load("cpu")
+        _triton.load("cpu", "_not_loaded_yet")
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -293,6 +322,9 @@ def test_what_is_compiled_ahead_is_what_the_runner_launches(
     p = featured(name, dtype="fp16", num_kv_heads=2)
     launched: list[_call.Launch] = []
     monkeypatch.setattr(_call.Launch, "run", lambda launch: launched.append(launch))
+    if device == "cuda":
+        ready = _triton.load("cuda", "_hopper_ready")
+        monkeypatch.setattr(ready.Ready, "start", lambda *_: False)
     run(kernels.get("flash"), p, make_inputs(p, device, 0))
     monkeypatch.undo()
     task = _compile.Task("", p, *_call.card(torch.device(device)))
@@ -300,3 +332,18 @@ def test_what_is_compiled_ahead_is_what_the_runner_launches(
     assert {one.key for one in launched} == {one.key for one in ahead}
     plain = _compile.rehearse(dataclasses.replace(task, problem=problem(dtype="fp16", num_kv_heads=2)), "bwd")
     assert ({one.key for one in launched} != {one.key for one in plain}) == (name != "deterministic")
+
+
+@pytest.mark.slow
+def test_what_versions_1_and_2_spill_is_what_is_committed() -> None:
+    """The evidence of a claim (``configs/claims.toml``), made by the Triton that its rows name."""
+    import triton
+
+    committed = json.loads((ROOT / "reports" / "static" / "versions.json").read_text(encoding="utf-8"))
+    if triton.__version__ != committed[0]["triton_version"]:
+        pytest.skip(f"the rows are of Triton {committed[0]['triton_version']}")
+    grid = static.Grid(
+        implementations=("flash-v1", "flash-v2"), head_dims=(64, 128), dtypes=("bf16",), causal=(False, True),
+        passes=("fwd", "bwd"), limits={one: occupancy.LIMITS[one] for one in ((8, 0), (9, 0))},
+    )  # fmt: skip
+    assert static.profile(grid) == committed

@@ -235,8 +235,8 @@ for capability, changes in (*(((9, 0), one) for one in asked), ((8, 0), {})):
         task = _compile.Task("", p, capability, SHARED_LIMIT, implementation="flash")
         launched = _compile.rehearse(task, pass_)
         for one in launched:
-            if hasattr(one, "made"):  # it is started with its constants in the order of the parameters
-                assert one.kernel.arg_names[len(one.args):] == list(one.made.constants)
+            if hasattr(one, "ready"):  # it is started with its constants in the order of the parameters
+                assert one.kernel.arg_names[len(one.args):] == list(one.ready.constants)
         assert changes.get("deterministic") or {one.name for one in launched} == {
             name for pass_s in ("fwd", pass_) for name in _compile.bundled(task).kernels[pass_s]
         }

@@ -19,9 +19,9 @@ import synthetic
 from attention import problem
 from test_stopped import CELLS, Run, command
 
-from flashbench import cli, fleet, kernels, runfile, runner, table
-from flashbench.errors import SpecError
-from flashbench.fleet import cards, deal
+from flashbench import cli, environment, fleet, kernels, runfile, runner, table
+from flashbench.errors import SpecError, UnavailableError
+from flashbench.fleet import cards, deal, on_ray
 from flashbench.judge.cards import across
 from flashbench.kernels import Target
 from flashbench.problem import Cell
@@ -209,6 +209,52 @@ def test_other_devices_are_refused_with_what_is_accepted(text: str) -> None:
         cards.parse(text, "--devices")
 
 
+@pytest.mark.parametrize(("devices", "said"), [(("cuda:0", "cuda:1"), "'cuda:0'"), (("all",), "'all'")])
+def test_a_card_that_is_not_there_is_told_by_the_option_that_named_it(
+    devices: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    none = environment.GpuStatus(kind="no-gpu", message="no card")
+    monkeypatch.setattr(environment, "gpu_status", lambda: none)
+    with pytest.raises(UnavailableError, match=rf"^--devices {said}: no card"):
+        cards.cards_of(devices)
+    line = () if devices == ("all",) else ("--devices", "cuda:0")
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--executor", "local", *line])
+    assert ended.value.code == 3
+    assert capsys.readouterr().err.startswith(f"error: --devices {said}: no card")
+
+
+class FakeRay:
+    """A cluster of one node with cores."""
+
+    def init(self, **_: object) -> None:
+        return
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"Alive": True, "Resources": {"CPU": 2.0}}]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (
+            {"target_type": "cpu", "address": "127.0.0.1:1"},
+            "no cluster at --address '127.0.0.1:1': Connection",
+        ),
+        ({"target_type": "cpu", "address": "127.0.0.1:99999"}, "no cluster at --address '127.0.0.1:99999'"),
+        ({"target_type": "cpu", "accelerator_type": "H100"}, "no node of accelerator type 'H100'"),
+        ({"target_type": "cuda"}, "no node with a GPU"),
+    ],
+)
+def test_a_cluster_or_kind_that_is_not_there_is_told_at_once(
+    asked: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(on_ray, "_ray", FakeRay)
+    with pytest.raises(UnavailableError, match=said):
+        on_ray.OnRay(**asked)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -356,3 +402,22 @@ def test_cards_that_are_alike_or_two_alone_name_none() -> None:
     two = across(cards_at({"GPU-1": 1.0, "GPU-2": 1.1}), 0.02)
     assert two.odd is None
     assert two.spread == pytest.approx(1.1**2 - 1)
+
+
+FLEET = Path(__file__).resolve().parent.parent / "reports" / "h200-sxm-x2" / "fleet"
+
+
+def test_two_cards_halve_the_committed_sweep() -> None:
+    one, two = (runfile.load(FLEET / name / "results.jsonl") for name in ("one", "two"))
+    assert {row.cell for row in one.records} == {row.cell for row in two.records}
+    assert len(one.records) == len(two.records) == 240
+    assert {row.environment["device_name"] for row in (*one.records, *two.records)} == {"NVIDIA H200"}
+    measured = [row for row in two.records if row.status == "ok"]
+    assert len({row.environment["uuid"] for row in measured}) == 2
+    assert all(row.environment["neighbours"] for row in measured)
+    [alone], [shared] = one.timings, two.timings
+    assert alone["wall_s"] >= 1.8 * shared["wall_s"]
+    said = (FLEET.parents[2] / "docs" / "fleet.md").read_text(encoding="utf-8")
+    faster = f"{alone['wall_s'] / shared['wall_s']:.1f} times as fast"
+    assert f"took {shared['wall_s']:.0f} s, on one of them {alone['wall_s']:.0f} s" in said
+    assert faster in said

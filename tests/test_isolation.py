@@ -39,6 +39,9 @@ EXPECTED = {
     "garbage": ("ok", None),
     "fork": ("ok", None),
     "fork-sleeper": ("ok", None),
+    "guard-killed": ("failed", "its process was killed by SIGKILL"),
+    "detached": ("ok", None),
+    "daemon": ("ok", None),
     "late-segfault": ("failed", "its process was killed by SIGSEGV"),
     "late-lost": ("failed", "RuntimeError: CUDA error: an illegal memory access"),
 }  # fmt: skip
@@ -90,6 +93,17 @@ def test_a_row_says_what_became_of_its_cell_and_the_others_are_measured(swept: S
     assert "\n" not in (record.reason or "")
 
 
+def test_what_detaches_itself_ends_with_its_worker_and_nothing_else_does(tmp_path: Path) -> None:
+    """Also where the worker is replaced by nobody's fault; a child of the test's own is left alone."""
+    import subprocess
+
+    with subprocess.Popen(["sleep", "222"]) as own:
+        for name in ("detached", "daemon", "guard-killed"):
+            assert Swept([name], faults.LIGHT, tmp_path).left == [], name
+        assert own.poll() is None
+        own.kill()
+
+
 def test_every_cell_has_one_row_and_begins_once_and_no_process_is_left(swept: Swept) -> None:
     assert sorted(one.cell.key for one in swept.records) == sorted(cell.key for cell in swept.cells)
     assert sorted(cell.key for cell in swept.begun) == sorted(cell.key for cell in swept.cells)
@@ -108,6 +122,7 @@ def test_a_crash_that_does_not_come_again_leaves_a_time_and_says_why_it_is_apart
 REAL = {
     "late-segfault": ("failed", "its process was killed by SIGSEGV: Segmentation fault (__init__.py:"),
     "oom-leak": ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; "),
+    "unsayable": ("failed", "Unsayable: its message could not be made (faults.py:"),
     "overwrite": ("wrong", "it changes its input k; an attention leaves its inputs as they are"),
 }
 MORE = {
@@ -249,7 +264,7 @@ def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Pa
         "--device",
         "cpu",
         "--impls",
-        "fork-sleeper,hang",
+        "fork-sleeper,detached,daemon,hang",
     ]
     parent = subprocess.Popen(
         [*run, "--seqlens", "8", "--passes", "fwd", "--out", str(tmp_path / "out")],

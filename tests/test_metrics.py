@@ -156,11 +156,24 @@ def test_without_device_model_or_naive_their_metrics_are_none() -> None:
         "intensity_requested", "roof_fraction", "bandwidth_fraction", "predicted_extra_bytes",
         "speedup_over_naive", "energy_j", "cycles", "sm_clock_hz", "exact_error",
         "exact_error_relative", "j_per_tflop", "counted_spill_write_bytes",
-        "counted_spill_missed_bytes", *(f"{part}_difference_bytes" for part in REQUESTED.values()),
+        "counted_spill_missed_bytes", "counted_tensor_share",
+            *(f"{part}_difference_bytes" for part in REQUESTED.values()),
         "least_dram_read_bytes", "most_dram_read_bytes", "least_dram_write_bytes", "most_dram_write_bytes",
         *(f"predicted_{counter}" for counter in LEVELS.values()),
         *(f"{counter.removesuffix('_bytes')}_ratio" for counter in LEVELS.values()),
     }  # fmt: skip
+
+
+def test_a_pass_that_the_model_of_another_method_has_not_has_no_flops() -> None:
+    """Attention's nominal FLOPs are not those of linear attention."""
+    record = replace(timed(0.002), exact=False, io_model="linear-attention")
+    cell = row(record, estimate=None)
+    names = ("flops", "flops_per_s", "peak_fraction", "roof_fraction", "intensity_compulsory")
+    assert [value(name, cell) for name in names] == [None] * 5
+    assert value("time_s", cell) == 0.002
+    assert (
+        value("flops", row(replace(record, io_model=None), estimate=None)) > 0
+    )  # 8-bit attention has its own
 
 
 def test_a_dtype_without_a_peak_has_no_fraction_of_it() -> None:

@@ -126,6 +126,11 @@ def test_a_resumed_run_measures_again_what_was_of_another_source(capsys: pytest.
         (RIGHT, "no_such:attention", "raised ModuleNotFoundError: No module named 'no_such'"),
         (RIGHT, "mine.py:attentoin", "has no 'attentoin'; did you mean 'attention'?"),
         ("x = 1\nx / 0\n", None, "importing it raised ZeroDivisionError: division by zero (mine.py:2)"),
+        (
+            "class Bad(Exception):\n    def __str__(self):\n        raise ValueError(\"no\")\nraise Bad",
+            None,
+            "importing it raised Bad: its message could not be made (mine.py:4)",
+        ),
         ("raise SystemExit(3)", None, "importing it raised SystemExit: 3"),
         ("def attention(:", None, "importing it raised SyntaxError: invalid syntax (mine.py, line 1)"),
         ("attention = 3", None, "it is int; accepted:"),
@@ -149,7 +154,7 @@ def test_what_cannot_be_used_is_one_line_that_says_why(
 
 
 def loaded(function: Any) -> kernels.Implementation:
-    source = _own._Source("mine.py:f", lambda: function, "mine.py:f")
+    source = _own._Source("mine.py:f", lambda: function, "mine.py:f", "--impl mine.py:f")
     return _own._implementation(source, "")
 
 
@@ -265,13 +270,15 @@ def _writes_beside_torch(q: Any, k: Any, v: Any, causal: bool = False) -> Any:
         (lambda q, k, v, causal: q.double(), Misbehaviour, "its o is torch.float64"),
         (lambda q, k, v, causal: q[:, :1], Misbehaviour, "its o has the shape (2, 1, 16, 8)"),
         (lambda q, k, v, causal: q.transpose(1, 2), Misbehaviour, "implementation(layout='bshd')"),
+        (lambda q, k, v, causal: q * 2, Misbehaviour, "its o has no gradient of k, v"),
+        (lambda q, k, v, causal: v.sigmoid(), Misbehaviour, "its o has no gradient of q, k"),
     ],
 )  # fmt: skip
 def test_what_it_does_wrong_is_said_and_no_one_elses_inputs_change(
     function: Any, kind: type[Exception], said: str
 ) -> None:
     row, p = loaded(function), problem()
-    inputs = make_inputs(p, "cpu", 0)
+    inputs = make_inputs(p, "cpu", 0).detached(grad="gradient" in said)
     before = [x.clone() for x in (*inputs.leaves, inputs.dout)]
     with pytest.raises(kind) as error:
         row.prepare(p, inputs)
@@ -279,6 +286,60 @@ def test_what_it_does_wrong_is_said_and_no_one_elses_inputs_change(
     assert "\n" not in str(error.value)
     for x, y in zip(before, (*inputs.leaves, inputs.dout), strict=True):
         assert torch.equal(x, y)
+
+
+LATE = "calls = 0\n" + RIGHT.replace(
+    "    return ",
+    "    global calls\n    calls += 1\n    if calls >= FROM:\n        k.detach().mul_(1.01)\n    return ",
+)
+LATE_ROWS_FIRST = LATE.replace("sdpa(q, k, v,", "sdpa(*(x.transpose(1, 2) for x in (q, k, v)),").replace(
+    "enable_gqa=enable_gqa)", "enable_gqa=enable_gqa).transpose(1, 2)"
+).replace("def ", "import flashbench\n@flashbench.implementation(layout='bshd')\ndef ")  # fmt: skip
+
+
+@pytest.mark.parametrize("text", [LATE, LATE_ROWS_FIRST], ids=["as it lies", "copied for it"])
+@pytest.mark.parametrize("since", [3, 4])
+@pytest.mark.parametrize("others", ["sdpa-cudnn", "naive"], ids=["alone", "beside one"])
+def test_inputs_that_change_only_after_the_check_are_noticed(text: str, since: int, others: str) -> None:
+    """The first two calls are checked, the third shows the memory, and the rest is timed."""
+    spec = write(text.replace("FROM", str(since)))
+    line = ["run", "--in-process", "--impl", spec, *GRID, "--causal", "no", "--passes", "fwd", "-q"]
+    flashbench_(*line, "--impls", others, "--out", "o")
+    found = rows("o")
+    late = found.pop((spec, "fwd"))
+    assert (late.status, late.samples) == ("wrong", None)
+    assert late.reason == "it changes its input k; an attention leaves its inputs as they are"
+    assert [one.status for one in found.values()] == ["ok" if others == "naive" else "unavailable"]
+    if since > 3 and text == LATE:
+        why = "one of them changed its input k" if others == "naive" else None
+        assert [one.timing.get("alone_because") for one in found.values()] == [why]
+
+
+ROWS_FIRST = RIGHT.replace("sdpa(q, k, v,", "sdpa(*(x.transpose(1, 2) for x in (q, k, v)),").replace(
+    "enable_gqa=enable_gqa)", "enable_gqa=enable_gqa).transpose(1, 2)"
+)
+DECLARED = "import flashbench\n@flashbench.implementation(layout='bhsd')\ndef "
+TOLD = "rows first: @flashbench.implementation(layout='bshd')"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "told"),
+    [
+        (ROWS_FIRST, "wrong", True),
+        (ROWS_FIRST.replace("def ", DECLARED.replace("bhsd", "bshd")), "ok", False),
+        (RIGHT.replace("return ", "return 2 * "), "wrong", True),
+        (RIGHT.replace("return ", "return 2 * ").replace("def ", DECLARED), "wrong", False),
+    ],
+)  # fmt: skip
+def test_a_wrong_result_says_what_layout_it_was_given_unless_one_was_declared(
+    text: str, status: str, told: bool
+) -> None:
+    """With one head rows and heads may be swapped without a wrong shape."""
+    line = ["run", "--in-process", "--impl", write(text), "--impls", "naive", *GRID, "--causal", "no", "-q"]
+    assert flashbench_(*line, "--heads", "1", "--passes", "fwd", "--out", "o") == 0
+    row = rows("o")["mine.py:attention", "fwd"]
+    assert row.status == status, row.reason
+    assert (TOLD in (row.reason or "")) == told
 
 
 @pytest.mark.parametrize("memory", ["bhsd", "bshd"])
@@ -421,7 +482,8 @@ def test_packages_offer_functions_by_entry_point(monkeypatch: pytest.MonkeyPatch
     p = problem()
     inputs = make_inputs(p, "cpu", 1)
     assert torch.allclose(run(theirs, p, inputs)[0].double(), exact(p, inputs)[0], atol=2e-6)
-    assert "raised ModuleNotFoundError" in (broken.why_unavailable(CPU) or "")
+    why = broken.why_unavailable(CPU) or ""
+    assert why.startswith("--impls broken (entry point 'no_such:f'): importing it raised ModuleNotFoundError")
     assert (theirs.origin.facts()["source"], broken.origin.facts()) == (
         "mine:attention",
         {"source": "no_such:f"},

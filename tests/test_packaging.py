@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 import yaml
@@ -41,6 +42,45 @@ def test_the_image_has_the_torch_that_is_tested() -> None:
                                     ("Makefile", r"^TORCH \?= (.+)$"))]  # fmt: skip
     assert all(pinned)
     assert len({one[1] for one in pinned if one}) == 1
+
+
+BASES = {"ubuntu22.04": (3, 10), "ubuntu24.04": (3, 12)}
+"""The Python of a base image's system, which its venv has."""
+
+
+def test_the_image_can_be_made_of_what_it_is_given() -> None:
+    """Nobody builds it here: its system's Python is new enough, what it copies is where the wheel is made and
+    is not kept from the builder, and nothing else is sent there.
+    """
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    steps = [line.split() for line in lines if line and not line.startswith("#")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    [base] = [step[1] for step in steps if step[0] == "FROM"]
+    oldest = tuple(map(int, project["requires-python"].removeprefix(">=").split(".")))
+    assert BASES[base.rpartition("-")[2]] >= oldest
+    [copied] = [step[1:] for step in steps if step[0] == "COPY"]
+    wheel = f"dist/{project['name']}-{flashbench.__version__}-py3-none-any.whl"
+    assert PurePosixPath(wheel).match(copied[0])
+    assert copied[1].endswith("/")  # else one wheel would be a file of that name
+    assert sent(wheel)
+    assert not any(map(sent, ("pyproject.toml", ".venv/bin/python", "dist/x.tar.gz", "out/results.jsonl")))
+    made = next(line for line in lines if "docker build" in line)
+    assert "python -m build --wheel" in made  # which writes to dist/
+    [entry] = [json.loads(" ".join(step[1:])) for step in steps if step[0] == "ENTRYPOINT"]
+    assert set(entry) <= set(project["scripts"])
+
+
+def sent(path: str) -> bool:
+    """Whether .dockerignore leaves a file to the builder: the last pattern decides that fits it or a folder
+    that it is in.
+    """
+    left = True
+    for pattern in (ROOT / ".dockerignore").read_text(encoding="utf-8").split():
+        here = [PurePosixPath(path), *PurePosixPath(path).parents][:-1]
+        full = pattern.removeprefix("!")
+        if any(len(one.parts) == len(PurePosixPath(full).parts) and one.match(full) for one in here):
+            left = pattern.startswith("!")
+    return left
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import pytest
 from chromium import Browser
 from typer.testing import CliRunner
 
+from flashbench._runfile.lines import seal
 from flashbench.cli import app
 
 pytestmark = [
@@ -46,10 +47,12 @@ def runs(folder: Path) -> Path:
             samples = row["samples"] and {
                 **row["samples"], "samples_s": [slower * one for one in row["samples"]["samples_s"]]
             }  # fmt: skip
-            lines.append({key: value for key, value in row.items() if key != "crc"} | {"samples": samples})
+            lines.append(
+                {key: value for key, value in row.items() if key != "checksum"} | {"samples": samples}
+            )
         path = folder / f"commit{at}" / "results.jsonl"
         path.parent.mkdir(parents=True)
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+        path.write_bytes(b"".join(map(seal, lines)))
     return folder
 
 

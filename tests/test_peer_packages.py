@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import subprocess
 import sys
+from importlib.machinery import ModuleSpec
 
 import pytest
 import torch
 from attention import FEATURES, SHAPES, exact, featured, problem, run
-from peer_packages import FAKES, install
+from peer_packages import APPROXIMATE, FAKES, install
 
-from flashbench import kernels
-from flashbench.kernels import SPENT, Refusal, Target, _peer, flex
+from flashbench import environment, kernels
+from flashbench.cli import main
+from flashbench.kernels import SPENT, Refusal, Target, _peer, flex, transformer_engine_dpa
 from flashbench.kernels._inputs import make_inputs
 
 CPU, GPU = Target(), Target(device="cuda:0", capability=(9, 0))
@@ -21,6 +25,8 @@ TAKEN = {
     "fa4": {"window", "softcap", "varlen", "bshd", "deterministic"},
     "xformers": {"window", "top-left", "bias", "varlen", "bshd"},
     "flashinfer": {"softcap", "varlen", "bshd", "deterministic"},
+    "transformer-engine": {"window", "top-left", "softcap", "alibi", "varlen", "bshd"},
+    "cudnn-frontend": {"window", "top-left", "bshd", "deterministic"},
 }
 """Features that each takes, backward and forward (flashinfer: its forward alone)."""
 
@@ -97,6 +103,33 @@ def test_an_older_version_is_asked_for_what_it_has(monkeypatch: pytest.MonkeyPat
     assert row.why_unsupported(problem(), "fwd", GPU) is None
 
 
+@pytest.mark.parametrize("without_files", [True, False])
+def test_flash_attn_without_its_function_is_no_flash_attention_2(
+    without_files: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """flash-attn-4 alone leaves flash_attn a namespace; release 1 named its functions otherwise."""
+    if without_files:
+        FAKES["fa4"](monkeypatch)
+        namespace = importlib.util.module_from_spec(ModuleSpec("flash_attn", None, is_package=True))
+        monkeypatch.setitem(sys.modules, "flash_attn", namespace)
+        reason = "flash-attn is not installed: "
+    else:
+        install(monkeypatch, "flash_attn", __version__="1.0.9", __file__="flash_attn/__init__.py")
+        reason = "flash-attn 1.0.9 has no flash_attn_func: "
+    reason += "pip install flash-attn --no-build-isolation"
+    assert kernels.get("fa2").why_unavailable(GPU) == reason
+    for name in ("fa2", "fa4"):
+        refused = kernels.get(name).why_unsupported(featured("window"), "fwd", GPU)
+        assert (refused is None) == (name == "fa4" and without_files)
+    monkeypatch.setattr(environment, "target", lambda name=None, _=None: GPU)
+    with pytest.raises(SystemExit) as stop:
+        main(["list", "implementations", "--json"])
+    assert not stop.value.code
+    listed = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (listed["fa2"]["available"], listed["fa2"]["why_not"]) == (False, reason)
+    assert listed["fa4"]["available"] == without_files
+
+
 def test_what_a_package_refuses_is_unsupported_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     FAKES["fa2"](monkeypatch)
     p = problem()
@@ -128,11 +161,13 @@ def test_a_lost_device_and_a_full_memory_are_no_refusal(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("name", FAKES)
 def test_what_is_missing_says_why_and_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = kernels.get(name)
-    assert (row.why_unavailable(CPU) or "").endswith("needs a GPU")
     reason = row.why_unavailable(GPU) or ""
     assert "is not installed: " in reason
+    both = row.why_unavailable(CPU) or ""
+    assert both == reason.replace("is not installed", "needs a GPU, and is not installed")
     FAKES[name](monkeypatch)
     assert row.why_unavailable(GPU) is None
+    assert (row.why_unavailable(CPU) or "").endswith(" needs a GPU")
     assert "unknown" not in row.describe(problem(), "fwd", GPU)["package"]
 
 
@@ -150,12 +185,36 @@ def test_a_package_that_cannot_be_imported_is_unavailable_in_one_line(
 def test_no_peer_is_imported_by_listing() -> None:
     code = (
         "import sys; from flashbench import kernels\n"
-        "for row in kernels.registry().values():\n"
-        "    if row.name in {'fa2', 'fa3', 'fa4', 'xformers', 'flashinfer', 'flex'}:\n"
-        "        row.why_unavailable(kernels.Target())\n"
-        "assert not {'torch', 'flash_attn', 'xformers', 'flashinfer'} & set(sys.modules)\n"
+        f"for name in {[*FAKES, *APPROXIMATE, 'flex']}:\n"
+        "    kernels.get(name).why_unavailable(kernels.Target())\n"
+        "packages = {'flash_attn', 'xformers', 'flashinfer', 'transformer_engine', 'cudnn', 'fla'}\n"
+        "assert not {'torch', 'sageattention', *packages} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_transformer_engine_says_which_backend_it_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+    FAKES["transformer-engine"](monkeypatch)
+    row, p = kernels.get("transformer-engine"), problem()
+    call = row.prepare(p, make_inputs(p, "cpu", 0))
+    choices = sys.modules[transformer_engine_dpa.CHOICES]._attention_backends
+    choices.update(use_fused_attention=False, use_flash_attention=True, flash_attention_backend="2.8.3")
+    assert row.backend(call) == "FusedAttention sub-backend 1"  # of this call, whatever ran since
+    assert transformer_engine_dpa.chosen() == "FlashAttention 2.8.3"
+    del sys.modules[transformer_engine_dpa.CHOICES]._attention_backends
+    assert transformer_engine_dpa.chosen() is None
+
+
+def test_cudnn_refuses_in_its_words_and_names_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = FAKES["cudnn-frontend"](monkeypatch)
+    row, wide = kernels.get("cudnn-frontend"), problem(head_dim=512)
+    assert row.describe(wide, "fwd", GPU) == {"package": "nvidia-cudnn-frontend 1.32.0", "cudnn": 92700}
+    with pytest.raises(Refusal, match=r"frontend 1\.32\.0 refuses it: No valid engine configs for MATMUL_$"):
+        row.prepare(wide, make_inputs(wide, "cpu", 0))
+    del module.diagonal_alignment  # as before release 1.11
+    with pytest.raises(Refusal, match="diagonal bands, which this version has not"):
+        row.prepare(problem(), make_inputs(problem(), "cpu", 0))
+    right("cudnn-frontend", problem(causal=False))
 
 
 @pytest.mark.parametrize(

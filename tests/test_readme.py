@@ -1,50 +1,13 @@
-"""The README's commands run, and its figures are those of the committed results."""
+"""The README's figures are those of the committed results. Its commands: test_docs_run.py."""
 
 from __future__ import annotations
 
 import re
-import shlex
-import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from flashbench._cli.new_impl import PLAIN
-
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def commands() -> list[str]:
-    """Lines ``$ flashbench …`` of the console blocks that do not say they need a GPU."""
-    found = []
-    for before, block in re.findall(r"([^\n]*)\n\n?```console\n(.*?)```", README, flags=re.DOTALL):
-        if "needs a GPU" not in before:
-            found += [line[2:] for line in block.splitlines() if line.startswith("$ flashbench")]
-    return found
-
-
-def test_there_are_commands() -> None:
-    assert len(commands()) >= 4
-
-
-@pytest.mark.parametrize("command", commands())
-def test_command_runs(command: str, tmp_path: Path) -> None:
-    if "results.jsonl" in command:
-        sample = ROOT / "tests" / "data" / "cpu.jsonl"
-        command = command.replace("results.jsonl", str(sample))
-    arguments = shlex.split(command, comments=True)[1:]
-    if "--impl" in arguments:  # the file that the command before it wrote
-        (tmp_path / "my_kernels.py").write_text(PLAIN.format(file="my_kernels.py"))
-    done = subprocess.run(
-        [sys.executable, "-m", "flashbench", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 def test_figures_are_those_of_the_results_file() -> None:

@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +21,11 @@ from hypothesis import strategies as st
 from ring_threads import run as in_threads
 from tiers import tiers
 
-from flashbench import devices, environment, links, runfile, table
+from flashbench import devices, environment, links, runfile, table, units
 from flashbench._iomodel import across, shards
 from flashbench.cli import main
 from flashbench.errors import SpecError, UnknownName
-from flashbench.kernels import _local, merge
+from flashbench.kernels import Target, _local, merge
 from flashbench.kernels._inputs import make_inputs
 from flashbench.kernels._reference import Reference
 from flashbench.problem import Cell, Problem
@@ -38,6 +39,8 @@ PROBLEM = Problem(
     causal=True,
 )  # fmt: skip
 H100 = devices.find("h100-sxm")
+ROOT = Path(__file__).resolve().parent.parent
+ON_TWO = ROOT / "reports" / "h200-sxm-x2" / "ring"
 
 
 def flashbench(*line: str) -> int:
@@ -322,9 +325,10 @@ def ranks_alive() -> list[str]:
 def test_a_rank_that_dies_ends_all_with_one_line() -> None:
     long = replace(PROBLEM, seqlen_q=6000, seqlen_k=6000)
     with group.Group(2, "cpu", seed=0, limit_s=60) as ranks:
+        ranks.run(CELL, timed=True)
         victim = ranks._workers[1].pid
         threading.Timer(0.3, os.kill, (victim, signal.SIGKILL)).start()
-        with pytest.raises(group.RankLost, match=r"^rank 1 of 2: .*SIGKILL"):
+        with pytest.raises(group.RankLost, match=r"^rank 1 of 2: .*SIGKILL$"):
             ranks.run(replace(CELL, problem=long), timed=True)
     assert not ranks_alive()
 
@@ -393,8 +397,9 @@ def test_a_cell_that_raises_costs_a_group_and_a_lost_rank_the_run(monkeypatch: p
         ["ok", "oom", "ok"],
         2,
     )
-    _, made, lost = found(None, group.RankLost("rank 1 of 2: gone"))
+    statuses, made, lost = found(None, group.RankLost("rank 1 of 2: gone"))
     assert (made, str(lost)) == (1, "rank 1 of 2: gone")
+    assert statuses == ["ok", "failed", "skipped"], "a cell that did not run is a row"
 
 
 def test_overlap_and_efficiency() -> None:
@@ -426,6 +431,48 @@ def test_the_command_writes_rows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "holds results.jsonl already" in capsys.readouterr().err
 
 
+def test_a_lost_rank_leaves_a_row_for_every_cell_and_a_kill_is_told_by_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rows, "Group", Fake([None, group.RankLost("rank 1 of 2: gone")]))
+    line = ("ring", "--device", "cpu", "--seqlens", "64", "--passes", "fwd,bwd", "--out", str(tmp_path), "-q")
+    assert flashbench(*line) == 5
+    assert "rank 1 of 2: gone; 4 of 6 cells were not started" in capsys.readouterr().err
+    path = tmp_path / "results.jsonl"
+    found = runfile.load(path)
+    assert found.header["planned"] == 6
+    assert [row["status"] for row in found.ring] == ["ok", "failed", *["skipped"] * 4]
+    assert found.ring[-1]["reason"] == "the run ended before it: rank 1 of 2: gone"
+    assert runfile.verify(path).missing == 0
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
+    assert flashbench("verify", str(path)) == 0
+    assert "2 rows of ring, 4 planned cells have none" in capsys.readouterr().out
+
+
+def test_cards_of_all_ranks_are_in_the_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def collect(target: Target) -> dict[str, object]:
+        return {
+            "host": "here",
+            "device": target.device,
+            "uuid": f"GPU-{target.device}",
+            "topology": {"pci": "0"},
+        }
+
+    monkeypatch.setattr(environment, "target", lambda name=None, _=None: Target(device=name or "cuda:0"))
+    monkeypatch.setattr(environment, "collect", collect)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(rows, "Group", Fake([None]))
+    line = ("ring", "--seqlens", "64", "--impls", "ring", "--out", str(tmp_path), "-q")
+    assert flashbench(*line) == 0
+    about = runfile.load(tmp_path / "results.jsonl").header["environment"]
+    assert about["ranks"] == [
+        {"device": name, "uuid": f"GPU-{name}", "topology": {"pci": "0"}} for name in ("cuda:0", "cuda:1")
+    ]
+    assert about["host"] == "here"
+
+
 def test_dry_run_and_io_model_agree(capsys: pytest.CaptureFixture[str]) -> None:
     grid = (
         "--seqlens",
@@ -452,6 +499,15 @@ def test_what_is_not_modelled_says_so(capsys: pytest.CaptureFixture[str]) -> Non
     assert flashbench("ring", "--dry-run", "--impls", "torch-cp", "--seqlens", "64k", "--json") == 0
     [row] = json.loads(capsys.readouterr().out)
     assert "not modelled" in row["reason"]
+
+
+def test_who_named_a_card_is_not_told_to_name_one(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ("ring", "--dry-run", "--world-size", "3", "--seqlens", "64k", "--impls", "ring,ulysses")
+    advice = "times need a card"
+    assert flashbench(*line, "--gpu", "h100-sxm") == 0
+    assert advice not in capsys.readouterr().err
+    assert flashbench(*line) == 0
+    assert advice in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -489,7 +545,7 @@ def test_bad_input_is_one_line(line: tuple[str, ...], said: str, capsys: pytest.
 def test_a_report_shows_what_was_measured_across_cards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = sorted((Path(__file__).resolve().parent.parent / "reports/h200-sxm-x2/ring").glob("*.jsonl"))
+    files = sorted(ON_TWO.glob("*.jsonl"))
     page = tmp_path / "report.html"
     assert flashbench("report", *map(str, files), "--output", str(page), "-q") == 0
     shown = page.read_text().partition('id="across"')[2].partition("<section")[0]
@@ -510,6 +566,43 @@ def test_a_report_shows_what_was_measured_across_cards(
     assert "| tokens | algorithm | status |" in said
 
 
+def measured_on_two_cards() -> Iterator[Mapping[str, Any]]:
+    for name in ("forward", "backward", "others", "peer"):
+        yield from runfile.load(ON_TWO / f"{name}.jsonl").ring
+
+
+def test_two_cards_are_right_and_nearly_twice_as_fast_up_to_a_million_tokens() -> None:
+    for row in measured_on_two_cards():
+        assert row["status"] == "ok"
+        assert row["query_rows"] >= 96
+        assert (row["head_dim"], row["dtype"], row["causal"]) == (128, "bf16", True)
+        assert row["implementation"] == "torch-cp" or row["sent_bytes"] == row["link_bytes"]
+    rings = runfile.load(ON_TWO / "forward.jsonl").ring
+    assert [row["seqlen"] for row in rings] == [2**17, 2**18, 2**19, 2**20]
+    assert min(row["one_card_s"] / row["time_s"] for row in rings) >= 1.8
+
+
+def test_the_docs_figures_of_two_cards_are_the_files() -> None:
+    said = (ROOT / "docs" / "ring.md").read_text(encoding="utf-8")
+    rates, alone = list[float](), dict[int, float]()
+    for row in measured_on_two_cards():
+        apart = [""] * 3
+        if rate := row.get("link_bytes_per_s"):
+            apart = [words.seconds(row["compute_s"]), words.seconds(row["link_s"]), f"{rate / 1e9:.0f} GB/s"]
+            rates.append(rate / links.of("h200").rate("nvlink"))
+        line = [
+            units.format_length(row["seqlen"]), row["pass"], f"`{row['implementation']}`",
+            words.seconds(row["time_s"]), words.seconds(row["one_card_s"]), words.times(row["speedup"]),
+            *apart, str(len(row["samples_s"])),
+        ]  # fmt: skip
+        assert f"| {' | '.join(line)} |\n" in said
+        if row["pass"] == "fwd":
+            alone.setdefault(row["seqlen"], row["flops_per_s"] * row["time_s"] / row["one_card_s"] / 1e12)
+    assert f"reach {100 * min(rates):.0f} to {100 * max(rates):.0f} % of their 450 GB/s" in said
+    assert f"[{100 * min(rates):.0f} to {100 * max(rates):.0f} %](#on-two-h200s)" in said
+    assert f"{alone[2**20]:.0f} TFLOP/s at 1m and {alone[2**17]:.0f} at 128k" in said
+
+
 def test_a_row_that_did_not_run_is_in_the_report_with_its_reason() -> None:
     failed = {
         "implementation": "ulysses",
@@ -522,3 +615,5 @@ def test_a_row_that_did_not_run_is_in_the_report_with_its_reason() -> None:
     shown = across_page.page(None, across_page.data(results))  # type: ignore[arg-type]
     assert 'title="no &lt;room&gt;"' in shown
     assert "oom" in shown
+    [(_, _, [cells])] = across_page.plain(across_page.data(results))
+    assert "oom: no &lt;room&gt;" in cells

@@ -56,6 +56,9 @@ class Fake:
     ) -> None:
         self.card, self.name, self.call_s, self.factor = card, name, call_s, factor
         self.host = 0.0
+        self.late, self.taken = 0, 0
+        self.late_of: Callable[[int], bool] = lambda taken: False
+        """Whether the sample of that number is late."""
 
     def call(self) -> None:
         self.card.now += self.call_s
@@ -66,6 +69,8 @@ class Fake:
         for _ in range(count):
             found.append(self.call_s * self.factor(self.card.now))
             self.card.now += found[-1]
+            self.taken += 1
+            self.late += self.late_of(self.taken)
         meanwhile()
         return found
 
@@ -233,6 +238,61 @@ def test_a_round_under_a_cap_is_put_aside_and_taken_again() -> None:
     assert "throttled" not in found.flags
 
 
+def stepping(card: Card, at: float, to: float, told_s: float = 0.2) -> Fake:
+    """A call that is slower from a moment on, of which NVML speaks later."""
+    card.caps = lambda now: ["power cap"] if now > at + told_s else []  # type: ignore[method-assign]
+    wild = noisy(3, 0.004)
+    return Fake(card, "A", call_s=0.0015, factor=lambda now: (to if now > at else 1.0) * wild(now))
+
+
+def test_rounds_after_a_step_down_are_put_aside_although_the_cap_is_named_late() -> None:
+    card = Card()
+    [found] = timings(card, [stepping(card, at=0.08, to=1.05)], limit_s=0.5, max_samples=300, precision=1e-4)
+    assert abs(found.samples.median_s / 0.0015 - 1) < 0.004
+    assert found.how["stopped"] == "cap"
+    assert len(found.how["set_aside"]) >= RETRIES
+    assert sum(one["samples"] for one in found.how["rounds"]) == len(found.samples.samples_s)
+    assert "throttled" in found.flags
+
+
+def test_where_rounds_step_down_and_no_cap_is_named_yet_nvml_is_asked_again_after_a_wait() -> None:
+    card = Card(lambda now: ["power cap"] if card.waited else [])
+    wild = noisy(3, 0.004)
+
+    def factor(now: float) -> float:
+        """Held back from 0.08 s on, until the chip rests."""
+        return (1.05 if now > 0.08 and not card.waited else 1.0) * wild(now)
+
+    [found] = timings(
+        card, [Fake(card, "A", call_s=0.0015, factor=factor)], limit_s=0.3, max_samples=150, precision=1e-4
+    )
+    assert card.waited[0] == rounds.RENEWED_S
+    assert abs(found.samples.median_s / 0.0015 - 1) < 0.004
+    assert found.how["set_aside"]
+    assert "throttled" in found.flags
+
+
+def test_slower_rounds_are_kept_where_no_cap_was_named_or_samples_scatter_as_much() -> None:
+    card = Card()
+    timer = stepping(card, at=0.08, to=1.05, told_s=1e9)
+    [found] = timings(card, [timer], limit_s=0.3, max_samples=200, precision=1e-4)
+    assert found.how["set_aside"] == []
+    assert found.samples.median_s > 0.0015 * 1.04
+    card = Card()
+    timer = Fake(card, "A", call_s=0.0015, factor=noisy(2, 0.05))
+    card.caps = lambda now: ["power cap"] if now > 0.1 else []  # type: ignore[method-assign]
+    [found] = timings(card, [timer], limit_s=0.3, max_samples=200, precision=1e-4)
+    assert len(found.how["set_aside"]) <= RETRIES
+    assert abs(found.samples.median_s / 0.0015 - 1) < 0.02
+
+
+def test_slow_calls_of_a_round_each_end_though_no_two_agree() -> None:
+    card = Card(lambda now: ["power cap"])
+    timer = Fake(card, "A", call_s=0.4, factor=noisy(4, 0.1))
+    [found] = timings(card, [timer])
+    assert len(found.samples.samples_s) >= POLICY.min_samples
+
+
 def test_a_call_whose_own_load_is_too_long_is_not_taken_again() -> None:
     card = Card(lambda now: ["power cap"])
     timer = Fake(card, "A", call_s=0.3)
@@ -335,18 +395,36 @@ def test_where_the_time_went_adds_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host_s", "time_s", "flush_s", "bound"),
+    ("late", "host_s", "time_s", "bound"),
     [
-        (300e-6, 270e-6, 35e-6, True),  # what events read of many launches is the host's own time
-        (30e-6, 10e-6, 35e-6, False),  # hidden behind the flush
-        (30e-6, 30e-6, 0.0, True),
-        (30e-6, 1e-3, 0.0, False),
+        (1.0, 300e-6, 270e-6, True),  # what events read of many launches is the host's own time
+        (0.1, 30e-6, 10e-6, False),  # hidden behind the flush
+        (0.5, 30e-6, 30e-6, True),
+        (1.0, 30e-6, 1e-3, True),  # a busy host: 3 % of each
+        (1.0, 700e-6, 0.1, False),  # one sample a round, whose launch is next to nothing
+        (1 / 3, 700e-6, 0.02, False),  # three samples a round, the first of them
     ],
 )
-def test_a_host_that_needs_the_time_between_two_samples_is_the_bound(
-    host_s: float, time_s: float, flush_s: float, bound: bool
+def test_calls_that_the_device_waits_for_are_launch_bound(
+    late: float, host_s: float, time_s: float, bound: bool
 ) -> None:
-    assert launch_bound(host_s, time_s, flush_s) is bound
+    assert launch_bound(late, host_s, time_s) is bound
+
+
+def test_late_samples_count_from_the_first_round_on() -> None:
+    card = Card()
+    timer = Fake(card, "A", call_s=1e-4)
+    timer.host = 1e-5
+    timer.late_of = lambda taken: taken > 4  # the pilots' first four are in time
+    [found] = timings(card, [timer])
+    assert found.how["late"] == 1.0
+    assert "launch-bound" in found.flags
+    timer = Fake(card, "B", call_s=1e-4)
+    timer.host = 1e-5
+    timer.late_of = lambda taken: taken <= 4
+    [found] = timings(card, [timer])
+    assert found.how["late"] == 0.0
+    assert "launch-bound" not in found.flags
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -377,7 +455,9 @@ class Methods:
         if method != "events" and name == self.refuses:
             raise RuntimeError("operation not permitted when stream is capturing\nmore")
         timer = Fake(self.card, name)
-        timer.method, timer.host = method, self.host if method == "events" and name == "A" else 0.0
+        timer.method = method
+        if method == "events" and name == "A" and self.host:
+            timer.host, timer.late_of = self.host, lambda taken: True
         return timer
 
 
@@ -409,6 +489,44 @@ def test_all_calls_of_a_cell_share_one_method(method: str, host: float, refuses:
         assert bool(reason) is bool(refuses)
         assert (f"{refuses} refuses it (RuntimeError: operation not permitted" in reason) is bool(refuses)
         assert "\n" not in reason
+
+
+def test_calls_that_were_not_done_when_another_cost_the_device_are_told_from_it() -> None:
+    card, gone = Card(), list[int]()
+    done, culprit, other = (Fake(card, name) for name in "ABC")
+    plain = culprit.samples
+
+    def breaks(count: int, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
+        if card.now > 0.2:
+            gone.append(1)
+            raise RuntimeError("an illegal memory access was encountered")
+        return plain(count, meanwhile)
+
+    def silent() -> None:
+        if gone:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    culprit.samples = breaks  # type: ignore[method-assign, assignment]
+    for one in (done, culprit, other):
+        one.wait = silent  # type: ignore[method-assign]
+    culprit.factor, other.factor = noisy(2, 0.2), noisy(3, 0.2)  # they never know enough
+    found = take([Entrant(timer=one) for one in (done, culprit, other)], setting(card))
+    assert isinstance(found[0], Timing)
+    assert str(found[1]).startswith("an illegal memory access")
+    assert isinstance(found[2], rounds.DeviceLost)
+
+
+def test_a_call_that_fails_alone_ends_alone() -> None:
+    card = Card()
+    one, other = Fake(card, "A"), Fake(card, "B")
+
+    def fails(count: int, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
+        raise ValueError("of its own")
+
+    one.samples = fails  # type: ignore[method-assign, assignment]
+    found = take([Entrant(timer=one), Entrant(timer=other)], setting(card))
+    assert isinstance(found[0], ValueError)
+    assert isinstance(found[1], Timing)
 
 
 def test_a_graph_keeps_the_call_it_was_captured_from(monkeypatch: pytest.MonkeyPatch) -> None:

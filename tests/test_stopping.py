@@ -80,7 +80,7 @@ def test_a_steady_call_stops_early_a_noisy_one_goes_on_and_both_say_why() -> Non
     assert POLICY.why_stop(rounds(2, 0.2, 3)) is None
     assert POLICY.why_stop(rounds(2, 0.2, 10)) == "samples"
     assert POLICY.why_stop([[0.3] * 6]) == "time"
-    assert set(STOPS) == {"precision", "samples", "time"}
+    assert set(STOPS) == {"precision", "samples", "time", "cap"}
 
 
 @pytest.mark.parametrize(

@@ -160,12 +160,14 @@ def timed(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, **meanwhile: Any) -> 
             time.sleep(0.05)
             vars(nvml).update({name: value for name, value in usual.items() if name == "reasons"})
             last()
-        return [1e-3] * count
+        return [1e-3] * count, 0
 
-    monkeypatch.setattr(timers, "between_events", events)
+    monkeypatch.setattr(timers, "_timed", events)
     monkeypatch.setattr(timers.EventTimer, "host_s", lambda *_: 0.0)
     monkeypatch.setattr("torch.cuda.device", lambda _: nullcontext())
     monkeypatch.setattr(timers, "flush_seconds", lambda *_: 0.0)
+    monkeypatch.setattr(timers, "ahead", lambda *_: (0.0, 0.0))
+    monkeypatch.setattr(timers.Pause, "__call__", lambda _: None)
     return profilers.measure_time(lambda: None, device="cuda:0", cache="hot", clocks=Clocks(nvml, "card"))
 
 

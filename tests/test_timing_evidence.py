@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import timing_evidence  # noqa: E402
 
-EVIDENCE = ROOT / "reports" / "h100-sxm" / "timing" / "evidence.json"
+EVIDENCE = ROOT / "reports" / "h200-sxm" / "timing" / "evidence.json"
 SWEEP = ROOT / "reports" / "h200-sxm" / "results.jsonl"
 
 measured = pytest.mark.skipif(not EVIDENCE.is_file(), reason="nothing is committed yet")
@@ -28,27 +28,25 @@ def evidence() -> dict[str, Any]:
     return document
 
 
-def row(name: str, events: list[float], cupti: list[float], **more: Any) -> dict[str, Any]:
-    samples = {"events": events, "cupti": cupti, "graph": [103e-6]}
-    return {"cell": name, "kernels": 1, "by": "events", "samples_s": samples, **more}
+def row(name: str, pairs: list[tuple[float, float]], **more: Any) -> dict[str, Any]:
+    return {"cell": name, "kernels": 1, "pairs_s": pairs, **more}
 
 
 def test_an_empty_kernels_overhead_is_taken_off_and_several_kernels_are_left_out() -> None:
     document = {
-        "overheads": {"events_cold_s": 5e-6, "graph_cold_s": 4e-6, "cupti_cold_s": 2e-6},
-        "cells": [
-            row("a", [103e-6, 104e-6, 200e-6], [100e-6, 100e-6, 10e-6]),
-            row("launch-bound", [900e-6], [100e-6], by="graph"),
-            row("two", [1.0], [1.0], kernels=2),
-            {"cell": "none", "reason": "no room"},
-        ],
+        "cells": {
+            "empty_s": [(5e-6, 2e-6), (5e-6, 2e-6), (9e-6, 2e-6)],
+            "rows": [
+                row("a", [(104e-6, 100e-6), (154e-6, 150e-6), (84e-6, 80e-6)]),  # at three clocks
+                row("two", [(1.0, 1.0)], kernels=2),
+                {"cell": "none", "reason": "no room"},
+            ],
+        }
     }
-    found = timing_evidence.differences(document)
-    assert [(one["cell"], one["by"], one["kernel_s"]) for one in found] == [
-        ("a", "events", 100e-6), ("launch-bound", "graph", 100e-6)
-    ]  # fmt: skip
-    assert [one["apart_s"] for one in found] == [pytest.approx(1e-6), pytest.approx(1e-6)]
-    assert found[0]["share"] == pytest.approx(0.01)
+    (found,) = timing_evidence.differences(document)
+    assert (found["cell"], found["kernel_s"]) == ("a", 100e-6)
+    assert found["apart_s"] == pytest.approx(1e-6)
+    assert found["share"] == pytest.approx(0.01)
 
 
 def test_a_leak_is_the_cold_copy_less_the_hot_one() -> None:

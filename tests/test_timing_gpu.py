@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ import torch
 from attention import problem
 
 from flashbench import environment, profilers, runner
+from flashbench._profilers import methods, timers
+from flashbench._profilers.flush import Pause
 from flashbench.problem import PASSES, Cell
 from flashbench.profilers import measure_overheads, measure_time
 from flashbench.record import Record
@@ -69,7 +72,12 @@ def test_events_graph_and_kernel_time_agree_where_launching_is_no_limit() -> Non
 
 
 @pytest.mark.parametrize("pass_", PASSES)
-def test_a_launch_bound_cell_is_timed_by_graph_all_implementations_alike(pass_: str) -> None:
+def test_a_launch_bound_cell_is_timed_by_graph_all_implementations_alike(
+    pass_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("START_MOST_S", "LEAD_MOST_S"):
+        monkeypatch.setattr(timers, name, 0.0)
+    monkeypatch.setattr(methods, "Pause", lambda: Pause(1))
     group = cells(TINY, "naive", "sdpa-flash", "flash", pass_=pass_)
     events = {record.cell: record for record in sweep(*group, timing="events", cache="hot")}
     assert any("launch-bound" in record.flags for record in events.values())
@@ -79,6 +87,27 @@ def test_a_launch_bound_cell_is_timed_by_graph_all_implementations_alike(pass_: 
         before = events[record.cell].samples
         assert before is not None
         assert record.samples.median_s < before.median_s
+
+
+@pytest.mark.parametrize("cache", ["cold", "hot"])
+def test_the_hosts_time_of_a_short_call_is_not_in_it(cache: str) -> None:
+    x = torch.zeros(2**20, device=GPU)
+
+    def call(host_s: float) -> None:
+        end = time.perf_counter() + host_s
+        while time.perf_counter() < end:
+            pass
+        torch.cuda._sleep(20_000)
+        x.add_(1)
+
+    quick, slow, slower = (
+        measure_time(lambda host_s=host_s: call(host_s), device=GPU, cache=cache, method="auto")  # type: ignore[misc]
+        for host_s in (0.0, 60e-6, 400e-6)
+    )
+    assert quick.samples.method == slow.samples.method == "events"
+    assert abs(slow.samples.median_s - quick.samples.median_s) < 2e-6
+    assert slower.samples.method == "graph"  # else it were 400 us
+    assert abs(slower.samples.median_s - quick.samples.median_s) < 3e-6
 
 
 def test_graphs_of_one_cell_outlive_each_others_captures() -> None:

@@ -272,7 +272,7 @@ def test_what_no_kernel_of_a_row_does_is_refused() -> None:
         iomodel.estimate("flash-v2", problem(block_mask="document"), "fwd")
     with pytest.raises(SpecError, match="tiles of 96x64 do not divide the 128x128 blocks"):
         iomodel.estimate("flash", problem(block_mask="document"), "fwd", tiles={"block_q": 96})
-    with pytest.raises(SpecError, match="the papers' view has no block_mask 'document'"):
+    with pytest.raises(SpecError, match=r"block mask 'document': the papers' view \(--paper\) has none"):
         iomodel.paper_view(problem(block_mask="document"), 1024)
     for model in ("flash-v1-triton", "flash-v2-atomic-triton"):
         with pytest.raises(SpecError, match="no window, no dropout and no packed batches"):

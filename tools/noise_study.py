@@ -1,6 +1,6 @@
 """Repeated runs of one grid, and the same with every call slowed on purpose, for tools/noise_table.py.
 
-python tools/noise_study.py --out reports/h100-sxm/noise --seconds 250
+python tools/noise_study.py --out reports/h200-sxm/noise --seconds 250
 
 Each call of the script is a sitting and makes a folder; a run is a folder in it with the results.jsonl that
 ``flashbench run`` writes and a variant.json that says by how much its calls are slower. Runs are interleaved:
@@ -11,10 +11,11 @@ A run is a process of its own, with its own context on the device; it is forked 
 torch and has not touched the device, which saves the import.
 
 A call is slowed by work after it, inside of what is timed: on a GPU a kernel of one thread that counts SM
-cycles, on a CPU a loop. How many, each run finds for each cell by timing the call with and without, in turns,
-until they differ by the wanted share; a run that is not slowed does the same and leaves the kernel out. What
-this cannot be: a kernel of one thread needs no power and no memory. Where a power cap holds the clock back,
-the chip gains some of the share back, so the table has what came out beside what was asked for.
+cycles, on a CPU a loop. How many make a share of a cell's time is found once a sitting, before its runs, by
+timing the call with and without, in turns, each after a pause in which the chip recovers from a cap
+(work.json); a run that is not slowed leaves the kernel out. What this cannot be: a kernel of one thread needs
+no power and no memory. Where a power cap holds the clock back, the chip gains some of the share back, so the
+table has what came out beside what was asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
 import statistics
 import sys
 import time
@@ -39,12 +41,19 @@ from flashbench._cli import measure, run  # noqa: E402
 VARIANT = "variant.json"
 SHARES = (0.0, 0.02, 0.03, 0.05)
 """By how much the calls of each variant are slower."""
-ROUNDS, SAMPLES = 3, 6
-"""To find the cycles: so often the call is timed so many times without and with them, twice in turns."""
+WORK = "work.json"
+ROUNDS, SAMPLES = 4, 10
+"""To find the work: so often the call is timed so many times without, with none and with some of it."""
+SOME = 0.1
+"""The work that it is found by, of the call's time."""
+RECOVERED_S = 0.1
+"""After so long a pause a chip that was at its power cap runs at its full clock for as long as a measurement
+here takes (tools/timing_evidence.py)."""
 RUN_LIMIT_S = 240.0
 """A run that takes longer is ended, and with it the sitting."""
 
 Call = Callable[[], object]
+Work = dict[str, Any]
 
 
 def name_of(share: float) -> str:
@@ -65,14 +74,15 @@ def order(shares: Sequence[float]) -> Iterator[tuple[int, float]]:
 class Slow:
     """Stands in for ``timed_call`` of the runner: what it gives takes longer by a share. 0 changes nothing.
 
-    told: what was found for each call, in the order in which they were made ready.
+    work: of each call in the order in which they are made ready, as ``told`` has it of the run that found it.
     """
 
-    def __init__(self, share: float, device: str) -> None:
+    def __init__(self, share: float, device: str, work: Sequence[Work] | None) -> None:
         from flashbench.kernels import _backward
 
         self.share = share
-        self.told: list[dict[str, float | str]] = []
+        self.told: list[Work] = []
+        self._work = None if work is None else iter(work)
         self._bench = _OnGpu(device) if device.startswith("cuda") else _OnCpu()
         self._plain = _backward.timed_call
         _backward.timed_call = self.timed_call
@@ -80,22 +90,27 @@ class Slow:
     def timed_call(self, pass_: str, call: Call, inputs: Any) -> tuple[Call, Any, Any]:
         """As of the runner."""
         timed, o, gradients = self._plain(pass_, call, inputs)
-        amount, found = self._find(timed, self.share or SHARES[-1])
-        self.told.append({"pass": pass_, "amount": amount, "unit": self._bench.unit, "share": found})
-        return (self._bench.slower(timed, amount) if self.share else timed), o, gradients
+        if self._work is None:
+            self.told.append({"pass": pass_, "unit": self._bench.unit, **self._find(timed)})
+            return timed, o, gradients
+        mine = next(self._work)
+        if mine["pass"] != pass_:
+            raise RuntimeError(f"the {pass_} of this run is where {WORK} has a {mine['pass']}")
+        amount = (self.share * float(mine["call_s"]) - float(mine["gap_s"])) * float(mine["per_second"])
+        return (self._bench.slower(timed, max(0.0, amount)) if self.share else timed), o, gradients
 
-    def _find(self, timed: Call, share: float) -> tuple[float, float]:
-        """The amount of work that takes the share of the call's time, and what it took at last."""
-        amount, plain_s, more_s = 0.0, 0.0, 0.0
-        for _ in range(ROUNDS + 1):
-            plain, more = [], []
-            for _ in range(2):
-                plain += self._bench.seconds(timed, SAMPLES)
-                more += self._bench.seconds(self._bench.slower(timed, amount), SAMPLES)
-            plain_s, more_s = statistics.median(plain), statistics.median(more)
-            last = amount
-            amount = max(0.0, amount + (share * plain_s - (more_s - plain_s)) * self._bench.per_second)
-        return last, more_s / plain_s - 1
+    def _find(self, timed: Call) -> dict[str, float]:
+        """call_s: of the call; gap_s: what no work adds to it; per_second: work that takes a second more."""
+        calls: dict[str, Call] = {"call": timed, "none": self._bench.slower(timed, 0.0)}
+        some = SOME * statistics.median(self._bench.seconds(timed, SAMPLES)) * self._bench.per_second
+        calls["some"] = self._bench.slower(timed, some)
+        found: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(ROUNDS):
+            for name, one in calls.items():
+                time.sleep(RECOVERED_S)
+                found[name] += self._bench.seconds(one, SAMPLES)
+        call_s, none_s, some_s = (statistics.median(samples) for samples in found.values())
+        return {"call_s": call_s, "gap_s": none_s - call_s, "per_second": some / (some_s - none_s)}
 
 
 class _OnGpu:
@@ -104,7 +119,7 @@ class _OnGpu:
     def __init__(self, device: str) -> None:
         from flashbench.profilers import Flush
 
-        self.flush = Flush(device)
+        self.device, self.flush = device, Flush(device)
         self.slower(lambda: None, 0)()
         self.per_second = 1e6 / statistics.median(self.seconds(self.slower(lambda: None, 1e6), 5))
 
@@ -121,9 +136,9 @@ class _OnGpu:
         return both
 
     def seconds(self, call: Call, count: int) -> list[float]:
-        from flashbench._profilers.timers import between_events
+        from flashbench._profilers.timers import EventTimer
 
-        return between_events(call, self.flush, count)
+        return EventTimer(call, self.device, self.flush).samples(count)
 
 
 class _OnCpu:
@@ -149,7 +164,10 @@ class _OnCpu:
 def one_run(
     folder: Path, options: dict[str, str | bool], config: str | None, share: float, parent: int
 ) -> None:
-    """What ``flashbench run --in-process`` does but for its report, with calls slower by the share."""
+    """What ``flashbench run --in-process`` does but for its report, with calls slower by the share.
+
+    Without work in the folder's sitting it is found, and nothing else is left.
+    """
     from flashbench import environment
     from flashbench.isolation import lifeline
 
@@ -160,12 +178,18 @@ def one_run(
     sys.argv += [f"--config={config}"] if config else []
     sys.argv += [f"(of tools/noise_study.py: each call slower by {share:.0%})"]
     request = run.resolve({**options, "out": str(folder), "in_process": True}, config)
+    found = folder.parent / WORK
+    work = json.loads(found.read_text(encoding="utf-8")) if found.exists() else None
     folder.mkdir(parents=True)
-    slow = Slow(share, request.target.device)
+    slow = Slow(share, request.target.device, work)
     about = environment.collect(request.target)
     with measure.sweep(request, folder / run.RESULTS, about):
         pass
-    document = {"share": share, "wall_s": time.perf_counter() - start, "calls": slow.told}
+    if work is None:
+        found.write_text(json.dumps(slow.told) + "\n", encoding="utf-8")
+        shutil.rmtree(folder)
+        return
+    document = {"share": share, "wall_s": time.perf_counter() - start}
     (folder / VARIANT).write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
@@ -181,23 +205,30 @@ def sitting(
 
     start, longest = time.monotonic(), 0.0
     folder = out / f"{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    context = multiprocessing.get_context("fork")
+    _in_a_process(folder / "work", options, config, 0.0)
     for number, share in order(shares):
         began = time.monotonic()
-        if number == most or (number and began - start + 1.1 * longest > seconds):
+        if number == most or began - start + 1.1 * longest > seconds:
             break
         path = folder / f"{number:03d}-{name_of(share)}"
-        process = context.Process(target=one_run, args=(path, options, config, share, os.getpid()))
-        process.start()
-        process.join(RUN_LIMIT_S)
-        if process.exitcode != 0:
-            process.kill()
-            raise SystemExit(f"{path}: {'it took too long' if process.exitcode is None else 'it failed'}")
-        took = time.monotonic() - began
-        if number:  # the first one compiles
-            longest = max(longest, took)
-        print(f"{path.name}: {took:.1f} s, {time.monotonic() - start:.0f} s in all", flush=True)
+        _in_a_process(path, options, config, share)
+        longest = max(longest, time.monotonic() - began)
+        print(
+            f"{path.name}: {time.monotonic() - began:.1f} s, {time.monotonic() - start:.0f} s in all",
+            flush=True,
+        )
     return folder
+
+
+def _in_a_process(path: Path, options: dict[str, str | bool], config: str | None, share: float) -> None:
+    """``one_run``. Raises SystemExit if it fails."""
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=one_run, args=(path, options, config, share, os.getpid()))
+    process.start()
+    process.join(RUN_LIMIT_S)
+    if process.exitcode != 0:
+        process.kill()
+        raise SystemExit(f"{path}: {'it took too long' if process.exitcode is None else 'it failed'}")
 
 
 def main() -> None:
@@ -205,7 +236,7 @@ def main() -> None:
     parser.add_argument("--out", required=True, type=Path, help="folder to which the sitting's is added")
     parser.add_argument("--seconds", default=250.0, type=float, help="no run starts that would end later")
     parser.add_argument("--runs", type=int, help="so many at most")
-    parser.add_argument("--config", default=str(ROOT / "configs" / "noise.toml"), help="the grid")
+    parser.add_argument("--config", default="configs/noise.toml", help="the grid")
     parser.add_argument("--slower", default="0,2,3,5", help="percent of each variant; 0: as it is")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--load", help="burst or sustained, else what the config says")

@@ -1,6 +1,6 @@
 """How often ``compare`` errs on the runs of tools/noise_study.py: false alarms, and slow calls it misses.
 
-python tools/noise_table.py reports/h100-sxm/noise [--write]
+python tools/noise_table.py reports/h200-sxm/noise [--write]
 
 - A/A: every pair of runs that are not slowed is compared with the default rules, one run a side. A false
   alarm is a cell that is neither the same nor undecided, or a mean of the summary that is slower or faster.
@@ -37,11 +37,13 @@ TIME = MEASURES["time_s"]
 
 @dataclass(frozen=True, kw_only=True)
 class One:
-    """A run of a sitting. share: by how much its calls are slower on purpose. card: its UUID."""
+    """A run of a sitting. share: by how much its calls are slower on purpose. card: its UUID. device: its
+    name."""
 
     path: Path
     share: float
     card: str
+    device: str
     run: Run
 
 
@@ -55,9 +57,10 @@ def read(folder: Path) -> tuple[list[list[One]], list[str]]:
             unfinished.append(str(path.relative_to(folder)))
             continue
         results = path / "results.jsonl"
-        card = runfile.load(results).header["environment"].get("uuid") or "unknown"
+        about = runfile.load(results).header["environment"]
+        card, device = (about.get(name) or "unknown" for name in ("uuid", "device_name"))
         share = float(json.loads(variant.read_text(encoding="utf-8"))["share"])
-        one = One(path=path, share=share, card=card, run=judge.load_run(results))
+        one = One(path=path, share=share, card=card, device=device, run=judge.load_run(results))
         sittings.setdefault(path.parent, []).append(one)
     return list(sittings.values()), unfinished
 
@@ -143,6 +146,7 @@ def table(folder: Path) -> dict[str, Any]:
         "type": "noise-study",
         "sittings": len(sittings),
         "cards": len({one.card for one in runs}),
+        "devices": sorted({one.device for one in runs}),
         "runs": {f"{share:g}": sum(one.share == share for one in runs)
                  for share in sorted({one.share for one in runs})},
         "unfinished": unfinished,
@@ -162,10 +166,10 @@ def page(found: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count} {'as they are' if share == '0' else f'slower by {percent(float(share), 0)}'}"
                        for share, count in found["runs"].items())  # fmt: skip
     lines = [
-        "# How often `compare` errs on an H100",
+        f"# How often `compare` errs on {' and '.join(found['devices'])}",
         "",
         "Runs of [configs/noise.toml](../../../configs/noise.toml) by `tools/noise_study.py`, judged by"
-        " `python tools/noise_table.py reports/h100-sxm/noise --write`, which wrote this page. What is"
+        " `python tools/noise_table.py FOLDER --write`, which wrote this page. What is"
         " counted, and how calls are slowed on purpose, those scripts say.",
         "",
         f"{found['sittings']} sittings, {found['cards']} cards, {len(found['cells'])} cells; runs: {counts}.",

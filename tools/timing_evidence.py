@@ -1,12 +1,14 @@
 """What times by events are worth on this machine's GPU: beside CUPTI's kernel times, on a copy, after a load.
 
-python tools/timing_evidence.py --out reports/h100-sxm/timing/evidence.json [--only overheads,copy]
+python tools/timing_evidence.py --out reports/h200-sxm/timing/evidence.json [--only overheads,copy]
 
 - overheads: an empty kernel by each method, hot and cold.
+- lengths: a kernel of one thread that waits for some SM cycles, from none on, by each method, hot and cold:
+  what a method takes beyond kernels that are not empty.
 - copy: 1 KB copied, cold and hot, by each method. A flush that leaked would show as its own time.
-- cells: calls of one kernel, by each method in turns, a few samples each, so that no power cap begins and a
-  drift of the clock is theirs alike. Compared with CUPTI's time is that of events, of launch-bound cells that
-  of a graph, as --timing auto has it, less what an empty kernel takes by the same method beyond its own time.
+- cells: calls of one kernel, between events while CUPTI records them, so that both times are of one launch
+  and a step of the clock is theirs alike; in turns with them calls that nobody records. Compared with CUPTI's
+  time is that of the events around it less what they show of an empty kernel beyond CUPTI's time of that.
 - cooling: after a load that the power cap holds back, a pause of each length later: what NVML says, how fast
   the SM clock really is (by a kernel that counts cycles), and how long each of some calls of the load takes
   then. It says how long a burst has to wait, and what NVML's word on a cap is worth.
@@ -21,7 +23,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +45,12 @@ SHAPES = (
 """Batch, heads and length: from some µs to some ms of a forward."""
 IMPLEMENTATIONS = ("sdpa-flash", "flash")
 ROUNDS, ROUND_S, SAMPLES = 6, 0.01, (4, 30)
-"""Turns of each method, seconds of calls in one, and its fewest and most samples."""
+"""Turns, seconds of calls in one, and its fewest and most samples."""
 LONG_S = 200e-6
 """From here on times have to agree by share, below by SHORT_S."""
 SHORT_S, MEDIAN, WORST = 2e-6, 0.01, 0.03
+CYCLES = (0, 1_000, 4_000, 16_000, 64_000, 256_000)
+LENGTH_SAMPLES = 60
 LOAD_S, PAUSES_S, REPEATS = 0.3, (0.0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64), 2
 PROBE_CYCLES = 1_000_000
 """Of the kernel that shows the SM clock, some 500 µs."""
@@ -57,6 +61,28 @@ PRODUCTS = 20
 def overheads(device: str) -> dict[str, Any]:
     """As flashbench has them in the header of a run with --timing cupti."""
     return dict(profilers.measure_overheads(device, cupti=True))
+
+
+def lengths(device: str) -> list[dict[str, Any]]:
+    """Rows of cycles, method, cache and samples_s of a kernel that waits for so many."""
+    import torch
+
+    from flashbench._profilers.flush import Pause
+    from flashbench._profilers.timers import timer_of
+
+    found = []
+    for cycles in CYCLES:
+
+        def wait(cycles: int = cycles) -> None:
+            torch.cuda._sleep(cycles)
+
+        for cache, before in (("hot", Pause()), ("cold", profilers.Flush(device))):
+            for method in METHODS:
+                timer = timer_of(method, wait, lambda: wait, device, before)
+                timer.samples(LENGTH_SAMPLES // 10)
+                samples = timer.samples(LENGTH_SAMPLES)
+                found.append({"cycles": cycles, "method": method, "cache": cache, "samples_s": samples})
+    return found
 
 
 def copy(device: str) -> dict[str, Any]:
@@ -75,8 +101,13 @@ def copy(device: str) -> dict[str, Any]:
     return found
 
 
-def cells(device: str) -> list[dict[str, Any]]:
-    """Forwards of SHAPES: kernels of a call, and samples by events and by CUPTI, seconds, from a cold L2."""
+def cells(device: str) -> dict[str, Any]:
+    """Forwards of SHAPES, from a cold L2: kernels of a call, and samples as of ``in_turns``.
+
+    empty: pairs of an empty kernel.
+    """
+    import torch
+
     from flashbench.counting.child import call_of
 
     target, flush, found = environment.target(device), profilers.Flush(device), []
@@ -93,29 +124,47 @@ def cells(device: str) -> list[dict[str, Any]]:
             except Exception as error:  # one that does not run leaves the others
                 row = {"reason": f"{type(error).__name__}: {error}"[:300]}
             found.append({"cell": cell.key, **row})
-    return found
+    empty = in_turns(lambda: torch.cuda._sleep(0), device, flush)
+    return {"rows": found, "empty_s": empty["pairs_s"]}
 
 
 def in_turns(call: Callable[[], object], device: str, flush: profilers.Flush) -> dict[str, Any]:
-    """The call by each method in turns; by: the one that --timing auto would take."""
-    from flashbench._profilers.rounds import launch_bound
-    from flashbench._profilers.timers import timer_of
+    """alone_s: seconds between events. pairs_s: the same of calls that CUPTI records, and what it says."""
+    from flashbench._profilers.timers import EventTimer
 
     call()
-    timers = {name: timer_of(name, call, lambda: call, device, flush) for name in METHODS}
-    about = statistics.median(timers["events"].samples(5))
-    host_s = min(timers["events"].host_s() for _ in range(3))
+    timer = EventTimer(call, device, flush)
+    about = statistics.median(timer.samples(5))
     count = max(SAMPLES[0], min(SAMPLES[1], int(ROUND_S / about)))
-    samples: dict[str, list[float]] = {name: [] for name in timers}
-    for number in range(ROUNDS):
-        for name in sorted(timers, reverse=number % 2 == 1):
-            samples[name] += timers[name].samples(count)
-    return {
-        "kernels": len(profilers.timeline(call, device).kernels),
-        "host_s": host_s,
-        "by": "graph" if launch_bound(host_s, about, timers["events"].flush_s) else "events",
-        "samples_s": samples,
-    }
+    alone: list[float] = []
+    pairs: list[tuple[float, float]] = []
+    for _ in range(ROUNDS):
+        alone += timer.samples(count)
+        pairs += recorded(call, device, flush, count)
+    kernels = len(profilers.timeline(call, device).kernels)
+    return {"kernels": kernels, "late": timer.late / len(alone), "alone_s": alone, "pairs_s": pairs}
+
+
+def recorded(
+    call: Callable[[], object], device: str, flush: profilers.Flush, count: int
+) -> list[tuple[float, float]]:
+    """(seconds between events, in which kernels ran) of each of so many calls while CUPTI records them.
+
+    A pause that is longer than any launch comes before each.
+    """
+    from flashbench._profilers.flush import Pause
+    from flashbench._profilers.timeline import device_records
+    from flashbench._profilers.timers import LONG_PAUSE, between_events, busy_times
+
+    pause, between = Pause(LONG_PAUSE), list[float]()
+
+    def before() -> None:
+        pause()
+        flush()
+
+    records = device_records(lambda: between.extend(between_events(call, before, count)), device)
+    busy = busy_times(records, count, skip=pause.KERNELS + flush.KERNELS)
+    return list(zip(between, busy, strict=True))
 
 
 def cooling(device: str) -> list[dict[str, Any]]:
@@ -164,20 +213,24 @@ def cooling(device: str) -> list[dict[str, Any]]:
 
 
 PARTS: Mapping[str, Callable[[str], Any]] = {
-    "overheads": overheads, "copy": copy, "cells": cells, "cooling": cooling
+    "overheads": overheads, "lengths": lengths, "copy": copy, "cells": cells, "cooling": cooling
 }  # fmt: skip
 
 
 def differences(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of each cell of one kernel: its time by CUPTI, and how far that by events (or a graph) less the
-    method's overhead is from it; medians, seconds."""
-    empty, found = document["overheads"], []
-    for row in document["cells"]:
+    """Of each cell of one kernel: its time by CUPTI, and how far that by the events around it, less what they
+    take around an empty kernel, is from it; medians, seconds."""
+
+    def beyond(pairs: Sequence[Sequence[float]]) -> float:
+        return statistics.median(between - busy for between, busy in pairs)
+
+    cells, found = document["cells"], []
+    overhead_s = beyond(cells["empty_s"])
+    for row in cells["rows"]:
         if row.get("kernels") == 1:
-            overhead_s = empty[f"{row['by']}_cold_s"] - empty["cupti_cold_s"]
-            taken_s, kernel_s = (statistics.median(row["samples_s"][name]) for name in (row["by"], "cupti"))
-            apart_s = taken_s - overhead_s - kernel_s
-            found.append({"cell": row["cell"], "by": row["by"], "kernel_s": kernel_s, "apart_s": apart_s,
+            kernel_s = statistics.median(busy for _, busy in row["pairs_s"])
+            apart_s = beyond(row["pairs_s"]) - overhead_s
+            found.append({"cell": row["cell"], "kernel_s": kernel_s, "apart_s": apart_s,
                           "share": apart_s / kernel_s})  # fmt: skip
     return found
 
@@ -206,9 +259,9 @@ def main() -> None:
             document[name] = {"reason": f"{type(error).__name__}: {error}"[:300]}
         given.out.write_text(json.dumps(document) + "\n", encoding="utf-8")
         print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
-    for row in differences(document) if {"overheads", "cells"} <= document.keys() else ():
+    for row in differences(document) if "rows" in document.get("cells", ()) else ():
         apart = f"{1e6 * row['apart_s']:+.2f} us, {100 * row['share']:+.2f} %"
-        print(f"{row['cell']}: kernel {1e6 * row['kernel_s']:.1f} us, {row['by']} {apart}")
+        print(f"{row['cell']}: kernel {1e6 * row['kernel_s']:.1f} us, events {apart}")
 
 
 if __name__ == "__main__":

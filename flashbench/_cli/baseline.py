@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashbench._cli import options
+from flashbench.errors import EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
     from flashbench.baselines import Baseline
     from flashbench.console import Column
+    from flashbench.judge import Side
 
 app = typer.Typer(
     help="Keep runs as baselines, by name, device and environment; 'compare --baseline' finds them.",
@@ -43,16 +45,35 @@ def save(
     store: Store = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Keep runs of one device and environment under a name, in the place of what it held for those."""
+    """Keep runs of one device and environment under a name, in the place of what it held for those.
+
+    Exits 4 for a damaged file, and 6 for a run of which no cell was measured: nothing can be judged by it.
+    """
     from flashbench import baselines, console
     from flashbench.judge import load_side
 
     side = load_side(runs, "RUNS")
+    if problem := _nothing_in(side):
+        console.error(problem)
+        raise typer.Exit(EXIT_UNDECIDED)
     baselines.key_of(side, f"RUNS {runs!r}")
     said = next((run.commit for run in side.runs if run.commit), "")
     found = baselines.save(side, baselines.store(store), name, commit or said or _head())
     if not quiet:
         console.note(f"{found.name} of {found.key}: {len(found.files)} runs in {found.folder}")
+
+
+def _nothing_in(side: Side) -> UsageError | None:
+    """The error where a run holds nothing to judge by."""
+    from collections import Counter
+
+    for run in side.runs:
+        if not any(cell.ok for cell in run.cells.values()):
+            ended = Counter(cell.status for cell in run.cells.values())
+            said = ", ".join(f"{count} {status}" for status, count in ended.items()) or "it has none"
+            text = f"{run.path}: no cell of it was measured ({said}); nothing can be judged by it"
+            return UsageError(text, hint="measure again, then save")
+    return None
 
 
 def _head() -> str:

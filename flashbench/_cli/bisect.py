@@ -5,14 +5,14 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from flashbench._cli.baseline import Store
-from flashbench._cli.compare import compare, measures
+from flashbench._cli.compare import allowances, compare, measures
 from flashbench.errors import EXIT_GATE, EXIT_OK, FlashbenchError, UsageError
 
 EXIT_GOOD, EXIT_BAD, EXIT_SKIP = 0, 1, 125
@@ -54,7 +54,8 @@ def bisect(
 
     Example: git bisect run flashbench bisect --base good.jsonl -- flashbench run --config c.toml --out {out}
     """
-    _check(command, base, baseline, store, metric)
+    _check(command, metric)
+    _look(base, baseline, store, allowances(allow))
     with tempfile.TemporaryDirectory(prefix="flashbench-bisect-") as folder:
         new = _measured(command, Path(folder), runs)
         code = _judged({
@@ -64,22 +65,25 @@ def bisect(
     raise typer.Exit({EXIT_OK: EXIT_GOOD, EXIT_GATE: EXIT_BAD}.get(code, EXIT_SKIP))
 
 
-def _check(
-    command: list[str], base: str | None, baseline: str | None, store: str | None, metric: str | None
-) -> None:
-    """Find now what is wrong at every commit alike. Raises UsageError, RunFileError."""
-    from flashbench import baselines, judge
-
-    if (base is None) == (baseline is None):
-        raise UsageError("--base and --baseline: needed is the good side; accepted: one of the two")
+def _check(command: list[str], metric: str | None) -> None:
+    """Find now what is wrong at every commit alike. Raises UsageError."""
     if not any(OUT in word for word in command):
         said = " ".join(command)
         raise UsageError(f"COMMAND {said!r} names no {OUT}; accepted: {OUT} where its results go")
     measures(metric)
+
+
+def _look(base: str | None, baseline: str | None, store: str | None, allowed: Collection[str]) -> None:
+    """The same of the good side. Raises UsageError, RunFileError."""
+    from flashbench import baselines, judge
+
+    if (base is None) == (baseline is None):
+        raise UsageError("--base and --baseline: needed is the good side; accepted: one of the two")
     if base is not None:
-        judge.load_side(base, "BASE")
+        judge.load_side(base, "BASE", allowed)
     else:
-        baselines.named(str(baseline), baselines.store(store))
+        for one in baselines.named(str(baseline), baselines.store(store)):
+            one.side(allowed=allowed)
 
 
 def _measured(command: list[str], folder: Path, runs: int) -> str:

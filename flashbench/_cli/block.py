@@ -174,8 +174,16 @@ def _measure(
 
 def _show(found: list[dict[str, Any]], target: Target, *, json: bool, csv: bool) -> None:
     from flashbench import console
+    from flashbench.record import hosts_share, layer_flags, spread_of
 
-    console.show_table(_columns(), found, json=json, csv=csv, title=f"layers on {target.name}")
+    timed = [
+        {**row, "spread": spread_of(row["samples_s"]), "flags": layer_flags(row)}
+        if "samples_s" in row
+        else row
+        for row in found
+    ]
+    notes = [said] if (said := hosts_share(found)) else []
+    console.show_table(_columns(), timed, json=json, csv=csv, title=f"layers on {target.name}", notes=notes)
 
 
 def _columns() -> list[Column]:
@@ -192,9 +200,11 @@ def _columns() -> list[Column]:
         Column(name="implementation", header="attention"), Column(name="dtype", header="dtype"),
         number("batch", "batch"), number("seqlen", "seqlen", units.format_length), number("layers", "layers"),
         Column(name="status", header="status"), number("time_s", "time", units.format_seconds),
+        number("spread", "spread", "{:.1%}".format),
         number("tokens_per_s", "tokens/s", "{:,.0f}".format),
         number("flops_per_s", "FLOP/s", partial(units.format_rate, unit="FLOP/s")),
         number("mfu", "MFU", "{:.1%}".format),
         number("peak_bytes", "peak memory", units.format_bytes),
-        number("attention_share", "attention", "{:.0%}".format), Column(name="reason", header="reason"),
+        number("attention_share", "attention", "{:.0%}".format),
+        Column(name="flags", header="flags", format=", ".join), Column(name="reason", header="reason"),
     ]  # fmt: skip

@@ -8,6 +8,9 @@ import typer
 
 from flashbench._cli import options
 
+DEFAULT = "reports/h100-sxm"
+"""As in a clone; elsewhere nothing is measured."""
+
 
 def claims(
     file: Annotated[
@@ -15,8 +18,13 @@ def claims(
         typer.Argument(help="Claims in TOML. Default: those that come along, configs/claims.toml."),
     ] = None,
     results: Annotated[
-        str, typer.Option("--results", metavar="DIR", help="Folder of results files that the claims name.")
-    ] = "reports/h100-sxm",
+        str | None,
+        typer.Option(
+            "--results",
+            metavar="DIR",
+            help="Folder of results files that the claims name. Default: reports/h100-sxm, if it is there.",
+        ),
+    ] = None,
     measured: Annotated[
         bool, typer.Option("--measured", help="Leave out claims that nothing was measured for.")
     ] = False,
@@ -34,7 +42,8 @@ def claims(
 
     if json and markdown:
         raise UsageError("--json and --markdown exclude each other; accepted: one of them")
-    judged = claiming.judge(claiming.load(file), results)
+    folder = DEFAULT if results is None else options.folder(results, "--results")
+    judged = claiming.judge(claiming.load(file), folder)
     judged = [one for one in judged if one.cells_measured or not measured]
     if json:
         console.show_json([one.row() for one in judged])

@@ -13,11 +13,11 @@ from flashbench._cli.compare_output import Outputs
 from flashbench.errors import EXIT_UNDECIDED, SpecError, UnknownName, UsageError
 
 if TYPE_CHECKING:
-    from flashbench.judge import Comparison, Measure, Rules, Side
+    from flashbench.judge import Measure, Rules, Side
     from flashbench.judge.profile import Profile
 
 FAIL_ON = ("slower", "undecided", "changed")
-ALLOWED_CELLS = ("missing", "suspect")
+ALLOWED_CELLS = ("missing", "failed", "suspect", "damaged")
 """What --allow takes beside the conditions."""
 GROUPS = ("implementation", "pass", "dtype", "head_dim", "mask", "seqlen", "kernel", "arch")
 
@@ -85,8 +85,8 @@ def compare(
     allow: Annotated[
         str | None,
         typer.Option(
-            help="Let pass: device, power_limit, inputs, cache, method, load, estimator, benchmark (may"
-            " differ), missing (cells), suspect (times).",
+            help="Let pass: device, power_limit, inputs, cache, flush, method, load, estimator, benchmark"
+            " (may differ), missing and failed (cells), suspect (times), damaged (lines of files).",
             metavar="NAMES",
             rich_help_panel=_RULES,
         ),
@@ -144,8 +144,8 @@ def compare(
     Several runs a side tell how far runs differ by themselves; with one, the device's noise profile does,
     or --noise.
 
-    Exits 0 when nothing got worse by more than --fail, 5 when something did, 6 when cells are missing, failed
-    or incomparable, or the runs are unlike or have nothing in common.
+    Exits 0 when nothing got worse by more than --fail, 4 for a damaged file, 5 when something did, 6 when
+    cells are missing, failed or incomparable, or the runs are unlike or have nothing in common.
     """
     options.one_format(json, csv)
     if markdown and (json or csv):
@@ -156,24 +156,26 @@ def compare(
         from flashbench._cli.compare_cards import show
 
         bounds = {"warn": share(warn or "2%", "--warn"), "fail": share(fail or "5%", "--fail")}
-        show(base, **bounds, json=json, csv=csv, quiet=quiet)
+        show(base, **bounds, allowed=allowances(allow), json=json, csv=csv, quiet=quiet)
         return
     from flashbench import judge
-    from flashbench.judge.sides import CONDITIONS
+    from flashbench._cli import compare_outcome
 
-    allowed = _names(allow or "", "--allow", (*CONDITIONS, *ALLOWED_CELLS))
+    allowed = allowances(allow)
     failing = _names(fail_on, "--fail-on", FAIL_ON)
     groups = sorted(_names(by, "--by", GROUPS), key=GROUPS.index)
     files = Outputs.parse(output or (), markdown=markdown, json=json, csv=csv, quiet=quiet, everything=all_)
     rules = _rules(warn, fail, noise, floor, allowed)
     asked = measures(metric)
-    sides = sides_of(base, new, baseline, store)
-    _refuse(*sides, allowed)
+    sides = sides_of(base, new, baseline, store, allowed)
+    compare_outcome.refuse_unlike(*sides, allowed)
     profile = _profile(noise, sides[0])
     comparisons = [
         judge.compare(*sides, one, _with(rules, profile, one), groups) for one in asked or _usual(*sides)
     ]
-    code, said = _outcome(comparisons, rules, allowed, failing)
+    code, said = compare_outcome.outcome(comparisons, rules, failing)
+    if said is None and (said := compare_outcome.nothing(comparisons, *sides, every=bool(asked))):
+        code = EXIT_UNDECIDED
     files.show(comparisons, *sides, code=code, profile=profile, failing=failing)
     if said:
         from flashbench import console
@@ -182,18 +184,28 @@ def compare(
         raise typer.Exit(code)
 
 
-def sides_of(base: str, new: str | None, baseline: str | None, store: str | None) -> tuple[Side, Side]:
-    """Both sides of a command line. Raises UsageError; exits 6 where no baseline fits the runs."""
+def allowances(text: str | None) -> frozenset[str]:
+    """What --allow lists. Raises UsageError."""
+    from flashbench.judge.sides import CONDITIONS
+
+    return _names(text or "", "--allow", (*CONDITIONS, *ALLOWED_CELLS))
+
+
+def sides_of(
+    base: str, new: str | None, baseline: str | None, store: str | None, allowed: frozenset[str]
+) -> tuple[Side, Side]:
+    """Both sides of a command line. Raises UsageError, RunFileError; exits 6 where no baseline fits the
+    runs."""
     from flashbench import baselines, console, judge
 
     if baseline is None:
         if new is None or store is not None:
             what = "NEW is missing" if new is None else "--store is of --baseline"
             raise UsageError(f"{what}; accepted: BASE NEW, or --baseline NAME NEW")
-        return judge.load_side(base, "BASE"), judge.load_side(new, "NEW")
+        return judge.load_side(base, "BASE", allowed), judge.load_side(new, "NEW", allowed)
     if new is not None:
         raise UsageError(f"--baseline {baseline!r} is the base side; accepted: one side beside it, not two")
-    side = judge.load_side(base, "NEW")
+    side = judge.load_side(base, "NEW", allowed)
     key = baselines.key_of(side, f"NEW {base!r}")
     known = baselines.named(baseline, baselines.store(store))
     found = baselines.fitting(known, side)
@@ -202,7 +214,7 @@ def sides_of(base: str, new: str | None, baseline: str | None, store: str | None
         text = f"--baseline {baseline!r} holds nothing of {key}; it holds: {kept}"
         console.error(UsageError(text, hint="'flashbench baseline save' keeps one"))
         raise typer.Exit(EXIT_UNDECIDED)
-    return found.side(), side
+    return found.side(allowed=allowed), side
 
 
 def _rules(
@@ -310,62 +322,3 @@ def _usual(base: Side, new: Side) -> list[Measure]:
 
     names = dict.fromkeys(name for side in (base, new) for run in side.runs for name in run.measures)
     return [MEASURES[name] for name in names]
-
-
-def _refuse(base: Side, new: Side, allowed: frozenset[str]) -> None:
-    """Runs under unlike conditions say nothing of each other. Exits 6, naming every field."""
-    from flashbench import console, judge
-
-    if not set(base.keys) & set(new.keys):
-        console.error(
-            UsageError("the two sides have no cell in common", hint="compare runs of the same grid")
-        )
-        raise typer.Exit(EXIT_UNDECIDED)
-    differ = {name: pair for name, pair in judge.unlike(base, new).items() if name not in allowed}
-    if differ:
-        said = "; ".join(
-            f"{name} is {one} on the base side and {other} on the new one"
-            for name, (one, other) in differ.items()
-        )
-        hint = f"--allow {','.join(differ)} compares them all the same"
-        console.error(UsageError(f"the runs are unlike: {said}", hint=hint))
-        raise typer.Exit(EXIT_UNDECIDED)
-
-
-def _outcome(
-    comparisons: Sequence[Comparison], rules: Rules, allowed: frozenset[str], failing: frozenset[str]
-) -> tuple[int, UsageError | None]:
-    """Exit 5 for a gate that fails, 6 for what is missing or cannot be compared; and the error to show."""
-    from flashbench.errors import EXIT_GATE, EXIT_OK
-
-    for one in comparisons:
-        if worse := one.failing:
-            _, fail, _ = rules.of(one.measure)
-            text = f"{len(worse)} of {len(one.cells)} cells are worse by more than {100 * fail:g}%"
-            first = f"{worse[0].cell}: {worse[0].reason}"
-            return EXIT_GATE, UsageError(f"{one.measure.name}: {text}, first: {first}")
-    for one in comparisons if "changed" in failing else ():
-        if better := [cell for cell in one.cells if cell.verdict in ("faster", "new")]:
-            text = f"{len(better)} of {len(one.cells)} cells are better or new"
-            return EXIT_GATE, UsageError(
-                f"{one.measure.name}: {text}, first: {better[0].cell}: {better[0].reason}",
-                hint="'flashbench baseline save' keeps the new numbers",
-            )
-    for one in comparisons:
-        for name in (
-            "failed",
-            "missing",
-            "incomparable",
-            *(("undecided",) if "undecided" in failing else ()),
-        ):
-            cells = [cell for cell in one.cells if cell.verdict == name]
-            if cells and name not in allowed:
-                hint = {
-                    "missing": "--allow missing passes them",
-                    "undecided": "more runs a side decide most",
-                }.get(name, "")
-                first = f"{cells[0].cell}: {cells[0].reason}"
-                return EXIT_UNDECIDED, UsageError(
-                    f"{one.measure.name}: {len(cells)} cells are {name}, first: {first}", hint=hint
-                )
-    return EXIT_OK, None

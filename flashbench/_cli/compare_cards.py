@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from flashbench.errors import GateError
@@ -10,15 +11,23 @@ if TYPE_CHECKING:
     from flashbench.judge.cards import CardRatio
 
 
-def show(texts: str, *, warn: float, fail: float, json: bool, csv: bool, quiet: bool) -> None:
+def show(
+    texts: str, *, warn: float, fail: float, allowed: Collection[str], json: bool, csv: bool, quiet: bool
+) -> None:
     """Print a row per card of the files. warn: what is no difference; fail: a card that stands apart and is
-    slower by more raises GateError (shares)."""
+    slower by more raises GateError (shares). allowed: as of judge.load_side."""
     from flashbench import console, runfile
     from flashbench.console import Column
     from flashbench.judge import cards
+    from flashbench.judge.formats import DAMAGED
     from flashbench.judge.sides import paths_of
 
-    found = cards.across([runfile.load(path) for path in paths_of(texts, "BASE")], warn)
+    files = [runfile.load(path) for path in paths_of(texts, "BASE")]
+    if DAMAGED not in allowed:
+        files = [runfile.intact(file) for file in files]
+    for text in () if quiet else (text for file in files for text in file.notes):
+        console.warn(text)
+    found = cards.across(files, warn)
     columns = [
         Column(name="card", header="card"),
         Column(name="uuid", header="uuid"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashbench import paths
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,10 +40,8 @@ class Outputs:
                 raise UsageError(
                     f"--output {text!r}: not FORMAT=FILE; accepted formats: {', '.join(FORMATS)}"
                 )
-            if Path(path).is_dir() or not Path(path).resolve().parent.is_dir():
-                raise UsageError(
-                    f"--output {text!r}: no such folder; accepted: a file in a folder that exists"
-                )
+            if why := _why_no_file(Path(path)):
+                raise UsageError(f"--output {text!r}: {why}; accepted: a file in a folder that exists")
             files.append((name, Path(path)))
         shown = "json" if json else "csv" if csv else "markdown" if markdown else "table"
         return cls(shown=shown, files=tuple(files), quiet=quiet, everything=everything)
@@ -77,7 +76,8 @@ class Outputs:
                 raise UsageError(f"--output {name}={path}: {error.strerror or error}") from None
         if self.shown == "table":
             for one in comparisons if self.everything else render.changed(comparisons)[0]:
-                _table(one, everything=self.everything)
+                if one.cells:
+                    _table(one, everything=self.everything)
         else:
             console.show_text(_text(self.shown, comparisons, about, strict).rstrip("\n"))
         if not self.quiet:
@@ -85,6 +85,16 @@ class Outputs:
                 console.note(text)
             for text in warnings:
                 console.warn(text)
+
+
+def _why_no_file(path: Path) -> str:
+    """Why no file can have that path, or empty."""
+    if path.is_dir():
+        return f"{str(path)!r} is a folder"
+    try:
+        return "" if paths.resolved(path).parent.is_dir() else "no such folder"
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any], strict: bool) -> str:
@@ -105,6 +115,13 @@ def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any]
     if name == "bencher":
         return render.bencher(comparisons)
     return render.action(comparisons, name.removeprefix("github-"))
+
+
+def page(comparison: Comparison, base: Side, new: Side) -> str:
+    """The page of one comparison, as ``--output html=FILE`` writes it."""
+    notes, warnings = _notes([comparison], base, new)
+    about = _about(base, new, 0) | {"notes": notes, "warnings": warnings}
+    return _page([comparison], about, facts(base, new))
 
 
 def _page(
@@ -171,15 +188,24 @@ def _notes(comparisons: Sequence[Comparison], base: Side, new: Side) -> tuple[li
     notes = [text for one in comparisons for text in _spread(one)]
     notes += sides.changes(base, new)
     warnings = [f"{run.path}: {text}" for side in (base, new) for run in side.runs for text in run.notes]
-    warnings += [
-        f"not told by the {name} side, taken to be the same: {', '.join(missing)}"
-        for name, missing in sides.untold(base, new).items()
-    ]
+    warnings += _untold(sides.untold(base, new))
     warnings += [
         f"allowed to differ: {name} is {one} on the base side and {other} on the new one"
         for name, (one, other) in judge.unlike(base, new).items()
     ]
     return notes, warnings
+
+
+def _untold(found: Mapping[str, Sequence[str]]) -> list[str]:
+    """One line of what files do not tell, none where they tell all."""
+    told = {name: ", ".join(names) for name, names in found.items()}
+    if len(told) == 2 and len(set(told.values())) == 1:
+        return [f"not told by either side, taken to be the same: {next(iter(told.values()))}"]
+    sides = "; nor ".join(
+        f"by the {name} side{'' if number else ', taken to be the same'}: {names}"
+        for number, (name, names) in enumerate(told.items())
+    )
+    return [f"not told {sides}"] if sides else []
 
 
 def _spread(comparison: Comparison) -> list[str]:

@@ -10,8 +10,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashbench._cli import options
+from flashbench._cli import options, streams
 from flashbench._cli.finding import OK, PROBLEM, WARN, Finding
+from flashbench.errors import in_words
 
 if TYPE_CHECKING:
     from flashbench._cli.driver import Driver, Gpu
@@ -30,13 +31,26 @@ def doctor(json: options.Json = False, csv: options.Csv = False) -> None:
     from flashbench.console import Column
 
     options.one_format(json, csv)
+    elsewhere = folder()
     columns = [
         Column(name="name", header="what"),
         Column(name="state", header="state"),
         Column(name="detail", header="found"),
         Column(name="todo", header="what to do", format=lambda text: text or "-"),
     ]
-    console.show_table(columns, [asdict(finding) for finding in findings()], json=json, csv=csv)
+    console.show_table(
+        columns, [asdict(finding) for finding in (*elsewhere, *findings())], json=json, csv=csv
+    )
+
+
+def folder() -> list[Finding]:
+    """A working directory that is gone; torch's libraries end a process there, so this one leaves it."""
+    reason = streams.gone()
+    if reason is None:
+        return []
+    os.chdir(os.sep)
+    todo = "cd to a folder that exists: every other command needs one"
+    return [Finding(name="folder", state=PROBLEM, detail=f"the working directory {reason}", todo=todo)]
 
 
 def findings() -> list[Finding]:
@@ -61,8 +75,9 @@ def findings() -> list[Finding]:
         try:
             found.extend(look_at())
         except Exception as error:  # a broken installation raises whatever it likes
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            found.append(Finding(name=name, state=PROBLEM, detail=said, todo="repair or reinstall it"))
+            found.append(
+                Finding(name=name, state=PROBLEM, detail=in_words(error), todo="repair or reinstall it")
+            )
     return found
 
 

@@ -132,7 +132,8 @@ def target(asked: str | None, values: Mapping[str, Any]) -> tuple[Target, Cluste
     if executor not in ("ray", "slurm"):
         from flashbench import environment
 
-        return environment.target(asked), None
+        said = f"--devices {values.get('devices', 'all')!r}" if executor == "local" else None
+        return environment.target(asked, said), None
     cluster = _on_slurm(asked, values) if executor == "slurm" else _on_ray(asked, values)
     return cluster.target, cluster
 

@@ -19,6 +19,11 @@ MODEL: Mapping[str, str] = {
     "batch": "1", "heads": "16", "impls": "flash",
 }  # fmt: skip
 """What the part ``model`` looks at unless its table says otherwise, as it would be typed."""
+TILES: Mapping[str, str] = {
+    "seqlens": "512,1k,2k,4k,8k,16k", "head_dims": "64,67,96,128,192,256",
+    "dtypes": "fp16,bf16,fp32,tf32,fp8", "causal": "both", "passes": "fwd,bwd",
+}  # fmt: skip
+"""The same of the part ``tiles``: each length class of the tables, their head dims and one between."""
 ARCH = "arch"
 STATIC = ("impls", "head_dims", "dtypes", "causal", "passes")
 
@@ -27,14 +32,14 @@ def gate(
     config: Annotated[
         str,
         typer.Option(
-            help="TOML file with tables static, trace, model and check: the options of their grids.",
+            help="TOML file with tables static, tiles, trace, model and check: the options of their grids.",
             metavar="FILE",
         ),
     ],
     out: Annotated[str, typer.Option(help="File to write, which 'compare' reads.", metavar="FILE")],
     quiet: options.Quiet = False,
 ) -> None:
-    """Write down what repeats exactly: traced bytes, registers, spills, instructions, the model, results.
+    """Write down what repeats exactly: traced bytes, registers, spills, instructions, tiles, model, results.
 
     No GPU is needed. 'flashbench compare --baseline NAME FILE' judges the file: any change that is worse
     fails, and with --fail-on changed any change at all.
@@ -108,7 +113,25 @@ def _static(table: Mapping[str, Any], where: str) -> list[Any]:
     from flashbench import sweep
 
     rest, arches = _without_arch(table, where)
-    return [profile_static.grid_of(sweep.options_of(rest, where, STATIC), arches)[0]]
+    return [profile_static.grid_of(sweep.options_of(rest, where, STATIC, (ARCH,)), arches)[0]]
+
+
+def _tiles(table: Mapping[str, Any], where: str) -> list[Any]:
+    from flashbench import launched, sweep
+    from flashbench._profilers.occupancy import LIMITS
+    from flashbench.kernels import _defaults
+
+    rest, arches = _without_arch(table, where)
+    line = {"impls": ",".join(_defaults.NAMES), **TILES}
+    given = sweep.options_of(rest, where, tuple(line), (ARCH,))
+    typed = sweep.parse(line | given, lambda name: f"{where}: {name}", _defaults.NAMES)
+    if "top-left" in typed["causal"]:
+        raise UsageError(f"{where}: causal 'top-left': tiles are those of causal; accepted: yes, no, both")
+    return [launched.Grid(
+        implementations=typed["impls"], seqlens=typed["seqlens"], head_dims=typed["head_dims"],
+        dtypes=typed["dtypes"], causal=typed["causal"], passes=typed["passes"],
+        capabilities=tuple(LIMITS) if arches is None else tuple(profile_static.arches_of(arches)),
+    )]  # fmt: skip
 
 
 def _model(table: Mapping[str, Any], where: str) -> list[Any]:
@@ -116,11 +139,12 @@ def _model(table: Mapping[str, Any], where: str) -> list[Any]:
     return [
         (cell, capability)
         for capability in profile_static.arches_of(arches)
-        for cell in grids.cells_of(rest, where, MODEL)
+        for cell in grids.cells_of(rest, where, MODEL, more=(ARCH,))
     ]  # fmt: skip
 
 
 def _without_arch(table: Mapping[str, Any], where: str) -> tuple[dict[str, Any], str | None]:
+    """The table without its architectures, and those."""
     rest = dict(table)
     arch = rest.pop(ARCH, None)
     arch = ",".join(map(str, arch)) if isinstance(arch, list) else arch
@@ -131,6 +155,7 @@ def _without_arch(table: Mapping[str, Any], where: str) -> tuple[dict[str, Any],
 
 _READERS: Mapping[str, Callable[[Mapping[str, Any], str], Sequence[Any]]] = {
     "static": _static,
+    "tiles": _tiles,
     "model": _model,
     "trace": lambda table, where: grids.cells_of(table, where, profile_trace.DEFAULTS),
     "check": lambda table, where: grids.cells_of(table, where, check_.GRIDS["cpu"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashbench._cli import options
@@ -39,14 +39,18 @@ def read(path: str, defaults: Mapping[str, str], line: Mapping[str, Any]) -> tup
 
 
 def cells_of(
-    table: Mapping[str, Any], where: str, defaults: Mapping[str, str], line: Mapping[str, Any] | None = None
-) -> tuple[Cell, ...]:
-    """The cells of one table over the defaults. Raises UsageError, SpecError or UnknownName, naming where."""
+    table: Mapping[str, Any], where: str, defaults: Mapping[str, str], line: Mapping[str, Any] | None = None,
+    more: Sequence[str] = (),
+) -> tuple[Cell, ...]:  # fmt: skip
+    """The cells of one table over the defaults. Raises UsageError, SpecError or UnknownName, naming where.
+
+    more: as of ``sweep.options_of``.
+    """
     from flashbench import kernels, sweep
 
     known = kernels.registry()
     typed = sweep.parse(
-        sweep.options_of(table, where, sweep.ASKED), lambda name: f"{where}: {name}", known
+        sweep.options_of(table, where, sweep.ASKED, more), lambda name: f"{where}: {name}", known
     )  # fmt: skip
     if "impl" not in (line or {}):
         options.refuse_own(typed.get("impl", ()), where)

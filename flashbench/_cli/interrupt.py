@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+from flashbench import console
+
 Handler = Callable[[int, FrameType | None], Any]
 
 _URGENT = ("SIGINT", "SIGTERM")
@@ -96,17 +98,5 @@ def _leave_terminal() -> None:
     """Point streams nowhere whose terminal has gone, where every write is an error from now on."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
-            descriptor = stream.fileno()
-            if stream.isatty() or not _gone(descriptor):
-                continue
-            with open(os.devnull, "wb") as nowhere:
-                os.dup2(nowhere.fileno(), descriptor)
-
-
-def _gone(descriptor: int) -> bool:
-    """Whether a character device takes no writes any more."""
-    try:
-        os.write(descriptor, b"")
-    except OSError:
-        return True
-    return False
+            if not stream.isatty() and not console.takes(stream.fileno()):
+                console.give_up(stream)

@@ -276,7 +276,7 @@ def _example(*, gpu: bool, device: Device | None) -> Row:
         timing={"rounds": [{"samples": 5, "sm_clock_mhz": 1.0}]} if gpu else {},
         apart={"max_abs_error": 0.0, "relative": 0.0},
         energy={"joules_per_call": 1.0} if gpu else {},
-        counters={"total": dict.fromkeys(COUNTED, 1), "kernels": []} if gpu else {},
+        counters={"total": dict.fromkeys((*COUNTED, "tensor_share"), 1), "kernels": []} if gpu else {},
         trace={"difference_bytes": 0, "traced_share": 1.0, "total": moved, "kernels": []},
     )
     estimate = iomodel.estimate("flash-v2-atomic", problem, "bwd")

@@ -132,20 +132,22 @@ def attention(q, k, v, causal=False, scale=None):
 
 
 def new_impl(
-    file: Annotated[Path, typer.Argument(help="The file to write, such as my_kernels.py.")],
+    file: Annotated[str, typer.Argument(help="The file to write, such as my_kernels.py.")],
     triton: Annotated[bool, typer.Option("--triton", help="Start from a small Triton kernel.")] = False,
 ) -> None:
     """Write a commented file for a kernel of your own; it runs as it is. An existing file is not touched."""
     from flashbench import console
+    from flashbench._cli import options
 
-    if file.suffix != ".py":
-        raise UsageError(f"FILE {str(file)!r}: no Python file; accepted: a new file that ends in .py")
-    text = (TRITON if triton else PLAIN).format(file=file)
+    path = Path(options.path(file, "FILE", "a new file that ends in .py"))
+    if path.suffix != ".py":
+        raise UsageError(f"FILE {file!r}: no Python file; accepted: a new file that ends in .py")
+    text = (TRITON if triton else PLAIN).format(file=path)
     try:
-        with file.open("x", encoding="utf-8") as stream:
+        with path.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError:
-        raise UsageError(f"FILE {str(file)!r}: is there already; accepted: a new file") from None
+        raise UsageError(f"FILE {file!r}: is there already; accepted: a new file") from None
     except OSError as error:
-        raise UsageError(f"FILE {str(file)!r}: {error.strerror}; accepted: a file to write") from None
-    console.note(f"{file} is there; 'flashbench check --impl {file}:attention' checks it")
+        raise UsageError(f"FILE {file!r}: {error.strerror}; accepted: a file to write") from None
+    console.note(f"{path} is there; 'flashbench check --impl {path}:attention' checks it")

@@ -23,6 +23,22 @@ if TYPE_CHECKING:
 _GRID, _OUTPUT = "Grid", "Output"
 
 
+def path(text: str, name: str, accepted: str) -> str:
+    """What was typed for a path that must be given. Raises UsageError for a blank, which the system takes."""
+    if not text.strip():
+        raise UsageError(f"{name} {text!r}: no path; accepted: {accepted}")
+    return text
+
+
+def folder(text: str, name: str) -> Path:
+    """A folder of results files that is there. Raises UsageError."""
+    from flashbench.units import quoted
+
+    if not text.strip() or not Path(text).is_dir():
+        raise UsageError(f"{name} {quoted(text, 400)}: no such folder; accepted: a folder of results files")
+    return Path(text)
+
+
 def complete_names(known: tuple[str, ...], incomplete: str) -> list[str]:
     """Completions of the last name of a comma list."""
     head, _, last = incomplete.rpartition(",")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashbench import paths
 from flashbench.errors import RunFileError, UsageError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def _nothing(unread: Mapping[str, Sequence[str]]) -> str:
 
 def _read(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        data = paths.whole(path)
     except OSError as error:
         what = "is a folder" if path.is_dir() else error.strerror or str(error)
         raise UsageError(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashbench._cli import options
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def _refuse(output: str | None, markdown: bool, terminal: bool, figures: str | N
         )
         if value
     ]  # fmt: skip
+    if figures is not None:
+        options.path(figures, "--figures", "the path of a folder")
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other; accepted: one of them")
     if extra and figures is None:
@@ -98,11 +101,13 @@ def _files(texts: Sequence[str]) -> list[str]:
     """Files as they are, and of folders the results in them, as ``compare`` takes them. Raises UsageError."""
     from flashbench.judge import sides
 
+    for text in texts:
+        options.path(text, "FILE", "results files, or folders with them")
     given = [(text, Path(text)) for text in texts]
     return [
         str(one)
         for text, path in given
-        for one in (sides.in_folder(path, "FILE") if text and path.is_dir() else [text])
+        for one in (sides.in_folder(path, "FILE") if path.is_dir() else [text])
     ]
 
 
@@ -175,28 +180,23 @@ def results_of(
         blocks=table.blocks(files), ring=table.ring(files),
         ceilings=table.ceilings(files, list(map(ceilings_.load, ceilings))),
         timelines={key: one for path in timelines for key, one in timelines_.load(path).items()},
-        claims=() if claims is None else claims_.judge(claims_.load(), _folder(claims)),
+        claims=() if claims is None else claims_.judge(claims_.load(), options.folder(claims, "--claims")),
     )  # fmt: skip
 
 
-def _folder(text: str) -> Path:
-    path = Path(text)
-    if not path.is_dir():
-        raise UsageError(f"--claims {text!r}: no such folder; accepted: a folder of results files")
-    return path
-
-
 def write_page(files: Sequence[RunFile], page: Path) -> None:
-    """Write the report of the files. Raises UsageError where the page cannot be written."""
-    write(results_of(files), page)
+    """Write the report of the files, into the folder of --out. Raises UsageError where that fails."""
+    write(results_of(files), page, "--out")
 
 
-def write(results: Results, page: Path) -> None:
-    """Write the report of the results. Raises UsageError where the page cannot be written."""
+def write(results: Results, page: Path, option: str = "--output") -> None:
+    """Write the report of the results. option: what named the page. Raises UsageError where the page cannot
+    be written.
+    """
     from flashbench import report as report_
 
     try:
         page.write_text(report_.of(results), encoding="utf-8", newline="\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"--output {str(page)!r}: {reason}; accepted: a path that can be written") from None
+        raise UsageError(f"{option} {str(page)!r}: {reason}; accepted: a path that can be written") from None

@@ -194,7 +194,9 @@ def _new_file(out: str) -> Path:
     """The results file in a folder that has none. Raises UsageError."""
     from flashbench._cli.run import check_out
 
-    folder = check_out(Path(out), resume=False, hint="name another folder")
+    folder = check_out(
+        Path(options.path(out, "--out", "the path of a folder")), resume=False, hint="name another folder"
+    )
     assert folder is not None
     return folder / RESULTS
 
@@ -236,10 +238,12 @@ def _measure(
     writer, found = None, list[dict[str, Any]]()
     if path is not None:
         about = environment.collect(target)
+        if target.type == "cuda":
+            about["ranks"] = environment.cards(asked.ranks)
         head = runfile.header(
             argv=["flashbench", *sys.argv[1:]], options=dict(given), environment=about, cells=()
         )
-        writer = runfile.create(path, head)
+        writer = runfile.create(path, {**head, "planned": len(cells)})
     with terminable(), writer or nullcontext(), console.progress(len(cells), quiet=quiet) as tick:
         tick(0, f"{asked.ranks} ranks")
         try:
@@ -249,7 +253,8 @@ def _measure(
                 found.append(row)
                 tick(len(found), f"{row['implementation']} {row['pass']} {row['seqlen']}")
         except RankLost as lost:
-            return found, f"{lost}; {len(cells) - len(found)} of {len(cells)} cells were not started"
+            skipped = sum(row["status"] == "skipped" for row in found)
+            return found, f"{lost}; {skipped} of {len(cells)} cells were not started"
     return found, None
 
 

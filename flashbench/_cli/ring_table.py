@@ -31,7 +31,7 @@ def show_model(rows: Sequence[Mapping[str, Any]], *, json: bool, csv: bool, quie
     """The table, JSON or CSV of what the model says."""
     notes = ["bytes: sent by the rank that sends most, exact; one way at the data sheet's rate, NCCL reaches"
              " less of it"]  # fmt: skip
-    if any(row.get("model_time_s") is None for row in rows):
+    if any(row.get("model_time_s") is None and not row.get("reason") for row in rows):
         notes.append("times need a card whose links are known: --gpu h100-sxm")
     _show(rows, _modelled(), "attention across cards, modelled", notes, json=json, csv=csv, quiet=quiet)
 

@@ -307,7 +307,7 @@ def _earlier(path: Path, joined: Mapping[str, Any]) -> dict[str, str | bool]:
 
     if not path.exists():
         return {}
-    found = runfile.load(path).header["options"]
+    found = runfile.load(path, damaged=True).header["options"]
     names = (*sweep.ASKED, *runfile.CONDITIONS, *KEPT)
     before = {name: found[name] for name in names if isinstance(found.get(name), str | bool)}
     own = before.pop("impl", None)

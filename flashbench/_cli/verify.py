@@ -28,7 +28,7 @@ def verify(
     """
     from flashbench import console, runfile
 
-    found = [runfile.verify(name) for name in files]
+    found = [runfile.verify(options.path(name, "FILE", "results files")) for name in files]
     if json:
         console.show_json([_row(verdict) for verdict in found])
     elif not quiet:
@@ -36,8 +36,18 @@ def verify(
     if bad := [verdict for verdict in found if not verdict.ok]:
         number, what = bad[0].damage[0]
         said = f"{len(bad)} of {len(found)} files are damaged, first: {bad[0].path}, line {number}: {what}"
-        hint = "'flashbench run --resume' measures the cells of edited rows again; take out what is no row"
-        raise RunFileError(said, hint=hint)
+        raise RunFileError(said, hint=_hint(bad[0], what))
+
+
+def _hint(verdict: Verdict, what: str) -> str:
+    """What to do about a file whose first damage that is."""
+    if "CRLF" in what or "byte order mark" in what:
+        return "make it UTF-8 with LF line endings and no byte order mark again, as it was written"
+    if verdict.schema is None:
+        return "without its header it is no results file: take a copy that is whole, or measure anew"
+    if verdict.others:
+        return f"measure anew: no run goes on with rows of {next(iter(verdict.others))}"
+    return "'flashbench run --resume' measures the cells of such lines again, and keeps a copy of the file"
 
 
 def _row(verdict: Verdict) -> dict[str, object]:

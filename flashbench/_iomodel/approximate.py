@@ -47,7 +47,9 @@ class Linformer:
     def refuses(self, problem: Problem) -> str | None:
         """Why it does not cover the problem, or None."""
         return (
-            "a projection along the sequence mixes later keys into earlier ones" if problem.causal else None
+            "no causal form: a projection along the sequence mixes later keys into earlier ones"
+            if problem.causal
+            else None
         )
 
     def steps(self, problem: Problem) -> tuple[Step, ...]:
@@ -107,7 +109,9 @@ class Reformer:
     def refuses(self, problem: Problem) -> str | None:
         """Why it does not cover the problem, or None."""
         return _self_attention(problem) or (
-            "keys are the queries, one per head" if problem.group > 1 else None
+            "no K/V heads shared by queries: its queries are its keys, one per head"
+            if problem.group > 1
+            else None
         )
 
     def steps(self, problem: Problem) -> tuple[Step, ...]:

@@ -56,7 +56,9 @@ def paper_view(problem: Problem, sram_bytes: int) -> PaperView:
     block mask, whose theorem (Proposition 4) is of its density alone.
     """
     if problem.block_mask:
-        raise SpecError(f"the papers' view has no block_mask {problem.block_mask!r}; accepted: no block mask")
+        raise SpecError(
+            f"block mask {problem.block_mask!r}: the papers' view (--paper) has none; accepted: no block mask"
+        )
     p, m = problem, max(1, sram_bytes // problem.dtype_bytes)
     tile = flash_v1.sram_tiles(p, "fwd", m)
     pairs, linear = p.seqlen_q * p.seqlen_k, (p.seqlen_q + p.seqlen_k) * p.head_dim

@@ -21,14 +21,15 @@ class Pause:
 
     KERNELS = 1
 
-    def __init__(self) -> None:
+    def __init__(self, cycles: int = PAUSE_CYCLES) -> None:
+        self.cycles = cycles
         self.seconds: float | None = None
 
     def __call__(self) -> None:
         """Enqueue the pause on the current stream."""
         import torch
 
-        torch.cuda._sleep(PAUSE_CYCLES)
+        torch.cuda._sleep(self.cycles)
 
 
 class Flush:

@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from flashbench._profilers.flush import Before, Flush, Pause
-from flashbench._profilers.rounds import Entrant, Setting, Timing, take
+from flashbench._profilers.rounds import DeviceLost, Entrant, Setting, Timing, take
 from flashbench._profilers.timers import Call, Timer, timer_of
+from flashbench.errors import message
 
 Outcomes = list[Timing | Exception]
 
@@ -53,16 +54,20 @@ def time_together(
 
     def timed_alike(name: str) -> Outcomes:
         found = timed(name)
+        if _lost(found):
+            return found
         for one, outcome in zip(candidates, found, strict=True):
             if isinstance(outcome, Exception):
                 raise _Refused(_why(one, name, outcome)) from None
         return found
 
     by_events = timed("events") if method in ("auto", "events") else []
-    if method == "events" or (method == "auto" and not any(map(_bound, by_events))):
+    stands = _lost(by_events) or not any(map(_bound, by_events))
+    if method == "events" or (method == "auto" and stands):
         return by_events
     try:
-        return timed_alike("graph" if method == "auto" else method)
+        found = timed_alike("graph" if method == "auto" else method)
+        return [_after(one, earlier) for one, earlier in zip(found, by_events or found, strict=True)]
     except _Refused as refused:
         reason = str(refused)
     return [_because(one, reason) for one in by_events or timed("events")]
@@ -81,12 +86,25 @@ def _timer(candidate: Candidate, method: str, device: str, flush: Before | None,
 
 
 def _why(candidate: Candidate, method: str, error: Exception) -> str:
-    first, *_ = [*str(error).strip().splitlines(), ""]
+    first, *_ = [*message(error).strip().splitlines(), ""]
     return f"{method}: {candidate.name} refuses it ({type(error).__name__}: {first[:200]})"
+
+
+def _lost(found: Outcomes) -> bool:
+    return any(isinstance(one, DeviceLost) for one in found)
 
 
 def _bound(one: Timing | Exception) -> bool:
     return isinstance(one, Timing) and "launch-bound" in one.flags
+
+
+def _after(one: Timing | Exception, earlier: Timing | Exception) -> Timing | Exception:
+    """What the timing that was given up cost stands with the warm-up."""
+    if not (isinstance(one, Timing) and isinstance(earlier, Timing)) or one is earlier:
+        return one
+    lost = sum(earlier.how["spent"][name] for name in ("warmup_s", "rounds_s", "load_s", "paused_s"))
+    spent = {**one.how["spent"], "warmup_s": one.how["spent"]["warmup_s"] + lost}
+    return replace(one, how={**one.how, "spent": spent})
 
 
 def _because(one: Timing | Exception, reason: str) -> Timing | Exception:

@@ -7,7 +7,10 @@ raises ends that call alone.
 The load decides what a sample follows:
 
 - ``burst``: a chip that is not held back. Where a cap is active the next round waits, and a round under a cap
-  is put aside and taken again; both a few times only, then it is kept and flagged ``throttled``.
+  is put aside and taken again; both a few times only. What NVML says of caps comes late, so where one was
+  named at any time, rounds that are clearly slower than the fastest are put aside, too; after RETRIES of them
+  the call is done. Where none was named so far, slower rounds have it asked again after a wait. Rounds that
+  are all alike are kept under a cap as well, and flagged ``throttled``.
 - ``sustained``: the same call, repeated for so long that power and clock have settled. A power cap is what is
   asked for, so it is told and not flagged.
 - None: whatever came before; nothing waits and nothing is taken again.
@@ -15,6 +18,7 @@ The load decides what a sample follows:
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 import time
@@ -26,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from flashbench._profilers.clocks import Clocks
 from flashbench._profilers.load import Load
 from flashbench._profilers.steadiness import drifted, multimodal
-from flashbench._profilers.stopping import Policy, half_width
+from flashbench._profilers.stopping import Policy, half_width, median_error
 from flashbench._profilers.telemetry import Reading, sampling, summary, throttled_by
 from flashbench._profilers.timers import Timer
 from flashbench.record import FLUSH, LOADS, Samples
@@ -38,12 +42,17 @@ BURST, SUSTAINED = LOADS
 
 RETRIES = 3
 """Rounds of a call that are taken again because of a cap, at most."""
+CAPPED, CLEARLY = 0.015, 4
+"""Slower than the fastest round is one whose median is longer by this share, less than a capped clock's step
+down, and by so many standard errors of the two medians."""
 RETRY_S = 0.2
 """A round that took longer is not taken again: its own load is what the chip is held back for."""
 WAITED_MOST_S = 0.12
 """Seconds that a call waits for caps to end, of all its rounds. A chip that is at its cap all the time would
 only make a sweep longer."""
 PAUSE_S, PAUSE_GROWS = 0.02, 1.5
+RENEWED_S = 0.1
+"""How old NVML's readings may be."""
 LEAD_S = 0.3
 """Sustained: seconds of the call before each round; an H100's clock settles within 0.2 s."""
 SUSTAINED_ROUND_S = 0.1
@@ -53,8 +62,9 @@ STABLE = 0.05
 PILOTS, IN_A_PILOT = 6, 3
 """Samples before the first round: so many medians, of so many samples, at most."""
 
-LAUNCH_BOUND = 0.7
-"""Flagged from this share of the time between two samples on that the host needs to enqueue the call."""
+LATE, HOST_SHARE = 1 / 3, 0.01
+"""Launch-bound where a larger share of the samples is late and the host's time is a larger share of the
+call's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +100,38 @@ class Setting:
     pause: Callable[[float], None] = time.sleep
 
 
+class DeviceLost(Exception):
+    """Of a call that was not done when another one left a device on which nothing runs any more."""
+
+
 def take(entrants: Sequence[Entrant], setting: Setting) -> list[Timing | Exception]:
-    """Time the calls, which have run before, in rounds: a timing each, or what the call raised."""
+    """Time the calls, which have run before, in rounds: a timing each, or what the call raised.
+
+    Where that cost the device, the others have DeviceLost, unless they were done.
+    """
     calls = [_Call(entrant, setting) for entrant in entrants]
     for call in calls:
         call.guarded(call.warm_up)
+        _end_lost(call, calls)
     number = 0
     while running := [call for call in calls if call.runs]:
         for place, call in enumerate(order(running, setting.seed, number)):
             call.guarded(lambda call=call, place=place: call.round(place))  # type: ignore[misc]
+            _end_lost(call, calls)
         number += 1
     return [call.error or call.timing() for call in calls]
+
+
+def _end_lost(call: _Call, calls: Sequence[_Call]) -> None:
+    """End the others where the call has just failed and its device does not answer any more."""
+    if call.error is None or isinstance(call.error, DeviceLost):
+        return
+    try:
+        call.timer.wait()
+    except Exception:
+        for other in calls:
+            if other.runs:
+                other.error = DeviceLost()
 
 
 def order(items: Sequence[Any], seed: str, number: int) -> list[Any]:
@@ -119,7 +150,7 @@ class _Call:
         self.notes: list[dict[str, Any]] = []
         self.readings: list[Reading] = []
         self.set_aside: list[dict[str, Any]] = []
-        self.pauses, self.waited_s = 0, 0.0
+        self.again, self.pauses, self.waited_s = 0, 0, 0.0
         self.before: Reading = {}
         self.stopped: str | None = None
         self.spent = dict.fromkeys(("warmup_s", "rounds_s", "load_s", "paused_s"), 0.0)
@@ -128,6 +159,11 @@ class _Call:
     def runs(self) -> bool:
         """Whether it takes part in the next round."""
         return self.error is None and self.stopped is None
+
+    @property
+    def slow(self) -> int:
+        """How many rounds were put aside for being slower than the fastest, and not taken again."""
+        return len(self.set_aside) - self.again
 
     def guarded(self, step: Callable[[], None]) -> None:
         """Do the step under the call's switches; what it raises ends the call."""
@@ -160,6 +196,7 @@ class _Call:
                 if count * medians[-1] > policy.limit_s:
                     break  # a call that slow has nothing left to warm
         self.warmup_calls = policy.warmup + count * len(medians)
+        self.late_before = self.timer.late
         self.estimate_s = medians[-1]
         clocks = self.setting.clocks
         self.before = clocks.read() | clocks.others() if clocks else {}
@@ -177,11 +214,40 @@ class _Call:
             if not (caps and self._again(took)):
                 break
             self.set_aside.append({"samples_s": samples, "caps": caps})
-            self._pause(len(self.set_aside))
+            self.again += 1
+            self._pause(self.again)
         self.rounds.append(samples)
         self.readings += readings
         self.notes.append({"samples": count, "place": place, "caps": caps, **_middle(readings)})
+        if self.setting.load == BURST:
+            self._leave_capped()
         self.stopped = policy.why_stop(self.rounds)
+        kept = sum(map(len, self.rounds))
+        if self.stopped is None and self.slow >= RETRIES and kept >= policy.min_samples:
+            self.stopped = "cap"
+
+    def _leave_capped(self) -> None:
+        """Put the rounds aside that are slower than the fastest, where a cap was named at any time."""
+        if self.slow >= RETRIES:
+            return
+        best = min(self.rounds, key=statistics.median)
+        slow = [index for index, one in enumerate(self.rounds) if _slower(one, best)]
+        if not slow or not self._was_capped():
+            return
+        for index in reversed(slow):
+            samples, note = self.rounds.pop(index), self.notes.pop(index)
+            self.set_aside.append({"samples_s": samples, "caps": note["caps"]})
+
+    def _was_capped(self) -> bool:
+        """Whether a cap was named at any time, or is when NVML is asked again as its reading must be new."""
+        clocks = self.setting.clocks
+        if any(one.get("throttle") for one in (self.before, *self.readings)):
+            return True
+        if clocks is None or self.waited_s >= WAITED_MOST_S:
+            return False
+        self._wait(min(RENEWED_S, WAITED_MOST_S - self.waited_s))
+        self.readings.append(clocks.read())
+        return bool(self.readings[-1].get("throttle"))
 
     def _policy(self) -> Policy:
         policy = self.setting.policy
@@ -211,7 +277,9 @@ class _Call:
 
     def _pause(self, times: int) -> None:
         """Wait, the longer the more often in a row, and in all no longer than a call may."""
-        wait_s = min(PAUSE_S * PAUSE_GROWS ** (times - 1), WAITED_MOST_S - self.waited_s)
+        self._wait(min(PAUSE_S * PAUSE_GROWS ** (times - 1), WAITED_MOST_S - self.waited_s))
+
+    def _wait(self, wait_s: float) -> None:
         self.pauses += 1
         self.waited_s += wait_s
         with self._spending("paused_s"):
@@ -219,7 +287,7 @@ class _Call:
 
     def _again(self, took: float) -> bool:
         """Whether a round under a cap, which took so long, is worth another after a wait."""
-        may = len(self.set_aside) < RETRIES and self.waited_s < WAITED_MOST_S
+        may = self.again < RETRIES and self.waited_s < WAITED_MOST_S
         return self.setting.load == BURST and may and took <= RETRY_S
 
     def timing(self) -> Timing:
@@ -235,7 +303,7 @@ class _Call:
             if reasons := throttled_by(self.before, clocks["during"], after, expected):
                 clocks["throttled_by"] = reasons
                 flags.append("throttled")
-        if timer.method != "wall" and launch_bound(self.host_s, statistics.median(samples), timer.flush_s):
+        if launch_bound(self._late(), self.host_s, statistics.median(samples)):
             flags.append("launch-bound")
         if drifted(samples):
             flags.append("drift")
@@ -250,9 +318,15 @@ class _Call:
             flags=tuple(flags), clocks=clocks, how=self._how(),
         )  # fmt: skip
 
+    def _late(self) -> float:
+        """Share of the samples that were late, of those that were set aside as well."""
+        taken = sum(map(len, self.rounds)) + sum(len(one["samples_s"]) for one in self.set_aside)
+        return (self.timer.late - self.late_before) / taken
+
     def _how(self) -> dict[str, Any]:
         return {
             "rounds": self.notes,
+            "late": self._late(),
             "order_seed": self.setting.seed,
             "stopped": self.stopped,
             "half_width": half_width(self.rounds),
@@ -267,12 +341,20 @@ class _Call:
         }
 
 
-def launch_bound(host_s: float, time_s: float, flush_s: float) -> bool:
-    """Whether enqueueing a call takes the host about as long as the device is busy between two samples.
+def launch_bound(late: float, host_s: float, time_s: float) -> bool:
+    """Whether the times are of the host's launches.
 
-    While the device flushes, the host enqueues the call; so that much of it costs no time.
+    late: share of the samples whose call the device may have waited for, as it was through with the flush
+    before the host had enqueued all. host_s: what one call takes the host; time_s: the median sample.
     """
-    return host_s > LAUNCH_BOUND * (time_s + flush_s)
+    return late > LATE and host_s > HOST_SHARE * time_s
+
+
+def _slower(one: Sequence[float], best: Sequence[float]) -> bool:
+    """Whether a round is slower than the fastest by more than its samples scatter."""
+    apart = statistics.median(one) - statistics.median(best)
+    error = math.hypot(median_error(one), median_error(best))
+    return apart > CAPPED * statistics.median(best) and apart > CLEARLY * error
 
 
 def _caps(readings: Sequence[Reading]) -> list[str]:

@@ -23,6 +23,7 @@ STOPS = {
     "precision": "the median's interval is as narrow as asked",
     "time": "the samples took as long as they may",
     "samples": "as many samples as there may be",
+    "cap": "too many rounds had to be put aside, as a cap held the chip back",
 }
 """Why sampling ended."""
 
@@ -94,6 +95,17 @@ def half_width(rounds: Rounds) -> float | None:
     medians = [statistics.median(one) for one in rounds]
     reach = _quantile(len(medians) - 1) * statistics.stdev(medians) / math.sqrt(len(medians))
     return max(by_rank, reach) / middle
+
+
+def median_error(samples: Sequence[float]) -> float:
+    """Standard error of the median of normal samples, by their quartiles; of fewer than four, half the range.
+
+    Source: sd ≈ IQR / 1.349, and sd(median) ≈ 1.2533 sd / sqrt(n).
+    """
+    if len(samples) < 4:
+        return (max(samples) - min(samples)) / 2
+    low, _, high = statistics.quantiles(samples, n=4)
+    return 1.2533 * (high - low) / 1.349 / math.sqrt(len(samples))
 
 
 @cache

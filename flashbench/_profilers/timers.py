@@ -12,10 +12,10 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
-from flashbench._profilers.flush import Before
+from flashbench._profilers.flush import Before, Pause
 from flashbench._profilers.timeline import arrange, device_records
 from flashbench.errors import UnavailableError
 
@@ -24,6 +24,13 @@ Meanwhile = Callable[[], None]
 
 EVENT_STEP_S = 0.5e-6
 """Resolution of CUDA events. Source: cudaEventElapsedTime in the CUDA runtime API."""
+CLOCK_HZ = 2e9
+"""An SM clock that no GPU exceeds by much, so that a pause of so many cycles is not shorter than meant."""
+LONG_PAUSE = 1_000_000
+"""Cycles, 500 us and more."""
+AHEAD, START_MOST_S, LEAD_MOST_S = 1.5, 5e-3, 100e-6
+"""How much more than measured a sample's host time is reckoned as, for it varies; and the longest pauses for
+its sake, before some samples and before each: a call that needs more is launch-bound."""
 
 
 def _nothing() -> None:
@@ -31,11 +38,13 @@ def _nothing() -> None:
 
 
 class Timer(Protocol):
-    """method: its name in a row. flush_s: device time of the flush before a sample, 0 without one."""
+    """method: its name in a row. flush_s: device time of the flush before a sample, 0 without one. late: of
+    all samples so far, those whose call the device may have waited for."""
 
     method: str
     flush_s: float
     step_s: float
+    late: int
     call: Call
 
     def samples(self, count: int, meanwhile: Meanwhile = _nothing) -> list[float]:
@@ -54,6 +63,7 @@ class WallTimer:
     method = "wall"
     flush_s = 0.0
     step_s = 0.0
+    late = 0
 
     def __init__(self, call: Call, clock: Callable[[], float] = time.perf_counter) -> None:
         self.call = call
@@ -78,22 +88,41 @@ class WallTimer:
 class EventTimer:
     """Seconds between two CUDA events; waits for the device once, after the last sample.
 
-    While the device flushes, the host runs ahead: the launch of the call hides behind the flush.
+    While the device flushes, the host runs ahead: the launch of the call hides behind the flush and, where
+    that and the call are too short, behind a pause before it; the first samples come after one, too. A sample
+    is late where it does not: the device had reached the first event when all was enqueued. flush_s: with the
+    pause before each sample, once something was sampled.
     """
 
     method = "events"
     step_s = EVENT_STEP_S
+    late = 0
 
     def __init__(self, call: Call, device: str, flush: Before | None) -> None:
         self.call = call
         self.device = device
         self.flush = flush
         self.flush_s = flush_seconds(flush, device) if flush is not None else 0.0
+        self._start: Pause | None = None
+        self._lead: Pause | None = None
 
     def samples(self, count: int, meanwhile: Meanwhile = _nothing) -> list[float]:
         """As Timer has it."""
         with _current(self.device):
-            return between_events(self.call, self.flush, count, meanwhile)
+            if self._start is None:
+                start_s, lead_s = ahead(self.call, self.flush)
+                self._start, self._lead = (Pause(round(s * CLOCK_HZ)) for s in (start_s, lead_s))
+                self.flush_s += lead_s
+            self._start()
+            found, late = _timed(self.call, self._before, count, meanwhile)
+        self.late += late
+        return found
+
+    def _before(self) -> None:
+        if self._lead and self._lead.cycles:
+            self._lead()
+        if self.flush is not None:
+            self.flush()
 
     def host_s(self) -> float:
         """Host time of enqueueing one call on an idle device, seconds."""
@@ -156,41 +185,86 @@ def between_events(
 
     meanwhile: called while the last one runs.
     """
+    return _timed(call, flush, count, meanwhile)[0]
+
+
+def _timed(call: Call, flush: Call | None, count: int, meanwhile: Meanwhile) -> tuple[list[float], int]:
+    """As ``between_events``, and how many were late."""
     import torch
 
     starts = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
     ends = [torch.cuda.Event(enable_timing=True) for _ in range(count)]
+    late = 0
     for start, end in zip(starts, ends, strict=True):
         if flush is not None:
             flush()
         start.record()
         call()
         end.record()
+        late += start.query()
     if count > 1:  # the host is far ahead by now
         ends[-2].synchronize()
     meanwhile()
     torch.cuda.synchronize()
-    return [start.elapsed_time(end) / 1000 for start, end in zip(starts, ends, strict=True)]
+    return [start.elapsed_time(end) / 1000 for start, end in zip(starts, ends, strict=True)], late
+
+
+def ahead(call: Call, flush: Call | None) -> tuple[float, float]:
+    """Seconds that the device has to pause for the host to be ahead of it: once, and before each sample.
+
+    The second is 0 for calls that take the device longer than the host, and LEAD_MOST_S at most.
+    """
+    import torch
+
+    start_s, lead_s, pause = 0.0, 0.0, Pause(LONG_PAUSE)
+    for _ in range(2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        pause()
+        start = time.perf_counter()
+        begin.record()
+        if flush is not None:
+            flush()
+        call()
+        end.record()
+        host_s = time.perf_counter() - start
+        end.synchronize()
+        device_s = begin.elapsed_time(end) / 1000
+        start_s = max(start_s, AHEAD * host_s)
+        lead_s = max(lead_s, AHEAD * host_s - device_s)
+        if device_s > AHEAD * host_s:
+            break
+    return min(start_s, START_MOST_S), min(lead_s, LEAD_MOST_S)
 
 
 def flush_seconds(flush: Before, device: str) -> float:
-    """How long the device is busy with one flush, measured once for each buffer."""
+    """How long the device is busy with one flush, measured once for each buffer.
+
+    After a pause that is longer than any launch of it: else it would be the host's time.
+    """
     if flush.seconds is None:
         with _current(device):
             flush()
-            flush.seconds = statistics.median(between_events(flush, None, 5))
+            flush.seconds = statistics.median(between_events(flush, Pause(LONG_PAUSE), 5))
     return flush.seconds
+
+
+@cache
+def _stream(device: str) -> Any:
+    """Of captures on the device, which is the current one."""
+    import torch
+
+    return torch.cuda.Stream()
 
 
 def capture(make: Callable[[], Call], device: str) -> tuple[Any, Call]:
     """A CUDA graph of the call that ``make`` makes, and that call, which must live as long as the graph.
 
-    Made, run and captured on one stream of its own.
+    Made, run and captured on one stream of their own, the same for all: cuBLAS keeps 32 MiB for each.
     """
     import torch
 
     with _current(device):
-        stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        stream, graph = _stream(device), torch.cuda.CUDAGraph()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             call = make()

@@ -1,1 +1,1 @@
-"""Parts of runfile: lines and their checksums, the lock of a folder, what verify finds."""
+"""Parts of runfile: lines and their checksums, reader, writer, the lock of a folder, what verify finds."""

@@ -8,15 +8,24 @@ the disk or in an editor is found. It is no signature: who edits a line on purpo
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from flashbench import record_shape
+from flashbench import paths, record_shape
 
 FIELD = "checksum"
+MAX_LINE = 2**26
+"""Most bytes of a line; a header with 100,000 cells has 20 million."""
+MAX_LINES = 2**22
+"""Most lines of a file; 100,000 cells have a few each."""
+CRLF = "CRLF line ending, as of Windows, instead of LF"
+_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+"""Of UTF-8, and of UTF-16 either way round."""
 _SEAL = re.compile(rb',"checksum":"([0-9a-f]{16})"\}$')
 
 
@@ -37,6 +46,44 @@ def intact(line: bytes) -> bool | None:
     return None if found is None else _sum(line[: found.start()] + b"}") == found[1].decode()
 
 
+def flaw(line: bytes) -> str:
+    """In words, what is wrong with a line that is not ``intact``."""
+    bare = line.removesuffix(b"\r")
+    fits = intact(bare)
+    said = "it has no checksum" if fits is None else "its checksum does not fit"
+    if bare == line:
+        return said
+    return f"{CRLF}; without that its checksum fits" if fits else f"{CRLF}, and {said}"
+
+
+def read(path: Path) -> tuple[list[bytes], bytes]:
+    """The lines of a file without their newlines, and what stands behind the last of these.
+
+    What is longer than ``MAX_LINE`` is cut off behind that, and refused by ``parse``. Raises OSError as
+    ``paths.whole``.
+    """
+    whole, size = list[bytes](), 0
+    with paths.opened(path) as file:
+        while line := file.readline(MAX_LINE + 2):
+            more = line
+            while not more.endswith(b"\n") and (more := file.readline(2**20)):
+                size += len(more)
+                _bound(path, size)
+            size += len(line)
+            _bound(path, size)
+            if not more:
+                return whole, line
+            whole.append(line.removesuffix(b"\n"))
+            if len(whole) > MAX_LINES:
+                raise OSError(errno.EFBIG, f"has more than {MAX_LINES} lines", str(path))
+    return whole, b""
+
+
+def _bound(path: Path, size: int) -> None:
+    if size > paths.MOST:
+        raise OSError(errno.EFBIG, f"is larger than {paths.MOST >> 20} MiB", str(path))
+
+
 def parse(line: bytes) -> dict[str, Any]:
     """The object of a line, without its checksum. Raises ValueError, in words, for anything else, and
     for a field that is not of its type (``record_shape``)."""
@@ -44,6 +91,10 @@ def parse(line: bytes) -> dict[str, Any]:
     def refuse(constant: str) -> float:
         raise ValueError(f"{constant} is not strict JSON")
 
+    if len(line) > MAX_LINE:
+        raise ValueError(f"longer than {MAX_LINE >> 20} MiB")
+    if line.startswith(_MARKS):
+        raise ValueError("it begins with a byte order mark, as an editor or a shell of Windows puts there")
     try:
         value = json.loads(line.decode("utf-8"), parse_constant=refuse)
     except RecursionError:

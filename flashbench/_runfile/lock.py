@@ -20,23 +20,29 @@ class Lock:
     def __init__(self, folder: Path) -> None:
         """Take it. Raises UsageError where another process has it, OSError where no file can be made."""
         self._path = folder / NAME
+        self._file = -1
+        self._take()
+
+    def _take(self) -> None:
         while True:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
             try:
-                taken = _lock(self._file)
+                taken = _lock(file)
             except BaseException:
-                os.close(self._file)
+                os.close(file)
                 raise
             if not taken:
-                holder = os.read(self._file, 200).decode(errors="replace").strip()
-                os.close(self._file)
+                holder = os.read(file, 200).decode(errors="replace").strip()
+                os.close(file)
                 raise UsageError(
-                    f"{folder} is being written by another run ({holder or 'unknown'})",
+                    f"{self._path.parent} is being written by another run ({holder or 'unknown'})",
                     hint="wait for it, or choose another --out",
                 )
+            self._file = file
             if self._still_there():
                 break
-            os.close(self._file)  # the one before let go of it, and took the file away
+            os.close(file)  # the one before let go of it, and took the file away
+            self._file = -1
         with suppress(OSError):  # a full disk: the lock holds without its name
             os.ftruncate(self._file, 0)
             os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
@@ -47,12 +53,21 @@ class Lock:
         except FileNotFoundError:
             return False
 
+    def renew(self) -> None:
+        """Take it anew where the folder was removed and made again. Raises as ``__init__``."""
+        if self._file < 0 or self._still_there():
+            return
+        os.close(self._file)
+        self._file = -1
+        self._take()
+
     def release(self) -> None:
         """Let go of the folder; more than once is once."""
         if self._file < 0:
             return
         with suppress(OSError):
-            os.unlink(self._path)
+            if self._still_there():  # else it is another's, in a folder that was made again
+                os.unlink(self._path)
         os.close(self._file)
         self._file = -1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ SEALED = 5
 @dataclass(kw_only=True)
 class Verdict:
     """What ``verify`` found. damage: (line, what) of lines that are not as they were written; rows: of cells;
-    others: rows of other commands, by command; missing: planned cells without a row; unsealed: lines from
-    before there were checksums; torn: the last line broke off in a write, which loses nothing that was
-    finished."""
+    others: rows of other commands, by command; missing: planned cells without a row, those of ring by their
+    number; unsealed: lines from before there were checksums; torn: the last line broke off in a write, which
+    loses nothing that was finished."""
 
     path: Path
     schema: int | None = None
@@ -42,21 +42,20 @@ class Verdict:
         return not self.damage
 
 
-def verify(path: Path, data: bytes, newest: int) -> Verdict:
-    """Look at every line. newest: the newest schema that is read."""
-    found = Verdict(path=path)
-    whole = data.split(b"\n")
-    found.torn = bool(whole.pop())
+def verify(path: Path, whole: Sequence[bytes], torn: bytes, newest: int) -> Verdict:
+    """Look at every line. torn: what stands behind the last one. newest: the newest schema that is read."""
+    found = Verdict(path=path, torn=bool(torn))
     if not whole:
         found.damage.append((1, "no complete line; a results file begins with a header"))
         return found
     keys = set[str]()
-    planned: list[Any] = []
+    planned, others = list[Any](), 0
     for number, line in enumerate(whole, start=1):
         try:
             value = lines.parse(line)
             if number == 1:
                 found.schema, planned = _head(value, newest)
+                others = count if type(count := value.get("planned")) is int else 0
             elif value.get("type") not in AFTER:
                 record = record_from_json(value)
                 found.damage += [(number, said) for said in _row(value, record.cell.key, keys)]
@@ -70,11 +69,10 @@ def verify(path: Path, data: bytes, newest: int) -> Verdict:
         if sealed is None and (found.schema or 0) < SEALED:
             found.unsealed += 1
         elif not sealed:
-            found.damage.append(
-                (number, "it has no checksum" if sealed is None else "its checksum does not fit")
-            )
+            found.damage.append((number, lines.flaw(line)))
     found.rows = len(keys)
     found.missing = len({key for key in planned if isinstance(key, str)} - keys)
+    found.missing += max(0, others - found.others.total())
     return found
 
 

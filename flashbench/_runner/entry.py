@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench import environment, plan, profilers, units
 from flashbench._runner.outcomes import ReferenceFailed, failure, why_wrong
-from flashbench.kernels import SPENT, Implementation, Misbehaviour, Target
+from flashbench.errors import message
+from flashbench.kernels import SPENT, WATCH, WRITES, Implementation, Misbehaviour, Target
 from flashbench.problem import Cell, Problem
 from flashbench.profilers import Candidate, Timing
 from flashbench.record import Accuracy, Memory
@@ -22,6 +23,7 @@ from flashbench.record import Accuracy, Memory
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from flashbench.kernels import Call
     from flashbench.kernels._inputs import Inputs
     from flashbench.kernels._reference import Reference
 
@@ -87,6 +89,8 @@ class Entry:
     _fields: dict[str, Any] = field(default_factory=dict)
     _call: Callable[[], object] | None = None
     _again: Callable[[], Callable[[], object]] | None = None
+    _shared: Shared | None = None
+    _watches: list[Callable[[], list[str]]] = field(default_factory=list)
 
     @contextmanager
     def spending(self, name: str) -> Iterator[None]:
@@ -146,8 +150,23 @@ class Entry:
             except Exception as error:
                 raise ReferenceFailed(error) from error
         self._make_room()
+        self._shared = shared
         with self.switches():
-            return self._checked(shared) or self._measure_memory()
+            outcome = self._checked(shared) or self._measure_memory()
+        if outcome is None:
+            self.unchanged()  # by the calls whose memory was measured
+        return outcome
+
+    def unchanged(self, *, alone: bool = True) -> None:
+        """Raises Misbehaviour where its calls wrote to their inputs; not alone: to its own copies of them."""
+        if names := [name for watch in self._watches for name in watch()] or (
+            self.written() if alone else []
+        ):
+            raise Misbehaviour(WRITES.format(names[0]))
+
+    def written(self) -> list[str]:
+        """Names of the inputs that it shares with others and that somebody has written to."""
+        return self._shared.changed() if self._shared else []
 
     def _make_room(self) -> None:
         """Give cached scratch back to the driver where its fragments could make a large cell fail."""
@@ -164,7 +183,7 @@ class Entry:
         cell, implementation, target = self.cell, self.implementation, self.how.target
         inputs = shared.inputs.detached(grad=cell.pass_ != "fwd")
         with self.spending("prepare_s"):
-            call = implementation.prepare(cell.problem, inputs)
+            call = self._prepared(inputs)
             self.spent |= getattr(call, SPENT, {})
             self._fields = {
                 "config": implementation.describe(cell.problem, cell.pass_, target),
@@ -177,14 +196,12 @@ class Entry:
             try:
                 accuracy = self._accuracy(shared, o, gradients)
             except ValueError as error:
-                return {**self._fields, "status": "wrong", "reason": str(error)}
-            if names := shared.changed():
-                raise Misbehaviour(
-                    f"it changes its input {names[0]}; an attention leaves its inputs as they are"
-                )
+                return {**self._fields, "status": "wrong", "reason": message(error)}
+            self.unchanged()
         self._fields["accuracy"] = accuracy
         if not accuracy.ok:
-            return {**self._fields, "status": "wrong", "reason": why_wrong(accuracy)}
+            hint = implementation.origin.hint() if implementation.origin else ""
+            return {**self._fields, "status": "wrong", "reason": why_wrong(accuracy, hint)}
         if implementation.interpreted(target):
             return {**self._fields, "status": "checked", "reason": INTERPRETED}
         if not self.how.timed:
@@ -193,17 +210,26 @@ class Entry:
         def again() -> Callable[[], object]:
             # leaves of its own: autograd binds a leaf to the stream of its first use, outside of the capture
             fresh = inputs.detached(grad=cell.pass_ != "fwd")
-            return timed_call(cell.pass_, implementation.prepare(cell.problem, fresh), fresh)[0]
+            return timed_call(cell.pass_, self._prepared(fresh), fresh)[0]
 
         self._call, self._again = timed, again
         return None
+
+    def _prepared(self, inputs: Inputs) -> Call:
+        call = self.implementation.prepare(self.cell.problem, inputs)
+        if watch := getattr(call, WATCH, None):
+            self._watches.append(watch)
+        return call
 
     def _accuracy(self, shared: Shared, o: Tensor, gradients: Sequence[Tensor] | None) -> Accuracy:
         """Against exact attention; of what is none against its own form, and how far it is from attention."""
         own = self.implementation.own_check
         if own is None:
-            return shared.reference.compare(o, gradients, self._lse(shared.inputs))
-        found = own(self.cell.problem, shared.inputs, o)
+            within = self.implementation.exponentials_within(self.cell.problem, self.how.target)
+            return shared.reference.compare(
+                o, gradients, self._lse(shared.inputs), exponentials_within=within
+            )
+        found = own(self.cell.problem, shared.inputs, o, gradients)
         self._fields["apart"] = shared.reference.apart(o)
         return found
 
@@ -250,7 +276,8 @@ class Entry:
 
     def drop(self) -> None:
         """Let go of the call and what it holds; a settled entry needs neither."""
-        self._call = self._again = None
+        self._call = self._again = self._shared = None
+        self._watches = []
         self._fields = {}
 
 

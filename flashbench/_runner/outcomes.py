@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flashbench.errors import message
 from flashbench.kernels import Implementation, Misbehaviour, Refusal
 from flashbench.record import Accuracy
 
@@ -25,7 +26,7 @@ def with_source(outcome: Mapping[str, Any], implementation: Implementation) -> d
 def failure(error: Exception) -> dict[str, Any]:
     """``oom`` or ``failed``, or what a Refusal or a Misbehaviour stands for, and why."""
     if isinstance(error, Refusal | Misbehaviour):
-        return {"status": "unsupported" if isinstance(error, Refusal) else "wrong", "reason": str(error)}
+        return {"status": "unsupported" if isinstance(error, Refusal) else "wrong", "reason": message(error)}
     where = ""
     cause: BaseException = error
     if isinstance(error, ReferenceFailed) and error.__cause__ is not None:
@@ -40,7 +41,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}  # torch's class without importing torch
     if names & {"OutOfMemoryError", "MemoryError"}:
         return True
-    said = str(error)
+    said = message(error)
     return isinstance(error, RuntimeError) and (
         "out of memory" in said or "can't allocate memory" in said or "not enough memory" in said
     )
@@ -48,18 +49,19 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 def what(error: BaseException) -> str:
     """Type and first line of the message, at most 300 characters."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in message(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:300]
 
 
-def why_wrong(accuracy: Accuracy) -> str:
-    """Each tensor that is off, by how much, and what it may be."""
+def why_wrong(accuracy: Accuracy, hint: str = "") -> str:
+    """Each tensor that is off, by how much, and what it may be; where it is o, what that may come from."""
     parts = [
         f"{name} is off by {error:.3g}, allowed {accuracy.budget[name]:.3g}"
         for name, error in accuracy.max_abs_error.items()
         if not error <= accuracy.budget[name]
     ]
-    return "; ".join(parts)
+    o_is_off = not accuracy.max_abs_error.get("o", 0.0) <= accuracy.budget.get("o", 0.0)
+    return "; ".join([*parts, *([hint] if hint and o_is_off else [])])
 
 
 def duration(seconds: float) -> str:

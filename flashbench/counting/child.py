@@ -18,6 +18,7 @@ from typing import Any
 from flashbench import decoding, environment, plan, tuned
 from flashbench._profilers.ncu import RANGE
 from flashbench.counting import known
+from flashbench.errors import in_words
 from flashbench.kernels import Target
 from flashbench.problem import Cell
 
@@ -32,7 +33,7 @@ def main(path: str) -> None:
             try:
                 reason = _run(index, job, target, spec["seed"], found)
             except Exception as error:
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                reason = in_words(error, 300)
             said.write(json.dumps({"index": index, "reason": reason}) + "\n")
             said.flush()
             _tidy(target)

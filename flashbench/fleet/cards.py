@@ -53,7 +53,7 @@ def parse(text: str, label: str) -> tuple[str, ...]:
 def cards_of(devices: tuple[str, ...]) -> list[Card]:
     """The cards of ``parse``'s devices. Raises UnavailableError for a GPU that is not there."""
     if devices == ("all",):
-        first = environment.target("cuda")  # tells why there is none
+        first = environment.target("cuda", "--devices 'all'")  # tells why there is none
         import torch
 
         devices = tuple(f"{first.type}:{index}" for index in range(torch.cuda.device_count()))
@@ -77,7 +77,7 @@ def _on_cpu(workers: int) -> list[Card]:
 
 def _gpu(name: str) -> Card:
     """A GPU, which its worker sees as the first and only one."""
-    target = environment.target(name)
+    target = environment.target(name, f"--devices {name!r}")
     index = int(name.partition(":")[2])
     seen = [part.strip() for part in os.environ.get(VISIBLE, "").split(",") if part.strip()]
     return Card(
@@ -86,7 +86,7 @@ def _gpu(name: str) -> Card:
     )  # fmt: skip
 
 
-ROW = ("device", "num_sms", "total_bytes", "cpu_threads")
+ROW = ("device", "num_sms", "total_bytes", "cpu_threads", "topology")
 """What a row of a fleet says of its card beside ``environment.ROW_FIELDS``: it may be of another kind than
 the header's."""
 

@@ -15,6 +15,9 @@ it measures the rest.
 from __future__ import annotations
 
 import logging
+import os
+import re
+import socket
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +50,8 @@ CALL_S, CALLS = 1.0, 4
 CALLS calls of what is left, as the cards are to finish together."""
 LOOK_EVERY_S = 1.0
 """So often the cluster is looked at for more cards, and whether to stop."""
+KNOCK_S = 10.0
+"""What the head of a cluster has to take a connection."""
 PROBE_S = 300.0
 """What the first card is waited for."""
 
@@ -74,6 +79,12 @@ def _ray() -> Any:
     except ImportError as error:
         raise UnavailableError(f"--executor 'ray': {what(error)}", hint=EXTRA) from None
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody listens at HOST:PORT; Ray asks for minutes. Other addresses are Ray's."""
+    if found := re.fullmatch(r"([^:/]+):([0-9]+)", address):
+        socket.create_connection((found[1], int(found[2])), timeout=KNOCK_S).close()
 
 
 class OnRay:
@@ -152,8 +163,9 @@ class OnRay:
 
     def _connect(self, address: str | None) -> None:
         try:
+            _knock(address or os.environ.get("RAY_ADDRESS", ""))
             self._ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        except (OSError, OverflowError, RuntimeError, ValueError) as error:
             said = f"no cluster at --address {address!r}" if address else "no cluster starts"
             raise UnavailableError(f"--executor 'ray': {said}: {what(error)}") from None
 
@@ -174,7 +186,8 @@ class OnRay:
 
     def _probe(self) -> tuple[Any, Mapping[str, Any]]:
         """Target and facts of a first card, whose actor stays."""
-        if self._type == "cuda" and not self._has("GPU"):
+        asked = self._type == "cuda" or self._kind is not None
+        if asked and not self._has("GPU" if self._type == "cuda" else "CPU"):
             kind = f"of accelerator type {self._kind!r}" if self._kind else "with a GPU"
             raise UnavailableError(f"--executor 'ray': the cluster has no node {kind}")
         actor = self._new()

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
 from flashbench import environment
-from flashbench.isolation import death
+from flashbench.isolation import death, lifeline
 
 COMMAND: Sequence[str] = (sys.executable, "-m", "flashbench.isolation.child")
 """Starts a worker."""
@@ -35,10 +36,12 @@ class Worker:
         self, command: Sequence[str] = COMMAND, surroundings: Mapping[str, str] | None = None
     ) -> None:
         self._kills = death.oom_kills()
+        self._mark = uuid.uuid4().hex
+        variables = {**(surroundings or {}), lifeline.MARK: self._mark}
         # a session of its own: Ctrl-C and a hangup of the terminal are the parent's to judge
         self._process = subprocess.Popen(
             [*command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, env=environment.for_child(**(surroundings or {})), start_new_session=True,
+            stderr=subprocess.PIPE, env=environment.for_child(**variables), start_new_session=True,
         )  # fmt: skip
         self._inbox: queue.Queue[bytes | None] = queue.Queue()
         self._output = bytearray()
@@ -98,17 +101,26 @@ class Worker:
             time.sleep(0.01)
         return found
 
+    def ask(self) -> None:
+        """Have it begin to end, so that several do so at once; ``kill`` waits."""
+        if not self._gone and self._process.poll() is None:
+            lifeline.ask(self.pid)
+
     def kill(self) -> None:
-        """End it and its group now."""
+        """End it now, and all that it started."""
         if self._gone:
             return
         self._gone = True
-        with suppress(OSError):  # before it is waited for: until then the number is its own
-            if hasattr(os, "killpg"):
+        code = self._process.returncode
+        if code is None:  # before it is waited for: until then the number is its own
+            lifeline.end(self.pid)
+            self._process.kill()
+            code = self._process.wait()
+        elif code < 0 or not lifeline.GUARDS:
+            with suppress(AttributeError, OSError):
                 os.killpg(self.pid, signal.SIGKILL)
-            else:
-                self._process.kill()
-        self._process.wait()
+        if code < 0:  # the guard may not have come to it
+            lifeline.end_marked(self._mark)
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.close()

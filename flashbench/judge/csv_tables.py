@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -16,6 +17,17 @@ from flashbench.judge.sides import Measured, Run
 
 CUDNN, FLASH = "cuDNN frontend's benchmarks (CSV)", "flash-attention's benchmarks (CSV)"
 KINDS = (CUDNN, FLASH)
+COLUMNS = {
+    "cuDNN frontend": (
+        {"backend", "batch_size", "time_ms"},
+        {"backend", "batch_size", "fwd_time_ms", "bwd_time_ms"},
+    ),
+    "flash-attention": ({"nheads", "fwd(ms)", "bwd(ms)"},),
+}
+"""By tool the columns that each of its tables has; cuDNN frontend's older one has both passes in a row."""
+PASSES = ("fwd", "bwd")
+NAME = re.compile(r"[\w(][\w ./()%-]{0,60}")
+"""Of a column; a line of JSON or of bytes has others."""
 
 _CUDNN_KEY = (
     "model_name", "phase", "backend", "data_type", "kv_cache_dtype", "attn_mask", "kind", "batch_size",
@@ -26,14 +38,25 @@ _FLASH_KEY = ("dtype", "batch size", "seqlen", "nheads", "embedding dim", "causa
 
 
 def matches(data: bytes) -> bool:
-    """True where the first line is the header of one of the tables."""
-    return _kind(_header(data)) is not None
+    """True where the first line is the header of a table, of whatever benchmark."""
+    header = _header(data)
+    names = [name.strip() for name in header]
+    return len(header) > 1 and all(NAME.fullmatch(name) for name in names) and not names[0].isdigit()
 
 
 def read(path: Path, data: bytes) -> Run:
-    """The run of a table. Raises RunFileError for a row that is no row of it."""
+    """The run of a table.
+
+    Raises RunFileError for a table of no benchmark that is known, and for a row that is no row of it.
+    """
     header = _header(data)
     kind = _kind(header)
+    if kind is None:
+        wanted = (
+            f"{' or '.join(', '.join(sorted(columns)) for columns in tables)} ({tool}'s)"
+            for tool, tables in COLUMNS.items()
+        )
+        raise RunFileError(f"{path}: CSV of no known benchmark; accepted: columns {'; '.join(wanted)}")
     rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig", errors="replace")))
     cells: dict[str, Measured] = {}
     devices, versions = set[str](), dict[str, str]()
@@ -76,31 +99,37 @@ def _header(data: bytes) -> list[str]:
 
 
 def _kind(header: list[str]) -> str | None:
-    if {"backend", "time_ms", "batch_size"} <= set(header):
-        return CUDNN
-    if {"nheads", "fwd(ms)", "bwd(ms)"} <= set(header):
-        return FLASH
-    return None
+    has = {tool: any(columns <= set(header) for columns in tables) for tool, tables in COLUMNS.items()}
+    return CUDNN if has["cuDNN frontend"] else FLASH if has["flash-attention"] else None
 
 
 def _cudnn(row: Mapping[str, str]) -> Iterator[tuple[str, Measured]]:
+    if "time_ms" in row:
+        yield _cudnn_cell(row, "time_ms", "tflops")
+        return
+    asked = row.get("profile_pass")
+    for pass_ in [one for one in PASSES if asked in (one, "both", "", None)]:
+        yield _cudnn_cell({**row, "profile_pass": pass_}, f"{pass_}_time_ms", f"{pass_}_tflops")
+
+
+def _cudnn_cell(row: Mapping[str, str], time: str, rate: str) -> tuple[str, Measured]:
+    """The cell whose figures are in these columns."""
     key = " ".join(f"{name}={row[name]}" for name in _CUDNN_KEY if row.get(name))
     groups = texts(row, {"backend": "implementation", "profile_pass": "pass", "data_type": "dtype"})
     status = "ok" if row.get("success", "True") == "True" else "failed"
     if row.get("skipped") == "True":
         status = "skipped"
     if status != "ok":
-        yield key, measured({}, status=status, reason=row.get("error_message") or "", groups=groups)
-        return
-    values = {"time_s": [_number(row["time_ms"], "time_ms") / 1e3]}
-    if row.get("tflops"):
-        values["flops_per_s"] = [_number(row["tflops"], "tflops") * 1e12]
-    yield key, measured(values, groups=groups)
+        return key, measured({}, status=status, reason=row.get("error_message") or "", groups=groups)
+    values = {"time_s": [_number(row[time], time) / 1e3]}
+    if row.get(rate):
+        values["flops_per_s"] = [_number(row[rate], rate) * 1e12]
+    return key, measured(values, groups=groups)
 
 
 def _flash(row: Mapping[str, str]) -> Iterator[tuple[str, Measured]]:
     shape = " ".join(f"{name}={row[name]}" for name in _FLASH_KEY if row.get(name))
-    for pass_ in ("fwd", "bwd"):
+    for pass_ in PASSES:
         values = {"time_s": [_number(row[f"{pass_}(ms)"], f"{pass_}(ms)") / 1e3]}
         if row.get(f"{pass_}(tflops)"):
             values["flops_per_s"] = [_number(row[f"{pass_}(tflops)"], f"{pass_}(tflops)") * 1e12]

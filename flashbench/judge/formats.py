@@ -6,36 +6,51 @@ it in ``JSON_READERS`` (a document is the parsed JSON), or a table in ``csv_tabl
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from flashbench import runfile, units
-from flashbench.errors import RunFileError
+from flashbench import paths, runfile, units
+from flashbench.errors import RunFileError, UsageError
 from flashbench.judge import asv, csv_tables, gate, native, nvbench, pyperf, static
 from flashbench.judge.sides import Run, Side, paths_of
+from flashbench.runfile import RunFile
 
 JSON_READERS = (gate, static, pyperf, asv, nvbench)
 
 
-def load_side(texts: str, name: str) -> Side:
-    """The side of a comma list of files, folders and globs.
+DAMAGED = "damaged"
+"""What --allow takes for results files with lines that are not as they were written."""
+
+
+def load_side(texts: str, name: str, allowed: Collection[str] = ()) -> Side:
+    """The side of a comma list of files, folders and globs. allowed: may hold ``damaged``.
 
     Raises UsageError for what matches nothing or cannot be opened, RunFileError for a file of no known
-    format."""
-    return Side(name=name.lower(), runs=tuple(load_run(path) for path in paths_of(texts, name)))
+    format or with a damaged line, both with the list as it was typed where they are about a part of it.
+    """
+    runs = []
+    for path in paths_of(texts, name):
+        try:
+            runs.append(load_run(path, allowed))
+        except (UsageError, RunFileError) as error:
+            if str(path).startswith(texts):
+                raise
+            raise type(error)(f"{name} {units.quoted(texts, 400)}: {error}", hint=error.hint) from None
+    return Side(name=name.lower(), runs=tuple(runs))
 
 
-def load_run(path: Path) -> Run:
+def load_run(path: Path, allowed: Collection[str] = ()) -> Run:
     """One file as a run. Raises as ``load_side``."""
     try:
-        data = path.read_bytes()
+        data = paths.whole(path)
     except OSError:
-        return native.run_of(runfile.load(path))  # which says what is wrong
+        return native.run_of(_native(path, allowed))  # which says what is wrong
     document = _json(data)
     if document is None and csv_tables.matches(data):
         return csv_tables.read(path, data)
     if document is None or (isinstance(document, dict) and document.get("type") == "header"):
-        return native.run_of(runfile.load(path))
+        return native.run_of(_native(path, allowed))
     for reader in JSON_READERS:
         if reader.matches(document):
             try:
@@ -46,6 +61,11 @@ def load_run(path: Path) -> Run:
             return run
     known = ", ".join(["flashbench run", *(reader.KIND for reader in JSON_READERS), *csv_tables.KINDS])
     raise RunFileError(f"{path}: JSON of no known format; accepted: results of {known}")
+
+
+def _native(path: Path, allowed: Collection[str]) -> RunFile:
+    found = runfile.load(path)
+    return found if DAMAGED in allowed else runfile.intact(found)
 
 
 def _json(data: bytes) -> Any:

@@ -1,9 +1,9 @@
-"""What ``flashbench gate`` writes as a run: a cell per compiled kernel, traced tensor, modelled and checked
-cell; all numbers exact."""
+"""What ``flashbench gate`` writes as a run: a cell per compiled kernel, launch configuration, traced tensor,
+modelled and checked cell; all numbers exact."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ from flashbench.judge.sides import Measured, Run
 
 KIND = "flashbench gate"
 SCHEMA = 1
+TILES = "tiles"
+"""The part that files of before it lack."""
 
 
 def matches(document: Any) -> bool:
@@ -25,15 +27,32 @@ def read(path: Path, document: Mapping[str, Any]) -> Run:
     """The run of a document. Raises ValueError for a newer schema."""
     if document["schema"] != SCHEMA:
         raise ValueError(f"schema {document['schema']!r}; this flashbench reads {SCHEMA}")
-    cells = dict(_cell(part, row) for part in GATE for row in document[part])
+    there = {part: document[part] for part in GATE if part != TILES or part in document}
+    cells = dict(cell for part, rows in there.items() for row in rows for cell in _cells(part, row))
+    measures = (measure.name for part, rows in there.items() if rows for measure in GATE[part])
     return Run(
         path=path,
         kind=KIND,
         cells=cells,
-        measures=tuple(measure.name for part in GATE if document[part] for measure in GATE[part]),
+        measures=tuple(dict.fromkeys(measures)),
         conditions={"device": static.ANY_DEVICE},
         versions={name: str(document[name]) for name in ("triton", "flashbench")},
     )
+
+
+def _cells(part: str, row: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
+    """The cells of a row: one, or one of each architecture that its configuration is for."""
+    if part != TILES:
+        yield _cell(part, row)
+        return
+    names = [measure.name for measure in GATE[TILES] if measure.name in row]
+    for arch in row["archs"]:
+        cell = measured(
+            {name: [row[name]] for name in names},
+            groups={"implementation": row["cell"].split(" ")[0], "arch": str(arch)},
+            measures=frozenset(names),
+        )
+        yield f"{TILES} {row['cell']} {arch}", cell
 
 
 def _cell(part: str, row: Mapping[str, Any]) -> tuple[str, Measured]:

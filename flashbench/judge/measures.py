@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flashbench.kernels._defaults import FIELDS
 from flashbench.metrics import METRICS
 
 FLOORS = {"s": 5e-6, "B": float(2**20)}
@@ -89,6 +90,7 @@ GATE = {
         *_exact("same", "traced_programs", "traced_flops", "traced_exps"),
     ),
     "check": _exact("lower", "wrong_results"),
+    "tiles": tuple(Measure(name=name, unit="", better="same", repeats="exact") for name in FIELDS),
     "static": STATIC,
 }  # fmt: skip
 """Of the exact gate, by part. Whether a model should say more or less nobody can tell, as of instructions."""

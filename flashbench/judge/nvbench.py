@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashbench import paths
 from flashbench.judge.foreign import measured, texts
 from flashbench.judge.sides import Measured, Run
 
@@ -75,10 +76,10 @@ def _samples(path: Path, found: Mapping[str, Mapping[str, Any]]) -> tuple[Sequen
         beside = path.parent / str(found[_SAMPLES]["filename"])
         if not beside.is_file():  # written relative to where nvbench ran
             beside = path.parent / beside.parent.name / beside.name
-        if not beside.resolve().is_relative_to(path.parent.resolve()):
+        if not paths.resolved(beside).is_relative_to(paths.resolved(path.parent)):
             raise ValueError(f"its samples are in {str(beside)!r}, which is not beside it")
         if beside.is_file():
-            count, data = int(found[_SAMPLES]["size"]), beside.read_bytes()
+            count, data = int(found[_SAMPLES]["size"]), paths.whole(beside)
             if len(data) != 4 * count:
                 raise ValueError(f"{beside} holds {len(data)} bytes; {count} samples are {4 * count}")
             return struct.unpack(f"<{count}f", data), "median"

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flashbench import paths
 from flashbench.errors import RunFileError, UsageError
 from flashbench.judge.spread import Repeats, Spread
 
@@ -54,17 +55,13 @@ def save(profile: Profile, runs: int, path: Path) -> None:
             for name, seen in profile.measures.items()
         },
     }  # fmt: skip
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        part.replace(path)
+        paths.put(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written ({error.strerror or error}); accepted: a path that can"
         ) from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def load(path: Path | str) -> Profile:
@@ -74,7 +71,7 @@ def load(path: Path | str) -> Profile:
     """
     where = f"noise profile {str(path)!r}"
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = paths.whole(path).decode("utf-8")
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror or error}; accepted: a file that can be read") from None
     except UnicodeDecodeError:

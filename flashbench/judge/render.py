@@ -26,7 +26,9 @@ def counts(comparison: Comparison) -> str:
 
 
 def changed(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[str]]:
-    """Those to show, and of several the names of those that have nothing but cells that are the same."""
+    """Those to show, and of several the names of those that have nothing but cells that are the same; what no
+    cell has is neither."""
+    comparisons = [one for one in comparisons if one.cells] or comparisons[:1]
     if len(comparisons) == 1:
         return list(comparisons), []
     still = [one for one in comparisons if one.count("same") == len(one.cells) and not one.groups]
@@ -36,7 +38,10 @@ def changed(comparisons: Sequence[Comparison]) -> tuple[list[Comparison], list[s
 def summary(comparisons: Sequence[Comparison]) -> list[str]:
     """A line of counts for each metric, and one for all that did not change."""
     shown, still = changed(comparisons)
-    lines = [f"{one.measure.name}: {len(one.cells)} cells: {counts(one)}" for one in shown]
+    lines = [
+        f"{one.measure.name}: {f'{len(one.cells)} cells: ' if one.cells else ''}{counts(one)}"
+        for one in shown
+    ]
     return [*lines, f"the same in all cells: {', '.join(still)}"] if still else lines
 
 

@@ -12,7 +12,10 @@ from flashbench.errors import UsageError
 CONDITIONS = ("device", "power_limit", "inputs", "cache", "flush", "method", "load", "estimator", "benchmark")
 """What must be the same on both sides, by the names that ``allow`` takes."""
 EXPECTED = ("device", "cache", "method")
-"""Conditions that a file of times should tell; where it does not, it is warned of."""
+"""Conditions that a file of times should tell, whatever the other side does."""
+
+MEASURED = ("ok", "checked", "profiled")
+"""Statuses of a cell that was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,11 @@ class Measured:
     conditions: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
     measures: frozenset[str] | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was measured, whatever of it."""
+        return self.status in MEASURED
 
     def has(self, measure: str) -> bool:
         """Whether such a cell can have that measure at all."""
@@ -76,6 +84,12 @@ class Side:
         found = {run.conditions[name] for run in self.runs if name in run.conditions}
         cells = (cell for key in keys for cell in self.of(key))
         return found | {cell.conditions[name] for cell in cells if name in cell.conditions}
+
+    def tells(self, name: str, key: str) -> bool | None:
+        """Whether every run that measured a cell tells the condition; None where no run measured it."""
+        cells = [(run, run.cells[key]) for run in self.runs if key in run.cells]
+        told = [name in run.conditions or name in cell.conditions for run, cell in cells if cell.ok]
+        return all(told) if told else None
 
     def version(self, name: str) -> set[str]:
         """The values of a version over the runs."""
@@ -138,10 +152,22 @@ def cell_unlike(base: Sequence[Measured], new: Sequence[Measured], allowed: froz
 
 
 def untold(base: Side, new: Side) -> dict[str, list[str]]:
-    """By side the conditions that it should tell and does not, such as an older file."""
-    common = set(base.keys) & set(new.keys)
-    timed = [side for side in (base, new) if any("time_s" in run.measures for run in side.runs)]
-    found = {side.name: [name for name in EXPECTED if not side.condition(name, common)] for side in timed}
+    """By side the conditions that it does not tell of a cell in common: those that the other side tells of
+    it, and those that every file of times should, which an older one, or another tool's, may not."""
+    common = [key for key in base.keys if any(key in run.cells for run in new.runs)]
+    timed = any("time_s" in run.measures for side in (base, new) for run in side.runs)
+    expected = EXPECTED if timed else ()
+    found = {
+        side.name: [
+            name
+            for name in CONDITIONS
+            if any(
+                side.tells(name, key) is False and (name in expected or other.tells(name, key))
+                for key in common
+            )
+        ]
+        for side, other in ((base, new), (new, base))
+    }
     return {name: missing for name, missing in found.items() if missing}
 
 

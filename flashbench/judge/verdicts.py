@@ -21,6 +21,8 @@ MUCH = 1.5
 """So many times better is no tuning any more: the reason asks to check it."""
 BAD = ("oom", "wrong", "failed", "timeout")
 """Statuses of a cell that was tried: where the base side has a value, the new side failed."""
+FAULTS = ("wrong", "failed", "timeout")
+"""Those that are no cell's nature, as not to fit in memory is: failed where neither side has a value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +88,14 @@ class Comparison:
         return sum(cell.verdict == verdict for cell in self.cells)
 
     @property
+    def compared(self) -> bool:
+        """Whether any cell has a value on both sides that can be compared."""
+        return any(
+            cell.verdict != "incomparable" and cell.base is not None and cell.new is not None
+            for cell in self.cells
+        )
+
+    @property
     def failing(self) -> tuple[Judged, ...]:
         """The cells that fail the gate."""
         return tuple(cell for cell in self.cells if cell.fails)
@@ -94,11 +104,13 @@ class Comparison:
 def compare(
     base: Side, new: Side, measure: Measure, rules: Rules, by: Sequence[str] = ("implementation", "pass")
 ) -> Comparison:
-    """Judge every cell of either side that can have the measure."""
+    """Judge every cell of either side that can have the measure, but for those that both sides measured
+    without it."""
     keys = [
-        key for key in dict.fromkeys([*base.keys, *new.keys])
-        if any(cell.has(measure.name) for side in (base, new) for cell in side.of(key))
-    ]  # fmt: skip
+        key
+        for key in dict.fromkeys([*base.keys, *new.keys])
+        if _concerns(base.of(key), new.of(key), measure.name)
+    ]
     judged: dict[str, Judged] = {}
     sampled: dict[str, tuple[Medians, Medians]] = {}
     for key in keys:
@@ -119,6 +131,15 @@ def compare(
     cells.sort(key=lambda cell: (order[cell.verdict], not cell.fails, -(cell.change or 0.0)))
     means = groups.means(cells, sampled, known, rules.noise if varies else 0.0, by)
     return Comparison(measure=measure, cells=tuple(cells), groups=means, spread=own)
+
+
+def _concerns(base: list[Measured], new: list[Measured], measure: str) -> bool:
+    """Whether a cell has something to say of a measure."""
+    cells = [*base, *new]
+    if not any(cell.has(measure) for cell in cells):
+        return False
+    one_side = not base or not new
+    return one_side or any(not cell.ok or cell.samples(measure) for cell in cells)
 
 
 def _placed(cell: Judged, base: Side, new: Side) -> Judged:
@@ -198,7 +219,9 @@ def _without_value(
     if other:
         reason = f"the base side has no value ({why(before)})"
         return Judged(cell=key, verdict="new", reason=reason, new=_middle(other))
-    return Judged(cell=key, verdict="same", reason=f"neither side has a value ({why(after)})")
+    at_fault = [cell for cell in (*after, *before) if cell.status in FAULTS]
+    reason = f"neither side has a value ({why(at_fault or after)})"
+    return Judged(cell=key, verdict="failed" if at_fault else "same", reason=reason)
 
 
 def _exact(
@@ -214,8 +237,10 @@ def _exact(
     worse = after - before if measure.better != "higher" else before - after
     worse = abs(worse) if measure.better == "same" else worse
     change = worse / abs(before) if before else math.copysign(math.inf, worse) if worse else 0.0
+    least = min(abs(before), abs(after))  # of the smaller, whichever side it is on
+    share = abs(worse) / least if least else math.inf
     reason = f"{before:.15g}, now {after:.15g} {measure.unit}".rstrip()
-    if worse == 0 or abs(worse) < floor or abs(change) <= warn:
+    if worse == 0 or abs(worse) < floor or share <= warn:
         verdict, reason = "same", "equal" if worse == 0 else reason
     else:
         verdict = "slower" if worse > 0 else "faster"
@@ -235,7 +260,7 @@ def _judge(key: str, pair: tuple[Medians, Medians], spread: Spread, measure: Mea
     ratio = ratio_of(*pair, spread)
     warn, fail, floor = rules.of(measure)
     verdict, reason, change = weigh(ratio, measure.better == "higher", warn, fail)
-    if abs(new - base) < floor and (verdict != "undecided" or ratio.high * base - base < floor):
+    if abs(new - base) < floor and (verdict != "undecided" or _reaches(pair, ratio) < floor):
         verdict, reason = "same", f"{reason.split(':')[0]}; less than {floor:g} {measure.unit} apart"
     if verdict == "faster" and max(ratio.value, 1 / ratio.value) > MUCH:
         reason = f"{reason}; so much better: check that it still does the same work"
@@ -243,6 +268,16 @@ def _judge(key: str, pair: tuple[Medians, Medians], spread: Spread, measure: Mea
         cell=key, verdict=verdict, reason=reason, base=base, new=new, ratio=ratio, change=change,
         fails=verdict == "slower" and change > fail,
     )  # fmt: skip
+
+
+def _reaches(pair: tuple[Medians, Medians], ratio: Ratio) -> float:
+    """How far apart the sides may be by either end of the interval, in the measure's unit.
+
+    A ratio r of sides whose geometric mean is g is of values g·√r and g/√r, so that swapped sides are as far
+    apart.
+    """
+    middle = math.exp(sum(side.log for side in pair) / 2)
+    return max(abs(2 * middle * math.sinh(math.log(end) / 2)) for end in (ratio.low, ratio.high))
 
 
 def weigh(ratio: Ratio, higher: bool, warn: float, fail: float) -> tuple[str, str, float]:

@@ -31,6 +31,14 @@ SPENT = "spent"
 """Attribute that ``prepare`` may give its call: seconds that it took, by what they went to
 (``compile_s``)."""
 
+WATCH = "changed"
+"""Attribute that ``prepare`` may give its call where the tensors it is handed are copies of the inputs: a
+function without arguments that gives the names of those that are not what they were."""
+
+
+WRITES = "it changes its input {}; an attention leaves its inputs as they are"
+"""What a Misbehaviour says of an input that is written to."""
+
 
 class Refusal(Exception):
     """Raised by ``prepare`` or its call: the implementation does not take the problem, as the message
@@ -47,12 +55,14 @@ class Origin:
 
     spec: as it was given, ``FILE.py:FUNCTION`` or ``MODULE:FUNCTION``. load(target): imports it, for the rest
     of the process; raises UsageError in one line. facts(): ``source`` and, once it is loaded,
-    ``source_sha256``. here: it is a value of this process, which no other finds by its spec.
+    ``source_sha256``. hint(): what a wrong o may come from, or empty. here: it is a value of this process,
+    which no other finds by its spec.
     """
 
     spec: str
     load: Callable[[Target], object]
     facts: Callable[[], Mapping[str, str]]
+    hint: Callable[[], str]
     here: bool = False
 
 
@@ -139,8 +149,11 @@ class Implementation:
     prepare_lse(problem, inputs, config): as prepare_tiles, of a call that returns (o, lse); lse: fp32, o's
     rows. An empty config leaves the choice to the table.
     deterministic: False where two runs of the same call may differ in the last bits.
-    own_check(problem, inputs, o): of one that computes something else than exact attention, how far o is from
-    its own fp64 form; None of all that exact attention's reference judges (``exact``).
+    own_check(problem, inputs, o, gradients): of one that computes something else than exact attention, how
+    far o, and of a pass with a backward its gradients, are from its own fp64 form; None of all that exact
+    attention's reference judges (``exact``).
+    exponentials_within(problem, target): how far the exponentials of its row sums may be off, relative, where
+    they are not those of fp32: by so much lse may be, too.
     stated(problem, pass_): what a model of its author's own says of it (``declared.Stated``), or {}.
     origin: where it comes from, of one that is not flashbench's; None of all others.
     """
@@ -166,8 +179,9 @@ class Implementation:
     ) = None
     deterministic: bool = True
     runs: Callable[[Problem, Target], str | None] = _never
+    exponentials_within: Callable[[Problem, Target], float] = lambda *_: 0.0
     stated: Callable[[Problem, str], Mapping[str, Any]] = _nothing
-    own_check: Callable[[Problem, Inputs, Tensor], Accuracy] | None = None
+    own_check: Callable[[Problem, Inputs, Tensor, Sequence[Tensor] | None], Accuracy] | None = None
     origin: Origin | None = None
 
     @property

@@ -32,6 +32,9 @@ ALONE = -1e5
 """Added to a query's score with itself where queries are keys: it attends itself only if it sees no other."""
 
 
+Plain = Callable[[Problem, Inputs, Tensor, torch.dtype], Tensor]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """prepare(problem, inputs): the call. plain(problem, inputs, rows, dtype): o at those rows of the first
@@ -40,23 +43,33 @@ class Method:
     """
 
     prepare: Callable[[Problem, Inputs], Call]
-    plain: Callable[[Problem, Inputs, Tensor, torch.dtype], Tensor]
+    plain: Plain
     yardstick: torch.dtype | None = None
 
 
 def check(name: str, problem: Problem, inputs: Inputs, o: Tensor) -> Accuracy:
-    """Largest error of o against the method's own fp64 form. Raises ValueError for another shape or dtype."""
+    """Largest error of o against the fp64 form of one of METHODS; raises as ``judged``."""
+    return judged(METHODS[name].plain, METHODS[name].yardstick, problem, inputs, o)
+
+
+def judged(
+    plain: Plain, yardstick: torch.dtype | None, problem: Problem, inputs: Inputs, o: Tensor
+) -> Accuracy:
+    """Largest error of o against plain in fp64; plain, yardstick: as of Method.
+
+    Raises ValueError for another shape or dtype.
+    """
     if o.shape != inputs.dout.shape or o.dtype != inputs.dout.dtype:
         raise ValueError(
             f"o is {o.dtype} {tuple(o.shape)}; {inputs.dout.dtype} {tuple(inputs.dout.shape)} is wanted"
         )
-    method, n = METHODS[name], problem.seqlen_q
+    n = problem.seqlen_q
     every = problem.batch * problem.num_heads * n * problem.seqlen_k <= ALL_PAIRS
     count = n if every else min(n, ROWS)
     rows = torch.linspace(0, n - 1, count, device=o.device, dtype=torch.float64).round().long()
-    ref = method.plain(problem, inputs, rows, torch.float64)
-    naive = method.plain(problem, inputs, rows, method.yardstick or o.dtype).to(o.dtype)
-    found = o[: ref.shape[0], : ref.shape[1], :, : ref.shape[3]].index_select(2, rows)
+    ref = plain(problem, inputs, rows, torch.float64)
+    naive = plain(problem, inputs, rows, yardstick or o.dtype).to(o.dtype)
+    found = o.detach()[: ref.shape[0], : ref.shape[1], :, : ref.shape[3]].index_select(2, rows)
     error = float((found.double() - ref).abs().max()) if bool(o.isfinite().all()) else float("nan")
     budget = 2 * float((naive.double() - ref).abs().max()) + 2 * rounding(ref, o.dtype)
     return Accuracy(max_abs_error={"o": error}, budget={"o": budget}, query_rows=count, key_rows=0)
@@ -67,7 +80,7 @@ def compared(problem: Problem, inputs: Inputs, o: Tensor) -> Accuracy:
     return Reference(problem, inputs, seed=inputs.seed).compare(o)
 
 
-def _of_heads(problem: Problem, x: Tensor) -> Tensor:
+def of_heads(problem: Problem, x: Tensor) -> Tensor:
     """K or V with a head for each query head."""
     return x if problem.group == 1 else x.repeat_interleave(problem.group, dim=1)
 
@@ -93,7 +106,7 @@ def linformer(problem: Problem, inputs: Inputs) -> Call:
     q, k, v = inputs.q, inputs.k, inputs.v
 
     def call() -> Tensor:
-        keys, values = _of_heads(problem, e @ k), _of_heads(problem, f @ v)
+        keys, values = of_heads(problem, e @ k), of_heads(problem, f @ v)
         return functional.scaled_dot_product_attention(q, keys, values, scale=problem.softmax_scale)
 
     return call
@@ -101,27 +114,28 @@ def linformer(problem: Problem, inputs: Inputs) -> Call:
 
 def _plain_linformer(p: Problem, inputs: Inputs, rows: Tensor, dtype: torch.dtype) -> Tensor:
     e, f = (x.to(dtype) for x in _projections(p, inputs))
-    keys, values = (_of_heads(p, a @ x.to(dtype)) for a, x in ((e, inputs.k), (f, inputs.v)))
+    keys, values = (of_heads(p, a @ x.to(dtype)) for a, x in ((e, inputs.k), (f, inputs.v)))
     scores = inputs.q[:, :, rows].to(dtype) @ keys.mT * p.softmax_scale
     return scores.softmax(-1) @ values
 
 
-def _feature(x: Tensor) -> Tensor:
+def feature(x: Tensor) -> Tensor:
+    """φ of linear attention, elu + 1."""
     return functional.elu(x) + 1
 
 
 def linear_attention(problem: Problem, inputs: Inputs) -> Call:
     """φ(Q)(φ(K)ᵀV) over φ(Q)Σφ(K), φ = elu + 1; causal in chunks with an fp32 state between them."""
     q, size = inputs.q, LinearAttention().chunk
-    k, v = (_of_heads(problem, x) for x in (inputs.k, inputs.v))
+    k, v = (of_heads(problem, x) for x in (inputs.k, inputs.v))
 
     def whole() -> Tensor:
-        fq, fk = _feature(q), _feature(k)
+        fq, fk = feature(q), feature(k)
         fq, fk = fq.float(), fk.float()  # sums over a sequence do not fit fp16
         return ((fq @ (fk.mT @ v.float())) / (fq @ fk.sum(2)[..., None])).to(q.dtype)
 
     def causal() -> Tensor:
-        fq, fk, values = (_chunked(x, size) for x in (_feature(q), _feature(k), v))
+        fq, fk, values = (_chunked(x, size) for x in (feature(q), feature(k), v))
         states = (fk.float().mT @ values.float()).cumsum(2).roll(1, 2)
         sums = fk.float().sum(3).cumsum(2).roll(1, 2)
         states[:, :, 0], sums[:, :, 0] = 0, 0
@@ -139,11 +153,13 @@ def _chunked(x: Tensor, size: int) -> Tensor:
 
 
 def _plain_linear(p: Problem, inputs: Inputs, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    fq, fk = _feature(inputs.q[:, :, rows].to(dtype)), _of_heads(p, _feature(inputs.k.to(dtype)))
+    fq, fk = feature(inputs.q[:, :, rows].to(dtype)), of_heads(p, feature(inputs.k.to(dtype)))
     weights = fq @ fk.mT
     if p.causal:
         weights = weights * (torch.arange(p.seqlen_k, device=rows.device) <= rows[:, None])
-    return (weights @ _of_heads(p, inputs.v.to(dtype))) / weights.sum(-1, keepdim=True)
+    # a row's sum leaves fp16's range, its shares do not
+    total = weights.sum(-1, keepdim=True, dtype=torch.promote_types(dtype, torch.float32))
+    return (weights / total).to(dtype) @ of_heads(p, inputs.v.to(dtype))
 
 
 def _order(problem: Problem, inputs: Inputs) -> Callable[[], Tensor]:
@@ -242,7 +258,7 @@ class Scan:
 
 def _scan(problem: Problem, inputs: Inputs) -> Scan:
     p, generator, states = problem, _generator(inputs), Mamba().state
-    u = _of_heads(p, inputs.v).transpose(2, 3).flatten(1, 2)
+    u = of_heads(p, inputs.v).transpose(2, 3).flatten(1, 2)
     delta = functional.softplus(_normal(generator, u, *u.shape) - 4)
     z = _normal(generator, u, *u.shape)
     b, c = (_normal(generator, u, p.batch, states, p.seqlen_k) for _ in range(2))

@@ -23,7 +23,7 @@ _RAN = "ran"
 @dataclass(frozen=True)
 class Best:
     """portable: what runs everywhere, tiles in hand. hopper: the module of the other one's row (NAME,
-    why_unsupported, prepare_tiles, prepare_lse, on_card).
+    why_unsupported, prepare_tiles, prepare_lse, on_card, exponentials_within).
 
     A row names which ran, and on sm_90 why not the other.
     """
@@ -43,6 +43,7 @@ class Best:
             on_card=self.on_card,
             candidates=self.candidates,
             runs=self.runs,
+            exponentials_within=self.exponentials_within,
             **changes,
         )
 
@@ -54,6 +55,13 @@ class Best:
     def runs(self, problem: Problem, target: Target) -> str | None:
         """As ``Implementation.runs``."""
         return None if self.why_not(problem, target) else self.hopper.NAME
+
+    def exponentials_within(self, problem: Problem, target: Target) -> float:
+        """As ``Implementation.exponentials_within``."""
+        if self.why_not(problem, target):
+            return self.portable.exponentials_within(problem, target)
+        within: float = self.hopper.exponentials_within(problem, target)
+        return within
 
     def prepare_tiles(self, problem: Problem, inputs: Inputs, config: Mapping[str, Any]) -> Call:
         """As ``Implementation.prepare_tiles``."""

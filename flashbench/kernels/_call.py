@@ -22,7 +22,7 @@ from flashbench.kernels import _flash_kernels as kernels
 from flashbench.kernels._block_mask import DeviceMask
 from flashbench.kernels._jit_keys import settle
 
-HIGH_CAP = 128.0
+HIGH_CAP = 64.0
 """Above it every tanh is computed as for fp32: the short form is off by 2**-24, whatever the score, and the
 cap times that is then more than fp32's rounding of scores of ten.
 """
@@ -209,12 +209,12 @@ NOTHING = Extra()
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise ValueError unless the shapes are those of one attention problem with head dims that run."""
-    if misfit := _misfit(q.shape, k.shape, v.shape):
-        raise ValueError(misfit)
+    if wrong := misfit(q.shape, k.shape, v.shape):
+        raise ValueError(wrong)
 
 
 @lru_cache(maxsize=256)
-def _misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str | None:
+def misfit(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> str | None:
     """What is wrong with the shapes, one sentence, or None."""
     shapes = f"q {tuple(q)}, k {tuple(k)}, v {tuple(v)}"
     if not len(q) == len(k) == len(v) == 4:
@@ -245,7 +245,11 @@ def check_strides(**tensors: Tensor) -> None:
 
 def check_devices(**tensors: Tensor | None) -> None:
     """Raise ValueError for a tensor that is not where the first one is."""
-    there = {name: x.device for name, x in tensors.items() if x is not None}
+    check_same_device(**{name: x.device for name, x in tensors.items() if x is not None})
+
+
+def check_same_device(**there: torch.device) -> None:
+    """The same, of devices."""
     first = next(iter(there))
     for name, device in there.items():
         if device != there[first]:
@@ -259,11 +263,6 @@ def computable(x: Tensor) -> Tensor:
     comes in as fp32, goes out as fp32, and torch rounds.
     """
     return x.float() if INTERPRETED and x.dtype == torch.bfloat16 else x
-
-
-def unit_stride(x: Tensor) -> Tensor:
-    """x with unit stride along the head dim."""
-    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def like(q: Tensor, columns: int) -> Tensor:
@@ -291,6 +290,11 @@ class _Rehearsal:
 
 
 _REHEARSAL: ContextVar[_Rehearsal | None] = ContextVar("rehearsal", default=None)
+
+
+def rehearsing() -> bool:
+    """Whether calls are rehearsed."""
+    return _REHEARSAL.get() is not None
 
 
 @contextmanager

@@ -12,11 +12,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from flashbench.kernels import _triton
+from flashbench.kernels._drop_in_checks import check_dimensions, check_options, refuse
+from flashbench.kernels._layout import unit_stride
+from flashbench.kernels._op import Options as Asked
 from flashbench.kernels._op import attention
+from flashbench.kernels._philox import keep_mask
+from flashbench.kernels._portable_op import attention_portable, draw_seed
 
 Result: TypeAlias = Tensor | tuple[Tensor, Tensor, Tensor | None]
 """o, or with return_attn_probs (o, lse, what dropout did or None)."""
+
+PACKED = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"
+"""The arguments of packed sequences."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,6 +38,13 @@ class Options:
     alibi_slopes: Tensor | None = None
     deterministic: bool = False
     return_attn_probs: bool = False
+
+    def check(self) -> None:
+        """Raise ValueError for an option of another kind."""
+        check_options(
+            self.causal, self.window_size, self.alibi_slopes, dropout_p=self.dropout_p,
+            scale=self.softmax_scale, softcap=self.softcap,
+        )  # fmt: skip
 
 
 def flash_attn_func(
@@ -64,7 +78,8 @@ def flash_attn_func(
         return_attn_probs=return_attn_probs,
     )  # fmt: skip
     check_dimensions(4, "(batch, seqlen, heads, head_dim)", q=q, k=k, v=v)
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    options.check()
+    q, k, v = (unit_stride(x).transpose(1, 2) for x in (q, k, v))
     sequences = q.shape[0]
     slopes = alibi_slopes
     if slopes is not None and slopes.ndim == 2:  # a slope per sequence: its heads are heads of one sequence
@@ -74,7 +89,7 @@ def flash_attn_func(
     o, lse, seed = attend((q, k, v), options, slopes)
     if not return_attn_probs:
         return _rows_first(o, sequences)
-    dropped = _dropped(q, k, lse, options, slopes, seed) if dropout_p else None
+    dropped = None if seed is None else _dropped(q, k, lse, options, slopes, seed)
     return _rows_first(o, sequences), *(_apart(x, sequences) for x in (lse, dropped))
 
 
@@ -145,58 +160,47 @@ def flash_attn_varlen_func(
     """
     refuse("flash_attn_varlen_func", block_table=block_table)
     check_dimensions(3, "(rows of all sequences, heads, head_dim)", q=q, k=k, v=v)
-    if alibi_slopes is not None and alibi_slopes.ndim != 1:
-        raise ValueError("alibi_slopes of flash_attn_varlen_func must be (num_heads,), the same for all")
-    if dropout_p and return_attn_probs:
-        raise ValueError("return_attn_probs of flash_attn_varlen_func is not taken with dropout_p")
+    check_dimensions(1, "(sequences + 1,)", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     options = Options(
         dropout_p=dropout_p, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
         softcap=softcap, alibi_slopes=alibi_slopes, deterministic=deterministic,
     )  # fmt: skip
-    packed = {
-        "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k,
-        "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
-    }  # fmt: skip
-    o, lse, _ = attend(tuple(x.transpose(0, 1)[None] for x in (q, k, v)), options, alibi_slopes, packed)
+    options.check()
+    if alibi_slopes is not None and alibi_slopes.ndim != 1:
+        raise ValueError("alibi_slopes of flash_attn_varlen_func must be (num_heads,), the same for all")
+    if dropout_p and return_attn_probs:
+        raise ValueError("return_attn_probs of flash_attn_varlen_func is not taken with dropout_p")
+    packed = dict(zip(PACKED, (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), strict=True))
+    o, lse, _ = attend(
+        tuple(unit_stride(x).transpose(0, 1)[None] for x in (q, k, v)), options, alibi_slopes, packed
+    )
     o = o[0].transpose(0, 1)
     return (o, lse[0], None) if return_attn_probs else o
 
 
 def attend(
     tensors: tuple[Tensor, ...], options: Options, slopes: Tensor | None, packed: Any = None
-) -> tuple[Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """(o, lse, seed of dropout) of q, k and v, heads before rows; packed: the arguments of packed sequences.
 
     The best kernels for the card, or where they do not do it the portable ones: those have dropout, and a
     backward that always adds in one order.
     """
-    more = {
-        "causal": options.causal, "window": tuple(options.window_size), "softcap": float(options.softcap),
-        "alibi_slopes": slopes, "return_lse": True, **(packed or {}),
-    }  # fmt: skip
+    scale = options.softmax_scale
+    window = int(options.window_size[0]), int(options.window_size[1])
     if not options.dropout_p and not options.deterministic:
-        o, lse = attention(*tensors, scale=options.softmax_scale, **more)
-        return o, lse, 0
-    seed = int(torch.randint(2**63 - 1, ())) if options.dropout_p else 0
-    kernels = _triton.load(tensors[0].device.type)
-    o, lse = kernels.flash_attention(
-        *tensors, softmax_scale=options.softmax_scale, dropout_p=options.dropout_p, seed=seed, **more
-    )
-    return o, lse.detach(), seed
-
-
-def refuse(function: str, **given: object) -> None:
-    """Raise ValueError for an argument that is given and that no bundled kernel takes."""
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"{name} of {function} is not taken by the bundled kernels; accepted: None")
-
-
-def check_dimensions(count: int, meaning: str, **tensors: Tensor) -> None:
-    """Raise ValueError for a tensor of another rank."""
-    for name, x in tensors.items():
-        if x.ndim != count:
-            raise ValueError(f"{name} has {count} dimensions, {meaning}; got {tuple(x.shape)}")
+        o, lse = attention(
+            *tensors, causal=options.causal, scale=scale, window=window, softcap=float(options.softcap),
+            alibi_slopes=slopes, return_lse=True, **(packed or {}),
+        )  # fmt: skip
+        return o, lse, None
+    seed = draw_seed() if options.dropout_p else None
+    packed = dict.fromkeys(PACKED) if packed is None else packed
+    longest = (-1 if packed[name] is None else packed[name] for name in PACKED[2:])
+    asked = Asked(options.causal, *window, scale, float(options.softcap), *longest)
+    cu_seqlens = (packed[name] for name in PACKED[:2])
+    o, lse = attention_portable((*tensors, slopes, *cu_seqlens), asked, seed, float(options.dropout_p))
+    return o, lse, seed
 
 
 def _check_slopes(slopes: Tensor, q: Tensor) -> None:
@@ -225,10 +229,10 @@ def _rows_first(o: Tensor, sequences: int) -> Tensor:
     return apart.transpose(1, 2)
 
 
-def _dropped(q: Tensor, k: Tensor, lse: Tensor, options: Options, slopes: Tensor | None, seed: int) -> Tensor:
+def _dropped(
+    q: Tensor, k: Tensor, lse: Tensor, options: Options, slopes: Tensor | None, seed: Tensor
+) -> Tensor:
     """The probabilities (batch, num_heads, seqlen_q, seqlen_k), negative where the seed drops them."""
-    from flashbench.kernels._philox import dropout_mask
-
     (batch, heads, rows, dim), keys = q.shape, k.shape[2]
     scale = dim**-0.5 if options.softmax_scale is None else options.softmax_scale
     s = q.detach().float() @ k.detach().float().repeat_interleave(heads // k.shape[1], 1).mT * scale
@@ -240,5 +244,6 @@ def _dropped(q: Tensor, k: Tensor, lse: Tensor, options: Options, slopes: Tensor
     left, right = options.window_size[0], 0 if options.causal else options.window_size[1]
     hidden = ((behind > left) & (left >= 0)) | ((-behind > right) & (right >= 0))
     p = (s - lse[..., None]).exp().masked_fill(hidden, 0.0)
-    kept = dropout_mask(batch, heads, rows, keys, options.dropout_p, seed=seed, device=q.device)
+    numbers = (torch.arange(n, device=q.device) for n in (batch * heads, rows, keys))
+    kept = keep_mask(seed, options.dropout_p, *numbers).unflatten(0, (batch, heads))
     return torch.where(kept, p, -p)

@@ -135,13 +135,19 @@ def flash_decode(
     lse (batch, num_heads, seqlen_q): natural log of the sum of exponentials, fp32. Rows without keys:
     o = 0, lse = -inf. Raises ValueError for what does not fit together.
     """
+    scale = checked_scale(q, cache, softmax_scale, num_splits)
+    call = Call(causal=causal, scale=scale, tf32=tf32, num_splits=num_splits, config=config)
+    return run(q, cache, call, return_lse=return_lse)
+
+
+def checked_scale(q: Tensor, cache: Cache, softmax_scale: float | None, num_splits: int) -> float:
+    """The scale of a call of ``flash_decode``. Raises ValueError where that would."""
     _check(q, cache)
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
     check_scale(scale)
     if not 0 <= num_splits <= configs.MAX_SPLITS:
         raise ValueError(f"num_splits {num_splits} is out of range; it must be 0 to {configs.MAX_SPLITS}")
-    call = Call(causal=causal, scale=scale, tf32=tf32, num_splits=num_splits, config=config)
-    return run(q, cache, call, return_lse=return_lse)
+    return scale
 
 
 def run(q: Tensor, cache: Cache, call: Call, *, return_lse: bool = False) -> Tensor | tuple[Tensor, Tensor]:

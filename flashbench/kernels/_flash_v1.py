@@ -14,7 +14,8 @@ from torch.autograd.function import once_differentiable
 from flashbench.flash_configs import Config
 from flashbench.kernels import _flash_v1_kernels as kernels
 from flashbench.kernels import _plain
-from flashbench.kernels._call import Call, Launch, computable, on, unit_stride
+from flashbench.kernels._call import Call, Launch, computable, on
+from flashbench.kernels._layout import unit_stride
 
 
 def flash_attention(

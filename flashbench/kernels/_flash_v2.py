@@ -28,9 +28,9 @@ from flashbench.kernels._call import (
     check_strides,
     computable,
     on,
-    unit_stride,
 )
 from flashbench.kernels._launches import Backward, Saved, backward_launches, forward_launch
+from flashbench.kernels._layout import unit_stride
 from flashbench.kernels._misfits import check_mask, check_tensors
 
 __all__ = [
@@ -225,11 +225,8 @@ def _differentiate(
 
 def gradients(
     tensors: tuple[Tensor, ...],
+    call: Call,
     *,
-    causal: bool,
-    window: tuple[int, int],
-    softmax_scale: float,
-    softcap: float,
     alibi_slopes: Tensor | None,
     cu_seqlens: tuple[Tensor | None, Tensor | None],
     longest: tuple[int | None, int | None],
@@ -239,7 +236,6 @@ def gradients(
     tensors: its q, k and v, what it returned (o, lse), and the gradient of o.
     """
     q, k, v, *rest = tensors
-    call = Call(causal=causal, scale=softmax_scale, window=window, softcap=softcap)
     extra = Extra(slopes=alibi_slopes, cu_q=cu_seqlens[0], cu_k=cu_seqlens[1])
     extra = _measured(q, k, extra, *longest)
     dtype = q.dtype

@@ -15,8 +15,9 @@ from triton import cdiv
 from flashbench.flash_configs import Config
 from flashbench.kernels import _flash_atomic_kernels as kernels
 from flashbench.kernels import _plain
-from flashbench.kernels._call import NOTHING, Call, Launch, computable, on, unit_stride
+from flashbench.kernels._call import NOTHING, Call, Launch, computable, on
 from flashbench.kernels._launches import Backward, Saved, delta_launch, empty_gradients, forward_launch
+from flashbench.kernels._layout import unit_stride
 
 BLOCK = 1024
 """Elements that a program of the clearing and the converting kernel moves."""

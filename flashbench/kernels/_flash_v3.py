@@ -1,15 +1,15 @@
 """FlashAttention-3 for sm_90, both passes, flash-v2's backward beside. Import through ``_triton.load``.
 
-The kernel is made ready once for tensors of the same shapes and strides (``Plan``): descriptors, the schedule
-and the compiled kernel; a call fills in addresses, so that it costs the host little (_hopper_kernels.py has
-the kernel, hopper_configs.py its tiles; _flash_v3_backward.py and _flash_v3_wide.py the backward's launches).
+The kernel is made ready once for tensors of the same shapes and strides (``Plan``): checks, how outputs lie,
+descriptors, the schedule and the compiled kernel; a call looks that up and fills in addresses, so that it
+costs the host little (_hopper_kernels.py has the kernel, hopper_configs.py its tiles; _flash_v3_backward.py
+and _flash_v3_wide.py the backward's launches).
 """
 
 from __future__ import annotations
 
 import math
 from functools import lru_cache
-from itertools import starmap
 from typing import Any
 
 import torch
@@ -26,25 +26,24 @@ from flashbench.kernels import _hopper_schedule as schedule
 from flashbench.kernels._call import (
     Call,
     Launch,
-    check_devices,
+    check_same_device,
     check_scale,
-    check_shapes,
-    like,
+    misfit,
     on,
-    unit_stride,
 )
 from flashbench.kernels._flash_v2 import NOTHING, FlashAttention
 from flashbench.kernels._hopper_plan import (
-    ALIGNMENT,
+    ADDRESSES,
     Laid,
-    Made,
-    PlannedLaunch,
-    bound,
     descriptor,
     loadable,
+    output,
     programs,
+    takes_layout,
 )
+from flashbench.kernels._hopper_ready import Ready
 from flashbench.kernels._launches import Saved
+from flashbench.kernels._layout import Layout, layout, unit_stride
 
 
 def flash_attention(
@@ -73,14 +72,13 @@ def flash_attention(
     return_lse also lse (batch, num_heads, seqlen_q): log of the sum of exponentials, fp32, differentiable.
     Rows without keys: o = 0, lse = -inf, no gradient. Raises ValueError for a misfit.
     """
-    _check(q, k, v)
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else float(softmax_scale)
-    check_scale(scale)
+    own = plan(layout(q, k, v), causal, tiles)
+    scale = q.shape[3] ** -0.5 if softmax_scale is None else float(softmax_scale)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
         call = Call(causal=causal, scale=scale, configs=configs)
         o, lse = _FlashAttention3.apply(q, k, v, call, tiles, deterministic)
     else:
-        o, lse = forward(q, k, v, causal=causal, scale=scale, tiles=tiles)
+        o, lse = _by(own, q, k, v, causal=causal, scale=scale, tiles=tiles)
     return (o, lse) if return_lse else o
 
 
@@ -116,58 +114,61 @@ class _FlashAttention3(FlashAttention):
 def forward(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse) of arguments that were checked."""
+    """(o, lse). Raises ValueError for a misfit."""
+    return _by(plan(layout(q, k, v), causal, tiles), q, k, v, causal=causal, scale=scale, tiles=tiles)
+
+
+def _by(
+    own: Plan | None, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: Tiles | None
+) -> tuple[Tensor, Tensor]:
+    """The same by the plan, where there is one and the tensors lie where TMA takes them."""
+    if own is not None and own.takes(q, k, v):
+        return own.attention(q, k, v, scale)
+    check_scale(scale)
     if not (q.numel() and k.numel()):
         o = q.new_zeros(*q.shape[:3], v.shape[3])
         return o, q.new_full(q.shape[:3], -math.inf, dtype=torch.float32)
-    q, k, v = loadable(q), loadable(k), loadable(v)
-    o, lse, own = _outputs(q, k, v, causal, tiles)
-    with on(q.device):
-        own.run((q, k, v, o, lse), scale)
-    return o, lse
+    return forward(loadable(q), loadable(k), loadable(v), causal=causal, scale=scale, tiles=tiles)
 
 
 def forward_launch(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, tiles: Tiles | None = None
 ) -> tuple[Tensor, Tensor, Launch]:
     """(o, lse, the launch that fills them) of tensors that TMA takes; o is ordered as q."""
-    o, lse, own = _outputs(q, k, v, causal, tiles)
-    return o, lse, own.launch((q, k, v, o, lse), scale)
-
-
-def _outputs(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, tiles: Tiles | None
-) -> tuple[Tensor, Tensor, Plan]:
-    """(o, lse, the plan), the outputs not yet filled."""
-    columns = v.shape[3]
-    o = like(q, columns + -columns % ALIGNMENT)
-    o = o[..., :columns] if columns % ALIGNMENT else o
-    lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    layout = tuple((x.shape, x.stride()) for x in (q, k, v, o))
-    return o, lse, plan(layout, q.dtype, q.device, causal, tiles)
+    own = plan(layout(q, k, v), causal, tiles)
+    assert own is not None
+    o, lse = own.outputs(q)
+    return o, lse, own.ready.launch(*own.arguments(q, k, v, o, lse, scale))
 
 
 @lru_cache(maxsize=256)
-def plan(
-    layout: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], dtype: torch.dtype, device: torch.device,
-    causal: bool, tiles: Tiles | None,
-) -> Plan:  # fmt: skip
-    """The plan for q, k, v and o laid out so: the shape and the strides of each."""
-    return Plan(tuple(starmap(Laid, layout)), dtype, device, causal, tiles)
+def plan(of: Layout, causal: bool, tiles: Tiles | None) -> Plan | None:
+    """The plan for q, k and v laid out so; None where there is nothing to do or TMA does not take them.
+
+    Raises ValueError for a misfit.
+    """
+    shapes, strides, dtypes, devices = zip(*of, strict=True)
+    if wrong := misfit(*shapes):
+        raise ValueError(wrong)
+    check_same_device(**dict(zip("qkv", devices, strict=True)))
+    if not dtypes[0] == dtypes[1] == dtypes[2] or dtypes[0] not in (torch.float16, torch.bfloat16):
+        raise ValueError(f"q, k and v must be of one dtype, fp16 or bf16: {', '.join(map(str, dtypes))}")
+    if any(0 in shape for shape in shapes) or not all(map(takes_layout, shapes, strides)):
+        return None
+    return Plan(tuple(map(Laid, shapes, strides)), dtypes[0], devices[0], causal, tiles)
 
 
 class Plan:
-    """What launches over tensors of one layout share.
+    """The kernel, made ready for tensors of one layout.
 
-    descriptors: of boxes of q, q, k, k, v, v, o, o, without an address; None for a second piece of a head
-    dim that has none. table: the schedule, on the device.
+    It takes each of q, k, v and o twice: a piece of the head dim each, None where there is no second.
     """
 
     def __init__(
         self, laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool,
         tiles: Tiles | None,
     ) -> None:  # fmt: skip
-        q, k, v, o = laid
+        q, k, v = laid
         (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, dim_v) = q.shape, v.shape
         if tiles and tiles.emulated and dtype != torch.float16:
             raise ValueError(f"tiles {tiles.name} are for fp16: exponentials are emulated in its bits")
@@ -178,12 +179,17 @@ class Plan:
             kv_bytes=seqlen_k * (dim + dim_v) * dtype.itemsize,
         )  # fmt: skip
         rows = schedule.table(shape, programs(device))
-        self.programs = len(rows[0])
-        self.table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
-        self.numbers = (heads, shape.group, seqlen_q, seqlen_k)
+        table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
         (d0, d1), (e0, e1) = hopper_configs.pieces(dim), hopper_configs.pieces(dim_v, of_v=True)
-        cut = ((q, ROWS, d0, d1), (k, tiles.block_k, d0, d1), (v, tiles.block_k, e0, e1), (o, ROWS, e0, e1))
-        self.descriptors = tuple(
+        self.halved, self.device, self.o = (d1 > 0, e1 > 0), device, output(q, dim_v)
+        self.lse = Laid(q.shape[:3], (heads * seqlen_q, seqlen_q, 1))
+        cut = (
+            (q, ROWS, d0, d1),
+            (k, tiles.block_k, d0, d1),
+            (v, tiles.block_k, e0, e1),
+            (self.o, ROWS, e0, e1),
+        )
+        boxes = tuple(
             descriptor(x, [1, 1, height, columns], dtype) if columns else None
             for x, height, *both in cut
             for columns in both
@@ -195,32 +201,32 @@ class Plan:
             "MAX3": tiles.max3, "EMULATED": tiles.emulated,
             "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
         }  # fmt: skip
-        self.made = Made(constants)
+        fixed = table, heads, shape.group, seqlen_q, seqlen_k
+        self.ready = Ready("v3_fwd", kernels.forward, len(rows[0]), (*boxes, None), fixed, constants)
 
-    def run(self, tensors: tuple[Tensor, ...], scale: float) -> None:
-        """Launch over q, k, v, o and lse; over those of a call before with little cost to the host."""
-        again = self.made.again
-        if again is None or not again.start(_place(tensors, scale)):
-            self.launch(tensors, scale).run()
+    def takes(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether tensors of this layout lie at addresses that TMA takes."""
+        return not (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ADDRESSES
 
-    def launch(self, tensors: tuple[Tensor, ...], scale: float) -> Launch:
-        """The launch over q, k, v, o and lse."""
-        q, k, v, o, lse = tensors
-        boxes = bound(self.descriptors, (q, q, k, k, v, v, o, o))
-        args = *boxes, lse, self.table, *self.numbers, scale * math.log2(math.e)
-        return PlannedLaunch(
-            "v3_fwd", kernels.forward, self.programs, args, self.made.options, self.made,
-            _place(tensors, scale),
-        )  # fmt: skip
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """(o, lse) of tensors that it takes. Raises ValueError for a scale out of range."""
+        check_scale(scale)
+        o, lse = self.outputs(q)
+        with on(self.device):
+            self.ready.run(*self.arguments(q, k, v, o, lse, scale))
+        return o, lse
+
+    def outputs(self, q: Tensor) -> tuple[Tensor, Tensor]:
+        """(o, lse) to fill; o is ordered as q."""
+        return q.new_empty_strided(*self.o), q.new_empty_strided(*self.lse, dtype=torch.float32)
+
+    def arguments(
+        self, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, scale: float
+    ) -> tuple[tuple[Tensor | None, ...], float]:
+        """What the kernel is launched with."""
+        of_qk, of_v = self.halved
+        pieces = q, q if of_qk else None, k, k if of_qk else None, v, v if of_v else None, o
+        return (*pieces, o if of_v else None, lse), scale * LOG2E
 
 
-def _place(tensors: tuple[Tensor, ...], scale: float) -> tuple[float, ...]:
-    return *[x.data_ptr() for x in tensors], scale
-
-
-def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
-    check_shapes(q, k, v)
-    if not q.device == k.device == v.device:
-        check_devices(q=q, k=k, v=v)
-    if not q.dtype == k.dtype == v.dtype or q.dtype not in (torch.float16, torch.bfloat16):
-        raise ValueError(f"q, k and v must be of one dtype, fp16 or bf16: {q.dtype}, {k.dtype}, {v.dtype}")
+LOG2E = math.log2(math.e)

@@ -2,7 +2,7 @@
 
 Three kernels: rows' LSE and delta, and dQ's accumulator cleared; dK, dV and the sum of dQ
 (_hopper_backward.py); dQ converted. The deterministic form leaves dQ to flash-v2's kernel, which computes S
-and dP once more. Made ready once per layout, as the forward (``Plan``).
+and dP once more. All are made ready once per layout, as the forward (``Plan``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from itertools import starmap
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,18 +22,11 @@ from flashbench.kernels import _flash_v2 as flash_v2
 from flashbench.kernels import _hopper_backward as kernels
 from flashbench.kernels import _hopper_gradient_kernels as rows_kernels
 from flashbench.kernels import _hopper_schedule as schedule
-from flashbench.kernels._call import Call, Launch, like, unit_stride
-from flashbench.kernels._hopper_plan import (
-    ALIGNMENT,
-    Laid,
-    Made,
-    PlannedLaunch,
-    bound,
-    descriptor,
-    loadable,
-    programs,
-)
+from flashbench.kernels._call import Call
+from flashbench.kernels._hopper_plan import Laid, descriptor, loadable, output, programs
+from flashbench.kernels._hopper_ready import Ready
 from flashbench.kernels._launches import Backward, Saved
+from flashbench.kernels._layout import unit_stride
 
 LINE = 32
 """fp32 of a line of dQ's accumulator."""
@@ -49,113 +43,128 @@ def backward_launches(
     differ from run to run, as additions by TMA have no order.
     """
     q, k, v, do = (loadable(x) for x in (saved.q, saved.k, saved.v, saved.do))
-    dk, dv = gradient(k), gradient(v)
-    laid = tuple(Laid(x.shape, x.stride()) for x in (q, do, k, v, dk, dv))
-    plan = planned(laid, q.dtype, q.device, call.causal, deterministic, tiles)
-    lse_2, delta = torch.empty(2, plan.tiles * plan.config.block_q, dtype=torch.float32, device=q.device)
-    acc = lse_2  # an address that nothing is added to
-    filled: tuple[Tensor, ...] = (lse_2, delta)
-    if not deterministic:
-        acc = torch.empty(plan.lines, LINE, dtype=torch.float32, device=q.device)
-        filled = (lse_2, delta, acc)
-    prepare = prepare_launch(saved, do, plan.rows, plan.config.block_q, filled)
+    rows = rows_of(saved)
+    layout = tuple((x.shape, x.stride()) for x in (q, do, k, v, rows.o))
+    plan = planned(layout, (q.dtype, *rows.dtypes), q.device, call.causal, deterministic, tiles)
+    dk, dv, lse_2, delta = plan.dk.empty(k), plan.dv.empty(v), *rows.empty(plan.rows)
+    acc = None if deterministic else torch.empty(plan.lines, LINE, dtype=torch.float32, device=q.device)
+    prepare = plan.prepare.launch((rows.o, do, rows.lse, rows.dlse, lse_2, delta, acc))
     # the probability of an only key is 1, whatever its score
-    of_dk = 0.0 if k.shape[2] == 1 and saved.dlse is None else call.scale
-    args = plan.arguments((q, do, k, v, lse_2, delta, acc, dk, dv), call.scale, of_dk)
-    main = PlannedLaunch("v3_bwd", kernels.backward, plan.programs, args, plan.made.options, plan.made)
-    if deterministic:
-        portable = replace(saved, q=q, k=k, v=v, o=unit_stride(saved.o), do=do)
-        work = flash_v2.backward_launches(portable, call)
+    of_dk = 0.0 if k.shape[2] == 1 and rows.dlse is None else call.scale
+    # without an accumulator an address that nothing is added to
+    tensors = q, do, k, v, lse_2, delta, lse_2 if acc is None else acc, dk, dv
+    main = plan.main.launch(tensors, call.scale * math.log2(math.e), of_dk)
+    if acc is None:
+        work = flash_v2.backward_launches(replace(saved, q=q, k=k, v=v, o=rows.o, do=do), call)
         of_dq = (one for one in work.launches if one.name != "dkdv")
         return replace(work, dk=dk, dv=dv, launches=(prepare, main, *of_dq))
-    dq = gradient(q)
-    return Backward(dq=dq, dk=dk, dv=dv, launches=(prepare, main, _convert(plan, saved, acc, dq, call)))
+    dq = plan.dq.empty(q)
+    convert = plan.convert.launch((acc, dq), call.scale)
+    return Backward(dq=dq, dk=dk, dv=dv, launches=(prepare, main, convert))
 
 
-def prepare_launch(
-    saved: Saved, do: Tensor, rows: tuple[int, int, int], block_q: int, filled: tuple[Tensor, ...]
-) -> Launch:
-    """What fills LSE in powers of two and delta, and clears dQ's accumulator, if there is one.
+class Rows(NamedTuple):
+    """What a backward knows of queries beside q and do, as the kernel that prepares it takes them."""
 
-    rows: heads of queries, their rows, tiles of block_q of one. filled: lse_2, delta and the accumulator.
+    o: Tensor
+    lse: Tensor
+    dlse: Tensor | None
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype | None, ...]:
+        """Of each, None without a gradient of lse."""
+        return self.o.dtype, self.lse.dtype, None if self.dlse is None else self.dlse.dtype
+
+    def empty(self, count: int) -> tuple[Tensor, Tensor]:
+        """LSE in powers of two and delta, of so many rows, to fill."""
+        lse_2, delta = torch.empty(2, count, dtype=torch.float32, device=self.o.device)
+        return lse_2, delta
+
+
+def rows_of(saved: Saved) -> Rows:
+    """Of what was saved."""
+    return Rows(unit_stride(saved.o), saved.lse, None if saved.dlse is None else saved.dlse.contiguous())
+
+
+def prepare_ready(o: Laid, do: Laid, block_q: int, width: int) -> Ready:
+    """What fills LSE in powers of two and delta, and clears dQ's accumulator of so many columns, if any.
+
+    It takes o, do, lse, its gradient or None, lse_2, delta, and the accumulator or None.
     """
-    o, (lse_2, delta, *acc) = unit_stride(saved.o), filled
-    dlse = None if saved.dlse is None else saved.dlse.contiguous()
-    tiles = o.shape[0] * rows[0] * rows[2]
-    cleared = acc[0] if acc else None
-    args = (
-        *(o, do, saved.lse, dlse, lse_2, delta, cleared),
-        *(*o.stride()[:3], *do.stride()[:3], *rows),
-    )
-    options = {
-        "BLOCK_M": block_q, "DIM": acc[0].numel() // (tiles * block_q) if acc else 0, "DIM_V": o.shape[3],
-        "WIDEST": WIDEST, "WIDE": any(KEYS * x.stride(2) >= 2**31 for x in (o, do)), "num_warps": 4,
-        "enable_fp_fusion": True,
+    batch, heads, seqlen_q, dim_v = o.shape
+    per_head = -(-seqlen_q // block_q)
+    constants = {
+        "BLOCK_M": block_q, "DIM": width, "DIM_V": dim_v, "WIDEST": WIDEST,
+        "WIDE": any(KEYS * x.strides[2] >= 2**31 for x in (o, do)),
     }  # fmt: skip
-    return Launch("v3_prepare", rows_kernels.prepare, tiles, args, options)
+    fixed = *o.strides[:3], *do.strides[:3], heads, seqlen_q, per_head
+    tiles = batch * heads * per_head
+    return Ready("v3_prepare", rows_kernels.prepare, tiles, (None,) * 7, fixed, constants)
 
 
-def _convert(plan: Plan, saved: Saved, acc: Tensor, dq: Tensor, call: Call) -> Launch:
-    """What makes dq of the accumulator."""
-    args = acc, dq, *dq.stride()[:3], *plan.rows, saved.k.shape[2], call.scale
-    options = {
-        "BLOCK_M": plan.config.block_q, "COLUMNS": dq.shape[3], "CAUSAL": call.causal,
-        "ALONE": saved.dlse is None, "num_warps": 4, "enable_fp_fusion": True,
-    }  # fmt: skip
-    return Launch("v3_convert", rows_kernels.convert, 2 * plan.tiles, args, options)
-
-
-def gradient(x: Tensor) -> Tensor:
-    """An empty gradient of x, laid out so that TMA stores it."""
-    columns = x.shape[3]
-    return like(x, columns + -columns % ALIGNMENT)[..., :columns]
+def gradient(x: Laid) -> Laid:
+    """How a gradient of what is laid out so lies."""
+    return output(x, x.shape[3])
 
 
 @lru_cache(maxsize=256)
 def planned(
-    laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool, deterministic: bool,
-    tiles: BackwardTiles | None,
+    layout: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], dtypes: tuple[torch.dtype | None, ...],
+    device: torch.device, causal: bool, deterministic: bool, tiles: BackwardTiles | None,
 ) -> Plan:  # fmt: skip
-    """The plan for q, do, k, v, dk and dv laid out so."""
-    return Plan(laid, dtype, device, causal, deterministic, tiles)
+    """The plan for q, do, k, v and o laid out so: the shape and the strides of each.
+
+    dtypes: of q and of ``Rows``.
+    """
+    return Plan(tuple(starmap(Laid, layout)), dtypes, device, causal, deterministic, tiles)
 
 
 class Plan:
-    """What backward launches over tensors of one layout share.
+    """The three kernels, made ready for tensors of one layout.
 
-    tiles: of queries, of all heads. lines: of dQ's accumulator. width: columns that the head dims run in.
-    rows: heads of queries, their rows, tiles of one.
+    rows: of all tiles of queries, of all heads. lines: of dQ's accumulator. dq, dk, dv: how they lie.
     """
 
     def __init__(
-        self, laid: tuple[Laid, ...], dtype: torch.dtype, device: torch.device, causal: bool,
-        deterministic: bool, tiles: BackwardTiles | None,
+        self, laid: tuple[Laid, ...], dtypes: tuple[torch.dtype | None, ...], device: torch.device,
+        causal: bool, deterministic: bool, tiles: BackwardTiles | None,
     ) -> None:  # fmt: skip
-        q, do, k, v, dk, dv = laid
-        (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, dim_v) = q.shape, v.shape
+        q, do, k, v, o = laid
+        (heads, seqlen_q, dim), (seqlen_k, dim_v) = q.shape[1:], v.shape[2:]
         config = tiles or hopper_configs.choose_backward(dim, dim_v, causal, seqlen_k)
         block, width = config.block_q, config.width
-        self.config, self.width = config, width
+        per_head = -(-seqlen_q // block)
+        count = q.shape[0] * heads * per_head
+        self.rows, self.lines = count * block, count * block * width // LINE
+        self.dq, self.dk, self.dv = gradient(q), gradient(k), gradient(v)
+        self.prepare = prepare_ready(o, do, block, 0 if deterministic else width)
+        self.main = self._main(laid, dtypes[0], device, causal, deterministic, config)
+        constants = {"BLOCK_M": block, "COLUMNS": dim, "CAUSAL": causal, "ALONE": dtypes[3] is None}
+        fixed = *self.dq.strides[:3], heads, seqlen_q, per_head, seqlen_k
+        self.convert = Ready("v3_convert", rows_kernels.convert, 2 * count, (None, None), fixed, constants)
+
+    def _main(
+        self, laid: tuple[Laid, ...], dtype: torch.dtype | None, device: torch.device, causal: bool,
+        deterministic: bool, config: BackwardTiles,
+    ) -> Ready:  # fmt: skip
+        """What takes q, do, k, v, lse_2, delta, the accumulator, dk and dv."""
+        assert dtype is not None
+        q, do, k, v, _ = laid
+        (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, dim_v) = q.shape, v.shape
+        block, width, group = config.block_q, config.width, heads // kv_heads
         shape = schedule.KeyShape(
-            heads=batch * kv_heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
+            heads=batch * kv_heads, group=group, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
             block_m=block, block_n=KEYS, causal=causal,
-            kv_bytes=seqlen_q * (heads // kv_heads) * (4 * width + (dim + dim_v) * dtype.itemsize),
+            kv_bytes=seqlen_q * group * (4 * width + (dim + dim_v) * dtype.itemsize),
         )  # fmt: skip
         walk = schedule.table(shape, programs(device))
-        self.programs = len(walk[0])
-        self.table = torch.tensor(walk, dtype=torch.int32, device=device)
-        self.tiles = batch * heads * -(-seqlen_q // block)
-        self.rows = (heads, seqlen_q, -(-seqlen_q // block))
-        self.lines = self.tiles * block * width // LINE
-        self.numbers = (shape.tiles, kv_heads, shape.group, seqlen_q, seqlen_k, self.lines)
-        row = Laid((self.tiles * block,), (1,))
-        acc = Laid((self.lines, LINE), (LINE, 1))
-        f32 = torch.float32
-        self.descriptors = (
+        table = torch.tensor(walk, dtype=torch.int32, device=device)
+        row, acc, f32 = Laid((self.rows,), (1,)), Laid((self.lines, LINE), (LINE, 1)), torch.float32
+        boxes = (
             *(descriptor(x, [1, 1, ROWS, width], dtype) for x in (q, do, k, v)),
             *(descriptor(row, [ROWS], f32) for _ in range(2)),
             descriptor(acc, [ROWS * ROWS // LINE, LINE], f32),
-            *(descriptor(x, [1, 1, ROWS, width], dtype) for x in (dk, dv)),
+            *(descriptor(x, [1, 1, ROWS, width], dtype) for x in (self.dk, self.dv)),
         )
         constants = {
             "BLOCK_M": block, "BLOCK_N": KEYS, "D": width,
@@ -164,9 +173,5 @@ class Plan:
             "EARLY_DV": config.early_dv, "ROTATE": config.rotate, "HELD": config.held,
             "REGISTERS": 240, "PRODUCER_REGISTERS": 24,
         }  # fmt: skip
-        self.made = Made(constants)
-
-    def arguments(self, tensors: tuple[Tensor, ...], scale: float, of_dk: float) -> tuple[Any, ...]:
-        """The kernel's arguments but for compile-time constants, of tensors in the descriptors' order."""
-        numbers = (*self.numbers, scale * math.log2(math.e), of_dk)
-        return *bound(self.descriptors, tensors), self.table, *numbers
+        fixed = table, shape.tiles, kv_heads, group, seqlen_q, seqlen_k, self.lines
+        return Ready("v3_bwd", kernels.backward, len(walk[0]), boxes, fixed, constants)

@@ -20,7 +20,8 @@ from flashbench.kernels import _hopper_schedule as schedule
 from flashbench.kernels._call import Launch, check_devices, check_scale, check_shapes, on
 from flashbench.kernels._flash_fp8 import FORMATS
 from flashbench.kernels._fp8 import Quantised
-from flashbench.kernels._hopper_plan import Laid, Made, PlannedLaunch, bound, descriptor, programs
+from flashbench.kernels._hopper_plan import Laid, descriptor, programs
+from flashbench.kernels._hopper_ready import Ready
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,50 +104,32 @@ def forward_launch(
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     laid = tuple(Laid(one.shape, one.stride()) for one in (q, k, v, o))
     own = plan(laid, (q.dtype, out_dtype), q.device, causal, x.tiles)
-    args = (
-        *bound(own.descriptors, (q, k, v, o)), x.q.scales, x.k.scales, x.v.scales, lse, own.table,
-        *own.numbers, scale * math.log2(math.e),
-    )  # fmt: skip
-    launch = PlannedLaunch("v3_fp8", kernels.forward, own.programs, args, own.made.options, own.made)
-    return o, lse, launch
+    tensors = q, k, v, o, x.q.scales, x.k.scales, x.v.scales, lse
+    return o, lse, own.launch(tensors, scale * math.log2(math.e))
 
 
 @lru_cache(maxsize=256)
 def plan(
     laid: tuple[Laid, ...], dtypes: tuple[torch.dtype, torch.dtype], device: torch.device, causal: bool,
     tiles: Tiles,
-) -> Plan:  # fmt: skip
-    """The plan for q, k, v and o laid out so; dtypes: of the operands and of o."""
-    return Plan(laid, dtypes, device, causal, tiles)
-
-
-class Plan:
-    """What launches over tensors of one layout share: descriptors without an address, and the schedule."""
-
-    def __init__(
-        self, laid: tuple[Laid, ...], dtypes: tuple[torch.dtype, torch.dtype], device: torch.device,
-        causal: bool, tiles: Tiles,
-    ) -> None:  # fmt: skip
-        q, k, v, o = laid
-        (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, _), dim_v = q.shape, k.shape, v.shape[2]
-        shape = schedule.Shape(
-            heads=batch * heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
-            block_m=tiles.block_q, block_n=tiles.block_k, causal=causal, kv_bytes=seqlen_k * (dim + dim_v),
-        )  # fmt: skip
-        rows = schedule.table(shape, programs(device))
-        self.programs = len(rows[0])
-        self.table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
-        self.numbers = (shape.tiles, heads, shape.group, seqlen_q, seqlen_k)
-        d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
-        boxes = (q, [ROWS, d]), (k, [tiles.block_k, d]), (v, [e, tiles.block_k]), (o, [ROWS, e])
-        fp8, out = dtypes
-        self.descriptors = tuple(
-            descriptor(one, [1, 1, *box], dtype)
-            for (one, box), dtype in zip(boxes, (fp8, fp8, fp8, out), strict=True)
-        )
-        constants = {
-            "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D": d, "E": e, "STAGES": tiles.stages,
-            "Q_STAGES": tiles.q_stages, "CAUSAL": causal, "MAX3": tiles.max3, "EMULATED": tiles.emulated,
-            "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
-        }  # fmt: skip
-        self.made = Made(constants)
+) -> Ready:  # fmt: skip
+    """The kernel made ready for q, k, v and o laid out so; dtypes: of the operands and of o."""
+    q, k, v, o = laid
+    (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, _), dim_v = q.shape, k.shape, v.shape[2]
+    shape = schedule.Shape(
+        heads=batch * heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
+        block_m=tiles.block_q, block_n=tiles.block_k, causal=causal, kv_bytes=seqlen_k * (dim + dim_v),
+    )  # fmt: skip
+    rows = schedule.table(shape, programs(device))
+    table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
+    d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
+    fp8, out = dtypes
+    cut = (q, [ROWS, d], fp8), (k, [tiles.block_k, d], fp8), (v, [e, tiles.block_k], fp8), (o, [ROWS, e], out)
+    boxes = tuple(descriptor(one, [1, 1, *box], dtype) for one, box, dtype in cut)
+    fixed = table, shape.tiles, heads, shape.group, seqlen_q, seqlen_k
+    constants = {
+        "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D": d, "E": e, "STAGES": tiles.stages,
+        "Q_STAGES": tiles.q_stages, "CAUSAL": causal, "MAX3": tiles.max3, "EMULATED": tiles.emulated,
+        "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
+    }  # fmt: skip
+    return Ready("v3_fp8", kernels.forward, len(rows[0]), (*boxes, *[None] * 4), fixed, constants)

@@ -50,7 +50,7 @@ def prepare_lse(
         causal=problem.causal,
         share=problem.fp8_scale or fp8.DEFAULT_SHARE,
         hadamard=problem.hadamard,
-        tiles=hopper_configs.given(config, _tiles(problem)),
+        tiles=hopper_configs.given(config, tiles_of(problem)),
     )  # fmt: skip
 
     def call() -> tuple[Tensor, Tensor]:
@@ -82,9 +82,15 @@ def prepared_bytes(problem: Problem, pass_: str, target: Target) -> int:
 
 def on_card(problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
     """Tiles, warps and stages: ``fwd_block_q``, …"""
-    return hopper_configs.described(_tiles(problem))
+    return hopper_configs.described(tiles_of(problem))
 
 
-def _tiles(problem: Problem) -> Tiles:
+def exponentials_within(problem: Problem, target: Target) -> float:
+    """As ``Implementation.exponentials_within``."""
+    return hopper_configs.EMULATED_WITHIN[1] if tiles_of(problem).emulated else 0.0
+
+
+def tiles_of(problem: Problem) -> Tiles:
+    """The configuration for the problem."""
     p = problem
     return hopper_configs.choose_fp8(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)

@@ -1,14 +1,12 @@
-"""What launches of flash-v3's kernels are made of: TMA descriptors, and kernels compiled once per layout.
+"""What plans of flash-v3's launches are made of: layouts that TMA takes, and descriptors of them.
 
 Import through ``_triton.load``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,50 +14,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from flashbench import hopper_configs
-from flashbench.kernels._call import Launch
-from flashbench.kernels._hopper_again import Again, possible
+from flashbench.kernels._call import like
 
 ALIGNMENT = 8
 """Elements of 16 bits to which TMA wants addresses and strides aligned."""
-
-
-class Made:
-    """A kernel for compile-time constants, in the order of its parameters; it is compiled once."""
-
-    def __init__(self, constants: dict[str, Any]) -> None:
-        self.constants = constants
-        self.options = {**constants, "num_warps": 4, "enable_fp_fusion": True}
-        self.again: Again | None = None
-        self._compiled: Any = None
-
-    def compiled(self, launch: Launch) -> Any:
-        """The compiled kernel, looked up once: Triton's own look-up costs as much as all else of a call."""
-        if self._compiled is None:
-            self._compiled = launch.compile()
-            self.again = Again(self._compiled, launch.programs) if possible(self._compiled) else None
-        return self._compiled
-
-
-@dataclass(frozen=True)
-class PlannedLaunch(Launch):
-    """A launch of a kernel that is made ready for its layout.
-
-    place: the addresses and numbers that tell it from the kernel's other launches; () of one that is not to
-    be kept.
-    """
-
-    made: Made
-    place: tuple[float, ...] = ()
-
-    def start(self) -> None:
-        """Launch on the current device, which is the tensors', and stream."""
-        compiled, again = self.made.compiled(self), self.made.again
-        args = *self.args, *self.made.constants.values()
-        if self.place and again:
-            addresses = tuple(x.data_ptr() if isinstance(x, Tensor) else x for x in args)
-            if again.keep(self.place, addresses):
-                return
-        compiled[(self.programs, 1, 1)](*args)
+ADDRESSES = 2 * ALIGNMENT
+"""The same, in bytes."""
 
 
 class Laid(NamedTuple):
@@ -68,16 +28,15 @@ class Laid(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
+    def empty(self, beside: Tensor) -> Tensor:
+        """A tensor that lies so, of another one's dtype and device."""
+        return torch.empty_strided(*self, dtype=beside.dtype, device=beside.device)
 
-def bound(descriptors: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Iterator[Any]:
-    """The descriptors, each of its tensor; copied, as a cached one must not keep a tensor alive."""
-    for descriptor, x in zip(descriptors, tensors, strict=True):
-        if descriptor is None:
-            yield None
-            continue
-        own = object.__new__(TensorDescriptor)
-        own.__dict__.update(descriptor.__dict__, base=x)
-        yield own
+
+def output(x: Laid, columns: int) -> Laid:
+    """How an output for the rows of x lies: as ``like``, and so that TMA stores it."""
+    own = like(x.empty(torch.empty(0, device="meta")), columns + -columns % ALIGNMENT)
+    return Laid((*x.shape[:3], columns), own.stride())
 
 
 def descriptor(laid: Laid, block: list[int], dtype: torch.dtype) -> TensorDescriptor:
@@ -96,7 +55,7 @@ _GLUON = {
 
 def takes(x: Tensor) -> bool:
     """Whether TMA takes the tensor as it lies."""
-    return x.data_ptr() % 16 == 0 and _takes(x.shape, x.stride())
+    return x.data_ptr() % ADDRESSES == 0 and takes_layout(x.shape, x.stride())
 
 
 def loadable(x: Tensor) -> Tensor:
@@ -108,7 +67,7 @@ def loadable(x: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _takes(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+def takes_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Whether strides are ones that TMA takes: 1 for columns, else multiples of 16 bytes and not 0."""
     outer = [s for n, s in zip(shape[:3], strides, strict=False) if n > 1]
     return strides[3] == 1 and all(s > 0 and s % ALIGNMENT == 0 for s in outer)

@@ -78,6 +78,11 @@ def choose(problem: Problem) -> Tiles:
     return hopper_configs.choose(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k, fp16=p.dtype == "fp16")
 
 
+def exponentials_within(problem: Problem, target: Target) -> float:
+    """As ``Implementation.exponentials_within``."""
+    return hopper_configs.EMULATED_WITHIN[2] if choose(problem).emulated else 0.0
+
+
 def has(config: Mapping[str, Any]) -> bool:
     """Whether a configuration leaves the forward's tiles to the table, or is one of this forward."""
     return "fwd_block_q" not in config or "fwd_q_stages" in config

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flashbench import hopper_configs
 from flashbench.kernels import _op, _triton
+from flashbench.kernels._layout import unit_stride
 
 SCORES = 2**22
 """Of a CPU at once."""
@@ -63,14 +64,14 @@ def runs(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, pass_: 
     return "flash-v3" if _op._takes_v3(q, k, v, (None, None), _options(causal, scale), pass_) else "flash-v2"
 
 
-def _options(causal: bool, scale: float) -> _op._Options:
-    return _op._Options(causal, -1, -1, scale, 0.0, -1, -1)
+def _options(causal: bool, scale: float) -> _op.Options:
+    return _op.Options(causal, -1, -1, scale, 0.0, -1, -1)
 
 
 def by_kernels(tensors: tuple[Tensor, ...], causal: bool, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The same by the bundled kernels. A gradient of lse, here 0, tells them that P's rows sum to less."""
     _triton.load(tensors[0].device.type)  # settles how Triton runs before it is imported
-    from flashbench.kernels._call import Call, unit_stride
+    from flashbench.kernels._call import Call
     from flashbench.kernels._launches import Saved
 
     q, k, v, o, lse, do = (unit_stride(x) for x in tensors)

@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor
 
 
-def check_mask(causal: Any, window: Any) -> None:
+def check_mask(causal: Any, window: Any, name: str = "window") -> None:
     """Raise ValueError for what is no bool and no pair of counts, or a count below -1."""
     if not isinstance(causal, bool):
         raise ValueError(f"causal {causal!r} must be True or False")
     pair = isinstance(window, tuple | list) and len(window) == 2
     if not pair or not all(isinstance(side, int) and side >= -1 for side in window):
-        raise ValueError(f"window {window!r} is out of range; it must be two counts of keys, or -1")
+        raise ValueError(f"{name} {window!r} is out of range; it must be two counts of keys, or -1")
 
 
 def check_tensors(**given: object) -> None:

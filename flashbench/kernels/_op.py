@@ -2,39 +2,62 @@
 torch.compile.
 
 The operators are ``flashbench::attention`` and ``flashbench::attention_backward``; fake kernels say what they
-return, so that ``torch.compile(fullgraph=True)`` keeps them whole.
+return, so that ``torch.compile(fullgraph=True)`` keeps them whole. Where nothing but a plain call is asked
+for (_eager.py) the same functions are called without torch's dispatcher, which costs the host more than they
+do: ``_forward``, ``_backward`` and what is saved between them are the operators' own.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flashbench import hopper_configs
 from flashbench.kernels import Target, _hopper_row, _triton
+from flashbench.kernels._eager import below_autograd, plain, refuse_forward_mode
+from flashbench.kernels._layout import Layout, layout, unit_stride
 from flashbench.kernels._misfits import check_mask, check_tensors
 from flashbench.problem import LAYOUTS, Problem
 
-_TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
-_OPTIONS = (
-    "bool causal, int left, int right, float scale, float softcap, SymInt max_seqlen_q, SymInt max_seqlen_k"
+TENSORS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? alibi_slopes=None, Tensor? cu_seqlens_q=None,"
+    " Tensor? cu_seqlens_k=None"
 )
+OPTIONS = (
+    "bool causal=False, int left=-1, int right=-1, float? scale=None, float softcap=0.0,"
+    " SymInt max_seqlen_q=-1, SymInt max_seqlen_k=-1"
+)
+_UNLIMITED = (-1, -1)
 _HALF = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
-class _Options(NamedTuple):
-    """As in the schema: window sides of -1 are unlimited, lengths of -1 unknown."""
+class Options(NamedTuple):
+    """As in the schema: window sides of -1 are unlimited, lengths of -1 unknown, scale None head_dim**-0.5.
 
-    causal: bool
-    left: int
-    right: int
-    scale: float
-    softcap: float
-    max_seqlen_q: int
-    max_seqlen_k: int
+    Torch leaves out what has its default at the end of an operator's arguments.
+    """
+
+    causal: bool = False
+    left: int = -1
+    right: int = -1
+    scale: float | None = None
+    softcap: float = 0.0
+    max_seqlen_q: int = -1
+    max_seqlen_k: int = -1
+
+    def scale_of(self, q: Tensor) -> float:
+        """What scores are multiplied by; of no columns, which are refused elsewhere, 1 by default."""
+        return float(max(q.shape[-1], 1) ** -0.5) if self.scale is None else self.scale
+
+
+def required(schema: str) -> str:
+    """The same arguments without defaults."""
+    return re.sub(r"=[^,]+", "", schema)
 
 
 def attention(
@@ -44,7 +67,7 @@ def attention(
     *,
     causal: bool = False,
     scale: float | None = None,
-    window: tuple[int, int] = (-1, -1),
+    window: tuple[int, int] = _UNLIMITED,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     layout: str = LAYOUTS[0],
@@ -76,18 +99,22 @@ def attention(
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout {layout!r} is not known; it must be {' or '.join(LAYOUTS)}")
-    check_mask(causal, window)
-    _check(alibi_slopes, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
+    if window is not _UNLIMITED or type(causal) is not bool:
+        check_mask(causal, window)
+        window = int(window[0]), int(window[1])  # of a bool kernels would be compiled anew
+    if not (alibi_slopes is cu_seqlens_q is cu_seqlens_k is max_seqlen_q is max_seqlen_k is None):
+        _check(alibi_slopes, (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k))
     swapped, packed = layout != LAYOUTS[0], cu_seqlens_q is not None
     if swapped and packed:
         q, k, v = q[None], k[None], v[None]
     if swapped:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     scale = max(q.shape[-1], 1) ** -0.5 if scale is None else float(scale)
-    o, lse = torch.ops.flashbench.attention(
-        q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k, causal, *window, scale, float(softcap),
+    options = Options(
+        causal, *window, scale, float(softcap),
         -1 if max_seqlen_q is None else max_seqlen_q, -1 if max_seqlen_k is None else max_seqlen_k,
     )  # fmt: skip
+    o, lse = _call((q, k, v, alibi_slopes, cu_seqlens_q, cu_seqlens_k), options)
     if swapped:
         o = o.transpose(1, 2)
         o = o[0] if packed else o
@@ -106,49 +133,94 @@ def _check(slopes: Tensor | None, cu: tuple[Tensor | None, ...], longest: tuple[
             raise ValueError(f"max_seqlen_{side} {length} must be 0 or more, beside cu_seqlens")
 
 
+def _call(tensors: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
+    """(o, lse) by the operator, or past it where the call is a plain one."""
+    if forward_ad._current_level >= 0:
+        refuse_forward_mode(*tensors[:4])
+    if plain(tensors) and type(options.max_seqlen_q) is type(options.max_seqlen_k) is int:
+        q, k, v = tensors[:3]
+        if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
+            return _forward(*tensors, *options)
+        if not below_autograd():
+            found: tuple[Tensor, Tensor] = _Attention.apply(*tensors, *options)
+            return found
+    o, lse = torch.ops.flashbench.attention(*tensors, *options)
+    return o, lse
+
+
 def _forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    slopes: Tensor | None,
-    cu_q: Tensor | None,
-    cu_k: Tensor | None,
+    slopes: Tensor | None = None,
+    cu_q: Tensor | None = None,
+    cu_k: Tensor | None = None,
     *rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    options = _Options(*rest)
-    if _takes_v3(q, k, v, (slopes, cu_q), options, "fwd"):
-        v3 = _triton.load(q.device.type, "_flash_v3")
-        o, lse = v3.flash_attention(
-            q, k, v, causal=options.causal, softmax_scale=options.scale, return_lse=True
-        )
-        return o, lse
-    kernels = _triton.load(q.device.type)
-    o, lse = kernels.flash_attention(
-        q, k, v, causal=options.causal, window=(options.left, options.right), softmax_scale=options.scale,
-        softcap=options.softcap, alibi_slopes=slopes, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k,
-        max_seqlen_q=_known(options.max_seqlen_q), max_seqlen_k=_known(options.max_seqlen_k), return_lse=True,
+    options = Options(*rest)
+    scale = options.scale_of(q) if options.scale is None else options.scale
+    if _bare((slopes, cu_q), options):
+        own = _v3(layout(q, k, v), options.causal)
+        if own is not None and own.takes(q, k, v):
+            ready: tuple[Tensor, Tensor] = own.attention(q, k, v, scale)
+            return ready
+    return portable((q, k, v, slopes, cu_q, cu_k), options, scale)
+
+
+def portable(
+    tensors: tuple[Any, ...], options: Options, scale: float | None, dropout_p: float = 0.0, seed: int = 0
+) -> tuple[Tensor, Tensor]:
+    """(o, lse) by flash-v2's kernels, with gradients of its own where autograd is not left out."""
+    q, k, v, slopes, cu_q, cu_k = tensors
+    o, lse = _triton.load(q.device.type).flash_attention(
+        q, k, v, causal=options.causal, window=(options.left, options.right), softmax_scale=scale,
+        softcap=options.softcap, alibi_slopes=slopes, dropout_p=dropout_p, seed=seed, cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k, max_seqlen_q=known(options.max_seqlen_q),
+        max_seqlen_k=known(options.max_seqlen_k), return_lse=True,
     )  # fmt: skip
     return o, lse
 
 
-def _known(length: int) -> int | None:
+@lru_cache(maxsize=256)
+def _v3(of: Layout, causal: bool) -> Any:
+    """flash-v3's forward made ready for q, k and v laid out so; None where flash-v2's kernels take them.
+
+    What TMA does not take as it lies is left to flash-v2, which needs no copy of it.
+    """
+    shapes, _, dtypes, devices = zip(*of, strict=True)
+    alike = dtypes[0] == dtypes[1] == dtypes[2] and devices[0] == devices[1] == devices[2]
+    if not alike or not _fits_v3(shapes, dtypes[0], devices[0], causal, "fwd"):
+        return None
+    return _triton.load(devices[0].type, "_flash_v3").plan(of, causal, None)
+
+
+def known(length: int) -> int | None:
+    """A length, None where it is unknown."""
     return None if length < 0 else length
 
 
 def _takes_v3(
-    q: Tensor, k: Tensor, v: Tensor, beside: tuple[Tensor | None, ...], options: _Options, pass_: str
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beside: tuple[Tensor | None, Tensor | None],
+    options: Options,
+    pass_: str,
 ) -> bool:
     """Whether flash-v3's own kernels run the pass on this card; beside: slopes and lengths, if there are.
 
     What TMA does not take as it lies is left to flash-v2, which needs no copy of it.
     """
-    if q.device.type != "cuda" or not all(x is None for x in beside):
-        return False
-    if options.softcap or options.left != -1 or options.right != -1:
-        return False
-    if not _fits_v3((q.shape, k.shape, v.shape), q.dtype, q.device, options.causal, pass_):
+    if not _bare(beside, options) or not _fits_v3(
+        (q.shape, k.shape, v.shape), q.dtype, q.device, options.causal, pass_
+    ):
         return False
     return all(map(_triton.load(q.device.type, "_hopper_plan").takes, (q, k, v)))
+
+
+def _bare(beside: tuple[Tensor | None, Tensor | None], options: Options) -> bool:
+    """Whether there is nothing but scores and a causal mask; beside: slopes and lengths, if there are."""
+    return beside[0] is beside[1] is None and not options.softcap and options.left == options.right == -1
 
 
 @lru_cache(maxsize=1024)
@@ -160,7 +232,13 @@ def _fits_v3(
     Kept: a call of the same shapes costs the host a look-up.
     """
     q, k, v = shapes
-    if dtype not in _HALF or not len(q) == len(k) == len(v) == 4 or 0 in (*q, *k, *v) or q[1] % k[1]:
+    if (
+        device.type != "cuda"
+        or dtype not in _HALF
+        or not len(q) == len(k) == len(v) == 4
+        or 0 in (*q, *k, *v)
+        or q[1] % k[1]
+    ):
         return False
     problem = Problem(
         batch=q[0], num_heads=q[1], num_kv_heads=k[1], seqlen_q=q[2], seqlen_k=k[2], head_dim=q[3],
@@ -179,25 +257,40 @@ def _backward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
     without atomics. flash-v3 adds dq of head dims up to 128 in no order, but where torch is to be
     deterministic (``torch.use_deterministic_algorithms``).
     """
-    (do, o, lse, q, k, v, slopes, cu_q, cu_k), options = args[:9], _Options(*args[9:])
+    (do, o, lse, q, k, v, slopes, cu_q, cu_k), options = args[:9], Options(*args[9:])
     if _takes_v3(q, k, v, (slopes, cu_q), options, "bwd"):
         return _backward_v3((q, k, v, o, lse, do), options)
-    kernels = _triton.load(q.device.type)
+    return portable_gradients((q, k, v, o, lse, do), options, (slopes, cu_q, cu_k))
+
+
+def portable_gradients(
+    saved: tuple[Tensor, ...],
+    options: Options,
+    beside: tuple[Any, ...],
+    dropout_p: float = 0.0,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv by flash-v2's kernels, without atomics. beside: slopes and lengths."""
+    kernels, (slopes, *cu) = _triton.load(saved[0].device.type), beside
+    call = kernels.Call(
+        causal=options.causal, window=(options.left, options.right), scale=options.scale_of(saved[0]),
+        softcap=options.softcap, dropout_p=dropout_p, seed=seed,
+    )  # fmt: skip
     found: tuple[Tensor, Tensor, Tensor] = kernels.gradients(
-        (q, k, v, o, lse, do), causal=options.causal, window=(options.left, options.right),
-        softmax_scale=options.scale, softcap=options.softcap, alibi_slopes=slopes, cu_seqlens=(cu_q, cu_k),
-        longest=(_known(options.max_seqlen_q), _known(options.max_seqlen_k)),
+        saved, call, alibi_slopes=slopes, cu_seqlens=tuple(cu),
+        longest=(known(options.max_seqlen_q), known(options.max_seqlen_k)),
     )  # fmt: skip
     return found
 
 
-def _backward_v3(tensors: tuple[Tensor, ...], options: _Options) -> tuple[Tensor, Tensor, Tensor]:
-    from flashbench.kernels._call import Call, unit_stride
+def _backward_v3(tensors: tuple[Tensor, ...], options: Options) -> tuple[Tensor, Tensor, Tensor]:
+    from flashbench.kernels._call import Call
     from flashbench.kernels._launches import Saved
 
     q, k, v, o, lse, do = tensors
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
-    saved, call = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do), Call(causal=options.causal, scale=options.scale)
+    saved = Saved(q=q, k=k, v=v, o=o, lse=lse, do=do)
+    call = Call(causal=options.causal, scale=options.scale_of(q))
     if hopper_configs.wide(q.shape[3], v.shape[3]):
         work = _triton.load(q.device.type, "_flash_v3_wide").backward_launches(saved, call)
     else:
@@ -208,7 +301,7 @@ def _backward_v3(tensors: tuple[Tensor, ...], options: _Options) -> tuple[Tensor
     return work.dq.contiguous(), work.dk.contiguous(), work.dv.contiguous()
 
 
-def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+def fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     """Shapes and strides as ``_call.like`` makes them."""
     (batch, heads, rows), columns = q.shape[:3], v.shape[3]
     if rows > 1 < heads and q.stride(1) < q.stride(2):
@@ -218,7 +311,8 @@ def _fake_forward(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
     return o, q.new_empty((batch, heads, rows), dtype=torch.float32)
 
 
-def _fake_backward(do: Tensor, o: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+def fake_backward(do: Tensor, o: Tensor, lse: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """Three gradients, contiguous."""
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in args[:3])
 
 
@@ -230,19 +324,37 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, do: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-    grads = torch.ops.flashbench.attention_backward(do, *ctx.saved_tensors, *ctx.options)
-    return (*grads, *[None] * (3 + len(_Options._fields)))
+    tensors = do, *ctx.saved_tensors
+    past = not torch.is_grad_enabled() and plain(tensors)  # with grad they are differentiated once more
+    by = _backward if past else torch.ops.flashbench.attention_backward
+    return (*by(*tensors, *ctx.options), *[None] * (3 + len(Options._fields)))
+
+
+class _Attention(torch.autograd.Function):  # type: ignore[misc]
+    """The operator past the dispatcher: (o, lse) of its arguments, with gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        found = _forward(*inputs)
+        _keep(ctx, inputs, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        return _gradients(ctx, *grads)
 
 
 _triton.settle_mode()
 _op = torch.library.custom_op(
-    "flashbench::attention", _forward, mutates_args=(), schema=f"({_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor)"
+    "flashbench::attention", _forward, mutates_args=(), schema=f"({TENSORS}, {OPTIONS}) -> (Tensor, Tensor)"
 )
-_op.register_fake(_fake_forward)
+_op.register_fake(fake_forward)
 _op.register_autograd(_gradients, setup_context=_keep)
 torch.library.custom_op(
     "flashbench::attention_backward",
     _backward,
     mutates_args=(),
-    schema=f"(Tensor do, Tensor o, Tensor lse, {_TENSORS}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-).register_fake(_fake_backward)
+    schema=(
+        f"(Tensor do, Tensor o, Tensor lse, {required(f'{TENSORS}, {OPTIONS}')}) -> (Tensor, Tensor, Tensor)"
+    ),
+).register_fake(fake_backward)

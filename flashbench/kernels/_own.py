@@ -25,8 +25,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flashbench import units
-from flashbench.declared import Declared, Stated, of
-from flashbench.errors import FlashbenchError, SpecError, UsageError
+from flashbench.declared import ATTRIBUTE, Declared, Stated, declares, of
+from flashbench.errors import FlashbenchError, SpecError, UsageError, message
 from flashbench.kernels import (
     Call,
     Implementation,
@@ -128,6 +128,7 @@ class _Source:
     spec: str
     find: Callable[[], Any]
     name: str
+    where: str  # what named it, as complaints begin: an option, a package's entry point
     here: bool = False
     _found: Loaded | UsageError | None = field(default=None, repr=False)
 
@@ -136,11 +137,11 @@ class _Source:
         if self._found is None:
             _settle_triton(target)
             try:
-                self._found = inspected(self.find(), self.spec)
+                self._found = inspected(self.find(), self.spec, self.where)
             except UsageError as error:
                 self._found = error
             except FlashbenchError as error:  # of the decorator
-                self._found = UsageError(f"--impl {self.spec!r}: {error}")
+                self._found = UsageError(f"{self.where}: {error}")
         if isinstance(self._found, UsageError):
             raise self._found
         return self._found
@@ -153,6 +154,12 @@ class _Source:
     def facts(self) -> Mapping[str, str]:
         """As of Origin."""
         return self.loaded.facts if self.loaded else {"source": self.spec}
+
+    def hint(self) -> str:
+        """What a function that declares nothing may have taken for something else."""
+        if self.loaded is None or hasattr(self.loaded.function, ATTRIBUTE):
+            return ""
+        return f"its q, k, v and o are (batch, heads, rows, columns); rows first: {declares(LAYOUTS[1])}"
 
     def triton(self, target: Target) -> bool:
         """Whether it can be loaded, and its kernels are Triton's."""
@@ -168,10 +175,14 @@ class _Source:
         return _triton.why_unavailable(target) if loaded.triton else None
 
 
-def look(spec: str) -> None:
+def _given(spec: str) -> str:
+    return f"--impl {units.quoted(spec, 400)}"
+
+
+def look(spec: str, where: str = "") -> None:
     """Look at the form of a spec, and for its file. Raises UsageError, which says what is accepted."""
     place, _, function = spec.rpartition(":")
-    where = f"--impl {units.quoted(spec, 400)}"
+    where = where or _given(spec)
     if not place or not function.isidentifier() or "," in spec:
         raise UsageError(f"{where}: not a function; accepted: {ACCEPTED}")
     if place.endswith(".py"):
@@ -183,25 +194,35 @@ def look(spec: str) -> None:
 
 def row(spec: str) -> Implementation:
     """The implementation of a spec; it is ``unavailable`` where ``look`` or its import has a complaint."""
-    return _implementation(_Source(spec, partial(_function, spec), spec), f"yours: {spec}")
+    where = _given(spec)
+    return _implementation(_Source(spec, partial(_function, spec, where), spec, where), f"yours: {spec}")
 
 
-def known(function: Callable[..., Any]) -> str:
-    """The name, ``MODULE:FUNCTION``, by which the function itself is an implementation in this process."""
+def known(function: Callable[..., Any], beside: Sequence[str] = ()) -> str:
+    """The name, ``MODULE:FUNCTION``, by which the function itself is an implementation in this process; with
+    a number behind it where one of those beside it has the name.
+    """
     own = getattr(function, "__name__", "")
-    name = f"{getattr(function, '__module__', '')}:{own if own.isidentifier() else 'function'}"
-    registry()[name] = _implementation(_Source(name, lambda: function, name, here=True), f"yours: {name}")
+    plain = f"{getattr(function, '__module__', '')}:{own if own.isidentifier() else 'function'}"
+    name, number = plain, 1
+    while name in beside:
+        number += 1
+        name = f"{plain}_{number}"
+    registry()[name] = _implementation(
+        _Source(name, lambda: function, name, _given(name), here=True), f"yours: {name}"
+    )
     return name
 
 
 def offered() -> list[Implementation]:
     """What installed packages offer in GROUP; none of them is imported."""
-    return [
-        _implementation(
-            _Source(entry.value, partial(_function, entry.value), entry.name), f"of a package: {entry.value}"
-        )
-        for entry in importlib.metadata.entry_points(group=GROUP)
-    ]
+    return [_offer(entry) for entry in importlib.metadata.entry_points(group=GROUP)]
+
+
+def _offer(entry: importlib.metadata.EntryPoint) -> Implementation:
+    where = f"--impls {entry.name} (entry point {units.quoted(entry.value, 400)})"
+    source = _Source(entry.value, partial(_function, entry.value, where), entry.name, where)
+    return _implementation(source, f"of a package: {entry.value}")
 
 
 def _implementation(source: _Source, summary: str) -> Implementation:
@@ -237,7 +258,9 @@ def _implementation(source: _Source, summary: str) -> Implementation:
         interpreted=lambda target: source.triton(target) and _triton.interpreted(target),
         prepared_bytes=lambda problem, pass_, target: _copied(problem),
         stated=stated,
-        origin=Origin(spec=source.spec, load=source.load, facts=source.facts, here=source.here),
+        origin=Origin(
+            spec=source.spec, load=source.load, facts=source.facts, hint=source.hint, here=source.here
+        ),
         source=source,
     )
 
@@ -268,15 +291,14 @@ def _settle_triton(target: Target) -> None:
         os.environ[_triton.VARIABLE] = "1"
 
 
-def _function(spec: str) -> Any:
-    look(spec)
+def _function(spec: str, where: str) -> Any:
+    look(spec, where)
     place, _, name = spec.rpartition(":")
-    where = f"--impl {units.quoted(spec, 400)}"
     try:
         with redirect_stdout(sys.stderr):  # stdout is for results
             module = _of_file(Path(place)) if place.endswith(".py") else _of_module(place)
     except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        said = " ".join(str(error).split())[:200] or "no message"
+        said = " ".join(message(error).split())[:200] or "no message"
         line = _line_in(error, place)
         raise UsageError(f"{where}: importing it raised {type(error).__name__}: {said}{line}") from None
     if not hasattr(module, name):
@@ -331,9 +353,8 @@ def _reach(folder: Path) -> None:
         sys.path.append(str(folder))
 
 
-def inspected(function: Any, spec: str) -> Loaded:
+def inspected(function: Any, spec: str, where: str) -> Loaded:
     """What a function is by its signature and its own word. Raises UsageError where it is none."""
-    where = f"--impl {units.quoted(spec, 400)}"
     if not callable(function):
         raise UsageError(f"{where}: it is {type(function).__name__}; accepted: {ACCEPTED}")
     try:

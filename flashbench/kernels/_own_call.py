@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flashbench.kernels import Call, Misbehaviour, Refusal
+from flashbench.declared import declares
+from flashbench.kernels import WATCH, WRITES, Call, Misbehaviour, Refusal
 from flashbench.kernels._inputs import Inputs
 from flashbench.problem import LAYOUTS, Problem
 
@@ -27,18 +28,34 @@ def prepare(own: Loaded, problem: Problem, inputs: Inputs) -> Call:
     where it has no gradient, Misbehaviour for an o of another type, shape or dtype and for changed inputs.
     """
     _try(own, problem, inputs)
-    return _call(own, problem, inputs, _handed(own, problem, inputs))
+    handed = _handed(own, problem, inputs)
+    call = _call(own, problem, inputs, handed)
+    setattr(call, WATCH, lambda: _changed(own, problem, inputs, handed))
+    return call
+
+
+def _changed(
+    own: Loaded, problem: Problem, inputs: Inputs, handed: tuple[Tensor, Tensor, Tensor]
+) -> list[str]:
+    """Which of the copies in its layout are not the inputs any more."""
+    return [
+        name
+        for name, given in zip("qkv", handed, strict=True)
+        if not _same(_theirs(own, problem, getattr(inputs, name)), given)
+    ]
+
+
+def _theirs(own: Loaded, problem: Problem, x: Tensor) -> Tensor:
+    """A view of an input in the function's layout."""
+    swapped = own.declared.layout != LAYOUTS[0]
+    x = x.transpose(1, 2) if swapped else x
+    return x[0] if swapped and problem.lengths else x
 
 
 def _handed(own: Loaded, problem: Problem, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as the function gets them."""
-    swapped = own.declared.layout != LAYOUTS[0]
-
-    def theirs(x: Tensor) -> Tensor:
-        x = x.transpose(1, 2) if swapped else x
-        return (x[0] if swapped and problem.lengths else x).contiguous()
-
-    return theirs(inputs.q), theirs(inputs.k), theirs(inputs.v)
+    q, k, v = (_theirs(own, problem, x).contiguous() for x in (inputs.q, inputs.k, inputs.v))
+    return q, k, v
 
 
 def _call(own: Loaded, problem: Problem, inputs: Inputs, handed: tuple[Tensor, Tensor, Tensor]) -> Call:
@@ -70,12 +87,20 @@ def _try(own: Loaded, problem: Problem, inputs: Inputs) -> None:
         if grad and not o.requires_grad:
             raise Refusal("its o has no gradient: it has a forward only")
         if grad:
-            torch.autograd.grad(o, copies.leaves, copies.dout)
+            _backward(o, copies)
     before = _tensors(inputs) | dict(zip("qkv", _handed(own, problem, inputs), strict=True))
     after = _tensors(copies) | dict(zip("qkv", handed, strict=True))
     for name, x in before.items():
         if not _same(x, after[name]):
-            raise Misbehaviour(f"it changes its input {name}; an attention leaves its inputs as they are")
+            raise Misbehaviour(WRITES.format(name))
+
+
+def _backward(o: Tensor, inputs: Inputs) -> None:
+    """Raises Misbehaviour where o has no gradient of an input: whoever trains with it would not learn."""
+    gradients = torch.autograd.grad(o, inputs.leaves, inputs.dout, allow_unused=True)
+    missing = [name for name, x in zip(inputs.differentiable(), gradients, strict=True) if x is None]
+    if missing:
+        raise Misbehaviour(f"its o has no gradient of {', '.join(missing)}")
 
 
 def _tensors(inputs: Inputs) -> dict[str, Tensor]:
@@ -105,5 +130,5 @@ def _hint(own: Loaded, o: Any, inputs: Inputs) -> str:
     """What may be behind a shape that is wrong."""
     if isinstance(o, Tensor) and o.ndim == 4 and o.transpose(1, 2).shape == inputs.dout.shape:
         other = LAYOUTS[own.declared.layout == LAYOUTS[0]]
-        return f"; if it wants the layout {other}: @flashbench.implementation(layout={other!r})"
+        return f"; if it wants the layout {other}: {declares(other)}"
     return ""

@@ -18,8 +18,9 @@ from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from flashbench.errors import in_words, message
 from flashbench.kernels import SPENT, Call, Implementation, Refusal, Target, unsupported_features
-from flashbench.problem import Problem
+from flashbench.problem import LAYOUTS, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,11 +56,22 @@ class Peer:
 
     def why_unavailable(self, target: Target) -> str | None:
         """Why it cannot run there, one sentence, or None; imported on a GPU only."""
+        how = self.install or f"pip install {self.package}"
         if target.type != "cuda":
-            return f"{self.package} needs a GPU"
+            missing = "" if _installed(self.module) else f", and is not installed: {how}"
+            return f"{self.package} needs a GPU{missing}"
         if not _installed(self.module):
-            return f"{self.package} is not installed: {self.install or f'pip install {self.package}'}"
-        return _broken(self.package, self.module)
+            return f"{self.package} is not installed: {how}"
+        return _broken(self.package, self.module) or self._lacks_its_function(how)
+
+    def _lacks_its_function(self, how: str) -> str | None:
+        """A module of that name may be another's: flash-attn-4 alone leaves an empty flash_attn."""
+        module = importlib.import_module(self.module)
+        if not self.function or hasattr(module, self.function):
+            return None
+        if getattr(module, "__file__", None) is None:
+            return f"{self.package} is not installed: {how}"
+        return f"{self.package} {self.version()} has no {self.function}: {how}"
 
     def refuses(self, problem: Problem, pass_: str, target: Target) -> str | None:
         """What is known before it is asked itself, one sentence, or None."""
@@ -70,9 +82,11 @@ class Peer:
     def taken(self, pass_: str) -> set[str]:
         """Features that it takes, by the signatures of the version that is installed."""
         found = set(self.takes) | ({"deterministic"} if pass_ == "fwd" else set())
-        if not self.function or not _installed(self.module):
+        if not self.function or not _installed(self.module) or _imported(self.module) is not None:
             return found
         module = importlib.import_module(self.module)
+        if not hasattr(module, self.function):
+            return found
         parameters = inspect.signature(getattr(module, self.function)).parameters
         found |= {feature for name, feature in _OPTIONS.items() if name in parameters}
         found |= {"deterministic"} & set(parameters)
@@ -92,14 +106,14 @@ class Peer:
         except (ValueError, TypeError, AssertionError, NotImplementedError) as error:
             raise Refusal(self._said(error)) from None
         except RuntimeError as error:
-            if "out of memory" in str(error) or "CUDA error" in str(error):
+            if "out of memory" in message(error) or "CUDA error" in message(error):
                 raise
             raise Refusal(self._said(error)) from None
         setattr(call, SPENT, {"compile_s": time.perf_counter() - start})
         return call
 
     def _said(self, error: Exception) -> str:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        lines = [line.strip() for line in message(error).splitlines() if line.strip()]
         return f"{self.package} {self.version()} refuses it: {' '.join(lines)[:240] or type(error).__name__}"
 
     def version(self) -> str:
@@ -107,7 +121,9 @@ class Peer:
         try:
             return importlib.metadata.version(self.package)
         except importlib.metadata.PackageNotFoundError:  # built from source under another name
-            return str(getattr(importlib.import_module(self.module), "__version__", "of unknown version"))
+            modules = (importlib.import_module(name) for name in (self.module, self.module.split(".")[0]))
+            found = (getattr(module, "__version__", None) for module in modules)
+            return str(next((version for version in found if version), "of unknown version"))
 
     def describe(self, problem: Problem, pass_: str, target: Target) -> Mapping[str, Any]:
         """The package and its version."""
@@ -138,7 +154,7 @@ def _imported(module: str) -> str | None:
     try:
         importlib.import_module(module)
     except Exception as error:  # a binary of another torch or CUDA raises whatever it likes
-        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        return in_words(error, 200)
     return None
 
 
@@ -154,6 +170,21 @@ def _broken(package: str, module: str) -> str | None:
 def rows_first(problem: Problem, *tensors: Tensor) -> list[Tensor]:
     """Views (batch, rows, heads, columns), of a packed batch (rows, heads, columns): nothing is copied."""
     return [x.transpose(1, 2)[0] if problem.lengths else x.transpose(1, 2) for x in tensors]
+
+
+def copied_rows(problem: Problem, *tensors: Tensor) -> list[Tensor]:
+    """The same, contiguous: copies of inputs of the other layout (``copied_bytes``)."""
+    return [x.contiguous() for x in rows_first(problem, *tensors)]
+
+
+def copied_bytes(problem: Problem) -> int:
+    """Of q, k and v as ``copied_rows`` has them."""
+    p = problem
+    if p.layout == LAYOUTS[1]:
+        return 0
+    queries, keys = p.rows
+    elements: int = p.num_heads * queries * p.head_dim + p.num_kv_heads * keys * (p.head_dim + p.head_dim_v)
+    return elements * p.dtype_bytes
 
 
 def heads_first(problem: Problem, o: Any) -> Tensor:

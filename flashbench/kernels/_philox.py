@@ -18,10 +18,12 @@ WEYL = 0x9E3779B9, 0xBB67AE85
 WORD = 0xFFFFFFFF
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int]) -> tuple[Tensor, ...]:
+def philox(
+    counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int | Tensor, int | Tensor]
+) -> tuple[Tensor, ...]:
     """The four 32-bit words of each counter, as int64 from 0 to 2**32 - 1.
 
-    counter: four int64 tensors of such words, which broadcast; key: two such words.
+    counter: four int64 tensors of such words, which broadcast; key: two such words, numbers or tensors ().
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -33,7 +35,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[int, int])
     return c0, c1, c2, c3
 
 
-def keep_mask(seed: int, dropout_p: float, heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def keep_mask(seed: int | Tensor, dropout_p: float, heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """True where a probability is kept: (heads, rows, columns), boolean.
 
     heads: batch * num_heads + head; rows and columns: query and key numbers of the sequence, each

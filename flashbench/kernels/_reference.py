@@ -6,8 +6,13 @@ An implementation's tensor x passes if, with maxima over the compared rows,
 
 where naive is the textbook op list run in the tensors' dtype (or, where that is not finite, in fp32
 with its result rounded; ``_yardstick``); of fp8 on inputs that went through it. lse is fp32 whatever the
-inputs are: naive's is computed in fp32 from them (``CUT_OFF``). Of fp32, and of small tensors in 16 bits,
-three standard deviations of naive's error stand in place of its largest where that is more
+inputs are: naive's is computed in fp32 from them (``CUT_OFF``), and to its bound comes what a card's own
+exponentials and logarithms and fp32's roundings of numbers as large as lse may do (``_lse_rounding``), of
+which naive's error says nothing. So for gradients: the root of the squares of 2·max|naive − ref| and of three
+deviations of what a delta of the o that was stored and, in fp32, probabilities that are computed again do to
+them (``_gradient_rounding``) stands in place of the first term; and for o, where scores are large, with what
+their roundings do to it (``_output_rounding``). Of fp32 and tf32, and of small tensors in 16
+bits, three standard deviations of naive's error stand in place of its largest where that is more
 (``_other_units``). ref knows no dtype: it takes the inputs as they are (``_exact``). Small problems compare
 every row; larger ones o, lse and dq on sampled query rows, dk and dv on sampled key rows, of all heads, and
 dbias where both meet, so that 64k is checked in bounded memory. The sequences of a packed batch are problems
@@ -19,15 +24,18 @@ reference.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from flashbench.kernels import _exact, _fp8, _other_units
+from flashbench.kernels import _exact, _fp8, _lse_rounding, _other_units
+from flashbench.kernels._gradient_rounding import VARIANCE
 from flashbench.kernels._inputs import Inputs
 from flashbench.kernels._part import Part, joined
 from flashbench.kernels._precision import input_dtype, precision
@@ -39,11 +47,18 @@ ALL_ROWS_PAIRS = {"cpu": 2**24, "cuda": 2**26}
 """Up to this many (query, key) pairs over batch and heads, every row is compared."""
 
 CUT_OFF = 2
-"""By how much lse may be more wrong than naive's where tensor cores multiply 16 bits: their sums are cut off,
-fp32's are rounded to nearest (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor cores", section 4).
+"""By how much what is cut off is more wrong than what is rounded: lse where tensor cores multiply 16 bits, as
+their sums are cut off and fp32's rounded to nearest (Fasi et al. 2021, "Numerical behavior of NVIDIA tensor
+cores", section 4), and in TF32 what products read (``_yardstick.to_tf32``), of which o's deviation is drawn.
 """
 
 Tensors = dict[str, Tensor]
+
+
+class Naive(Protocol):
+    """The yardstick's tensors of a part in a dtype; cut: as ``Yardstick``'s."""
+
+    def __call__(self, part: Part, dtype: torch.dtype, *, cut: bool = False) -> Tensors: ...
 
 
 def rounding(ref: Tensor, dtype: torch.dtype) -> float:
@@ -95,7 +110,7 @@ class Reference:
             ]
 
         self._parts_of = parts
-        self._draws = problem.dtype in ("fp32", "fp16", "bf16") and pairs <= _other_units.LIMIT
+        self._draws = problem.dtype_bytes > 1 and pairs <= _other_units.LIMIT
         self._forward: dict[str, Expected] = {}
         self.parts = parts(inputs)
         self._rounded = parts(_fp8.rounded(problem, inputs)) if problem.dtype_bytes == 1 else self.parts
@@ -113,10 +128,18 @@ class Reference:
             return self._forward if not gradients else {**self._forward, **self._backward}
 
     def compare(
-        self, o: Tensor, gradients: Sequence[Tensor] | None = None, lse: Tensor | None = None
+        self,
+        o: Tensor,
+        gradients: Sequence[Tensor] | None = None,
+        lse: Tensor | None = None,
+        *,
+        exponentials_within: float = 0.0,
     ) -> Accuracy:
         """Largest error of o, of the gradients (of ``Inputs.leaves``) and of lse if given, and the budgets.
 
+        exponentials_within: the most that each term of a row's sum may be off, relative, where it is not an
+        exponential of fp32 (``Implementation.exponentials_within``). The sum of positive numbers is off by no
+        more, and by the logarithm of that lse.
         A NaN anywhere in a tensor, in rows that are not compared too, makes its error NaN.
         Raises ValueError for a tensor of another shape or dtype than the problem's.
         """
@@ -137,7 +160,7 @@ class Reference:
             picked = self._picked(name, tensor.detach())
             worst = [_max_error(x, ref) for x, ref in zip(picked, expected[name].refs, strict=True)]
             errors[name] = float("nan") if _has_nan(tensor) else max(worst)
-            budgets[name] = expected[name].budget
+            budgets[name] = expected[name].budget - math.log1p(-exponentials_within) * (name == "lse")
         return Accuracy(
             max_abs_error=errors,
             budget=budgets,
@@ -172,16 +195,16 @@ class Reference:
         ]
 
     def _of_rows(self, lse: bool) -> dict[str, Expected]:
-        def naive(part: Part, dtype: torch.dtype) -> Tensors:
-            return part.in_slices(partial(Yardstick(part, dtype).rows, gradients=False, lse=lse))
+        def naive(part: Part, dtype: torch.dtype, *, cut: bool = False) -> Tensors:
+            return part.in_slices(partial(Yardstick(part, dtype, cut=cut).rows, gradients=False, lse=lse))
 
-        return self._expected(self._exact_rows, naive)
+        return self._expected(*self._exact_rows, naive)
 
     @cached_property
-    def _exact_rows(self) -> list[Tensors]:
-        """o and lse in fp64."""
+    def _exact_rows(self) -> tuple[list[Tensors], list[Tensors]]:
+        """o and lse in fp64, and variances of o."""
         every = (part.in_slices(partial(_exact.rows, part, gradients=False)) for part in self.parts)
-        return [_shaped(part, found) for part, found in zip(self.parts, every, strict=True)]
+        return _apart([_shaped(part, found) for part, found in zip(self.parts, every, strict=True)])
 
     @cached_property
     def _backward(self) -> dict[str, Expected]:
@@ -192,19 +215,22 @@ class Reference:
             sums = joined([_exact.columns(part, heads) for heads in slices(part)], dim=0)
             return {**part.in_slices(partial(_exact.rows, part, gradients=True)), **sums}
 
-        def naive(part: Part, dtype: torch.dtype) -> Tensors:
-            yardstick = Yardstick(part, dtype)
+        def naive(part: Part, dtype: torch.dtype, *, cut: bool = False) -> Tensors:
+            yardstick = Yardstick(part, dtype, cut=cut)
             sums = joined([yardstick.columns(heads) for heads in slices(part)], dim=0)
             return {**part.in_slices(partial(yardstick.rows, gradients=True)), **sums}
 
-        return self._expected([_shaped(part, exact(part)) for part in self.parts], naive)
+        return self._expected(*_apart([_shaped(part, exact(part)) for part in self.parts]), naive)
 
     def _expected(
-        self, refs: list[Tensors], naive: Callable[[Part, torch.dtype], Tensors]
+        self,
+        refs: list[Tensors],
+        variances: list[Tensors],
+        naive: Naive,
     ) -> dict[str, Expected]:
         """References and budgets: naive in the dtype, or rounded fp32 where that is not finite.
 
-        refs: exact, of each part; those that naive does not compute are left out.
+        refs: exact, of each part; those that naive does not compute are left out. variances: of some.
         """
         dtype = input_dtype(self.problem)
         computed = torch.float32 if self.problem.dtype_bytes == 1 else dtype  # of fp8 numbers, in fp32
@@ -219,7 +245,9 @@ class Reference:
         expected = {}
         for name in yardsticks[0]:
             mine, theirs = ([part[name] for part in parts] for parts in (refs, yardsticks))
+            apart = [part[name] for part in variances if name in part]
             if name == "dsinks":  # shared by all sequences
+                apart = [torch.cat(apart, 1).sum(1)]
                 by_row, found_by_row = torch.cat(mine, 1), torch.cat(theirs, 1)
                 mine, error = [by_row.sum(1)], _error_of_sums(found_by_row, by_row)
             else:
@@ -229,26 +257,32 @@ class Reference:
                     error *= CUT_OFF if dtype.itemsize == 2 else 1
                 error = max(error, 3 * drawn.get(name, 0.0))
             own = torch.float32 if name in ("lse", "dsinks") else dtype
-            expected[name] = Expected(tuple(mine), 2 * error + 2 * max(rounding(ref, own) for ref in mine))
+            budget = math.hypot(2 * error, 3 * _largest_deviation(apart))  # the two are independent
+            budget += 2 * max(rounding(ref, own) for ref in mine)
+            if name == "lse":
+                keys = (part.problem.seqlen_k for part in self.parts)
+                budget += max(_lse_rounding.largest(ref, n) for ref, n in zip(mine, keys, strict=True))
+            expected[name] = Expected(tuple(mine), budget)
         return expected
 
-    def _drawn(
-        self, refs: list[Tensors], naive: Callable[[Part, torch.dtype], Tensors], found: list[Tensors]
-    ) -> dict[str, float]:
+    def _drawn(self, refs: list[Tensors], naive: Naive, found: list[Tensors]) -> dict[str, float]:
         """By tensor, a standard deviation of naive's errors, where its largest one may be luck.
 
         In 16 bits of small tensors alone; of lse, which is computed in fp32 from them, in fp32.
         """
 
-        def of(inputs: Inputs, dtype: torch.dtype) -> dict[str, float]:
+        def of(inputs: Inputs, dtype: torch.dtype, *, cut: bool = False) -> dict[str, float]:
             def again(inputs: Inputs) -> list[Tensors]:
-                return [_shaped(part, naive(part, dtype)) for part in self._parts_of(inputs)]
+                return [_shaped(part, naive(part, dtype, cut=cut)) for part in self._parts_of(inputs)]
 
-            return _other_units.deviations(inputs, again, refs)
+            return _other_units.deviations(inputs, again, refs, alike=self.problem.dtype != "tf32")
 
         dtype = input_dtype(self.problem)
         if dtype == torch.float32:
-            return of(self._inputs, dtype)
+            drawn = of(self._inputs, dtype)
+            if self.problem.dtype == "tf32" and "o" in drawn:
+                drawn["o"] = max(drawn["o"], of(self._inputs, dtype, cut=True)["o"] / CUT_OFF)
+            return drawn
         sizes = {name: sum(part[name].numel() for part in found) for name in found[0].keys() - {"dsinks"}}
         few = {name for name, size in sizes.items() if size < _other_units.FEW}
         drawn = of(self._inputs, dtype) if few - {"lse"} else {}
@@ -273,17 +307,27 @@ def _shaped(part: Part, found: Tensors) -> Tensors:
     p = part.problem
     shaped = {}
     for name, x in found.items():
-        if name in ("dk", "dv"):
+        of = name.removeprefix(VARIANCE)  # independent errors' add up as the numbers do
+        if of in ("dk", "dv"):
             shaped[name] = x.unflatten(0, (p.batch, p.num_kv_heads))
             continue
         x = x.flatten(0, 1).unflatten(0, (p.batch, p.num_heads))
-        if name == "dsinks":
+        if of == "dsinks":
             x = x.transpose(0, 1).flatten(1)  # (num_heads, all rows)
-        if name == "dbias":
+        if of == "dbias":
             shared = [dim for dim in (0, 1) if p.bias[dim] == "1"]
             x = x.sum(shared, keepdim=True) if shared else x
         shaped[name] = x
     return shaped
+
+
+def _apart(found: list[Tensors]) -> tuple[list[Tensors], list[Tensors]]:
+    """(tensors, their variances), of each part."""
+    variances = [
+        {name.removeprefix(VARIANCE): part.pop(name) for name in [*part] if name.startswith(VARIANCE)}
+        for part in found
+    ]
+    return found, variances
 
 
 def _error_of_sums(x: Tensor, refs: Tensor) -> float:
@@ -303,6 +347,10 @@ def _three_deviations(x: Sequence[Tensor], refs: Sequence[Tensor]) -> float:
     errors = torch.cat([(a.double() - ref).flatten() for a, ref in zip(x, refs, strict=True)])
     errors = errors[errors.isfinite()]  # −inf of a row without keys has none
     return 3 * float(errors.square().mean().sqrt()) if errors.numel() else 0.0
+
+
+def _largest_deviation(variances: Sequence[Tensor]) -> float:
+    return math.sqrt(max((float(x.max()) for x in variances if x.numel()), default=0.0))
 
 
 def _as_finite(found: Tensors, refs: Tensors) -> bool:

@@ -97,8 +97,9 @@ def check_cache() -> None:
     )
 
 
+@cache
 def load(device_type: str, module: str = "_flash_v2") -> ModuleType:
-    """A module of kernels, with Triton in the mode that the device needs.
+    """A module of kernels, with Triton in the mode that the device needs, which stays the process'.
 
     Raises UnavailableError where ``why_unavailable`` has a reason.
     """

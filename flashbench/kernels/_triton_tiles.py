@@ -6,7 +6,7 @@ between tiles are 64-bit, those inside a tile 32-bit unless WIDE.
 """
 
 # Triton reads the bodies below, not Python: no annotations but tl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202, RUF005
+# ruff: noqa: ANN001, ANN202, RUF005, SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations
@@ -157,11 +157,25 @@ def less(a, b):
 
 
 @triton.jit
+def _products(a, b):
+    """a times b in fp32, of fp32 as rounded: none becomes half of a multiply-add of the sum over it.
+
+    Such a one would add this lane's exact product to another's rounded one, and a row's lanes, which take it
+    for one sum and write it to one place, would differ in the last bit. Of 16 bits a product is exact.
+    """
+    if a.dtype == tl.float32:
+        product = tl.fma(a, b, tl.zeros_like(a))
+    else:
+        product = a.to(tl.float32) * b.to(tl.float32)
+    return product
+
+
+@triton.jit
 def row_sums(a, b):
     """The sum over all columns of a times b, for each row, in fp32."""
-    total = tl.sum(a[0].to(tl.float32) * b[0].to(tl.float32), 1)
+    total = tl.sum(_products(a[0], b[0]), 1)
     for i in tl.static_range(1, len(a)):
-        total += tl.sum(a[i].to(tl.float32) * b[i].to(tl.float32), 1)
+        total += tl.sum(_products(a[i], b[i]), 1)
     return total
 
 

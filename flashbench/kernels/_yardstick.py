@@ -17,21 +17,26 @@ from flashbench.kernels._precision import torch_dtype
 from flashbench.kernels._terms import Where
 
 
-def to_tf32(x: Tensor) -> Tensor:
+def to_tf32(x: Tensor, *, cut: bool = False) -> Tensor:
     """fp32 x rounded to TF32's 10 mantissa bits: to nearest, ties away from zero, exponent range as fp32.
 
-    Source: PTX ISA, cvt.rna.tf32.f32.
+    cut: towards zero, which is what tensor cores make of an operand that was not rounded.
+    Source: PTX ISA, cvt.rna.tf32.f32, and mma: the lower 13 bits of a .tf32 operand are ignored.
     """
-    bits = x.view(torch.int32).add(0x1000).bitwise_and_(-0x2000)
+    bits = x.view(torch.int32).add(0 if cut else 0x1000).bitwise_and_(-0x2000)
     return torch.where(x.isnan(), x, bits.view(torch.float32))  # a NaN's bits could wrap around
 
 
 class Yardstick:
-    """The op list in one dtype over a part; names and shapes of the results as in ``_exact``."""
+    """The op list in one dtype over a part; names and shapes of the results as in ``_exact``.
 
-    def __init__(self, part: Part, dtype: torch.dtype) -> None:
+    cut: what the products of TF32 read is cut off and not rounded.
+    """
+
+    def __init__(self, part: Part, dtype: torch.dtype, *, cut: bool = False) -> None:
         self.part = part
         self.dtype = dtype
+        self._cut = cut
 
     def rows(self, heads: slice, numbers: Tensor, *, gradients: bool, lse: bool = True) -> dict[str, Tensor]:
         """o and, unless it is not wanted, lse; or dq and dbias where it has rows; on some query rows."""
@@ -126,4 +131,6 @@ class Yardstick:
 
     def _product(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b as the problem's dtype multiplies."""
-        return to_tf32(a) @ to_tf32(b) if self.part.problem.dtype == "tf32" else a @ b
+        if self.part.problem.dtype != "tf32":
+            return a @ b
+        return to_tf32(a, cut=self._cut) @ to_tf32(b, cut=self._cut)

@@ -68,7 +68,7 @@ def _own(name: str, model: str, summary: str, prepared: Callable[[Problem], int]
 
         return METHODS[name].prepare(problem, inputs)
 
-    def check(problem: Problem, inputs: Inputs, o: Tensor) -> Accuracy:
+    def check(problem: Problem, inputs: Inputs, o: Tensor, gradients: object = None) -> Accuracy:
         from flashbench.kernels._alternatives import check
 
         return check(name, problem, inputs, o)
@@ -101,7 +101,7 @@ def _restricted(name: str, summary: str, of: Callable[[Problem], Problem]) -> Im
     def prepare(problem: Problem, inputs: Inputs) -> Call:
         return get(KERNEL).prepare(of(problem), inputs_of(problem, inputs))
 
-    def check(problem: Problem, inputs: Inputs, o: Tensor) -> Accuracy:
+    def check(problem: Problem, inputs: Inputs, o: Tensor, gradients: object = None) -> Accuracy:
         from flashbench.kernels._alternatives import compared
 
         return compared(of(problem), inputs_of(problem, inputs), o)

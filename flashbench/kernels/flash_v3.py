@@ -23,6 +23,7 @@ IMPLEMENTATIONS = (
         describe=row.on_card,
         precompile=precompile,
         on_card=row.on_card,
+        exponentials_within=row.exponentials_within,
         deterministic=False,
     ),
 )

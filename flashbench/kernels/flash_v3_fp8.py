@@ -24,5 +24,6 @@ IMPLEMENTATIONS = (
         precompile=precompile,
         prepared_bytes=row.prepared_bytes,
         on_card=row.on_card,
+        exponentials_within=row.exponentials_within,
     ),
 )

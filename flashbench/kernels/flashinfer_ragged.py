@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from flashbench.kernels import Call, Target
-from flashbench.kernels._peer import Peer
-from flashbench.problem import LAYOUTS, UNLIMITED, Problem
+from flashbench.kernels._peer import Peer, copied_bytes
+from flashbench.problem import UNLIMITED, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,12 +65,7 @@ def _why_unsupported(problem: Problem) -> str | None:
 
 
 def _prepared_bytes(problem: Problem, pass_: str, target: Target) -> int:
-    p = problem
-    if p.layout == LAYOUTS[1]:
-        return WORKSPACE_BYTES
-    queries, keys = p.rows
-    elements: int = p.num_heads * queries * p.head_dim + p.num_kv_heads * keys * (p.head_dim + p.head_dim_v)
-    return WORKSPACE_BYTES + elements * p.dtype_bytes
+    return WORKSPACE_BYTES + copied_bytes(problem)
 
 
 PEER = Peer(

@@ -66,7 +66,7 @@ def page(_: Section, frame: DataFrame) -> str:
 def plain(frame: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """The same as text that is safe as HTML: title, heading, cells of each row."""
     for title, head, items, columns in tables(frame):
-        rows = [[*_who(item), escape(str(item["status"])), *_values(item, columns)] for item in items]
+        rows = [[*_who(item), escape(_status(item)), *_values(item, columns)] for item in items]
         yield escape(title), head, rows
 
 
@@ -92,6 +92,11 @@ def _title(item: dict[str, Any], *, several: bool) -> str:
         "causal" if item["causal"] else "full", str(item["dtype"]), f"batch {item['batch']}",
         f"{heads} heads of {dim}", *([str(item["run"])] if several else []),
     ])  # fmt: skip
+
+
+def _status(item: dict[str, Any]) -> str:
+    """The status, and its reason if it has one."""
+    return ": ".join(str(item[name]) for name in ("status", "reason") if words.known(item[name]))
 
 
 def _who(item: dict[str, Any]) -> list[str]:

@@ -224,7 +224,8 @@ SECTIONS = (
     Section(
         key="claims", title="The literature's claims",
         about="Claims of papers and documentation, each computed from these cells, or from a folder's"
-        " ('--claims'); the papers' cards and lengths stand beside them. The spread is that of both sides.",
+        " ('--claims'); the papers' cards and lengths stand beside them. The spread is that of both sides."
+        " Cells flagged launch-bound or suspect decide nothing on speed.",
         data=claimed.data, page=claimed.page,
         empty="No claim is about these cells ('report --claims DIR' holds all to the results below a folder,"
         " 'flashbench claims' names what measures each).",

@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashbench import paths
 from flashbench.errors import RunFileError
 from flashbench.report import page as page_
 from flashbench.report import words
@@ -35,7 +35,7 @@ def load(path: str) -> dict[str, Mapping[str, Any]]:
     where = f"--timeline {path!r}"
     accepted = "accepted: what 'flashbench profile --timeline --json' prints"
     try:
-        with Path(path).open("rb") as file:
+        with paths.opened(path) as file:
             text = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise RunFileError(f"{where}: {getattr(error, 'strerror', None) or error}; {accepted}") from None

@@ -95,6 +95,8 @@ class Group:
     def close(self) -> None:
         """End every rank and what it started."""
         for worker in self._workers:
+            worker.ask()
+        for worker in self._workers:
             worker.kill()
         with suppress(OSError):
             self._folder.cleanup()

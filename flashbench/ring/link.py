@@ -68,7 +68,9 @@ class Link:
         import torch.distributed as dist
 
         whole = x.new_empty((self.ranks, *x.shape))
-        dist.all_gather_into_tensor(whole.flatten(), x.contiguous().flatten())
+        # torch 2.13 warns of the old name, and what a rank said last is told when it dies
+        gathered = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gathered(whole.flatten(), x.contiguous().flatten())
         self._count("gather", [x], (), [x] * (self.ranks - 1))
         return list(whole)
 

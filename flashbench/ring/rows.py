@@ -34,15 +34,20 @@ class Asked:
 def measured(cells: Sequence[Cell], asked: Asked, target: Target) -> Iterator[dict[str, Any]]:
     """The row of each cell in turn. A cell in which a rank raises costs a new group; others go on.
 
-    Raises RankLost, after the row that says so, where a rank died or fell silent.
+    Raises RankLost, after the row that says so and a ``skipped`` one for each cell after it, where a rank
+    died or fell silent.
     """
     card = None
     if target.type == "cuda":
         card = devices.match(target.name, sms=target.num_sms, memory_bytes=target.total_bytes)
     group: Group | None = None
+    gone: RankLost | None = None
     try:
         for cell in cells:
             row = modelled(cell, asked.ranks, card, asked.link) | {"device": target.name}
+            if gone is not None:
+                yield row | {"status": "skipped", "reason": f"the run ended before it: {gone}"}
+                continue
             if reason := why_unsupported(cell, asked.ranks, asked.device_type):
                 yield row | {"status": "unsupported", "reason": reason}
                 continue
@@ -53,11 +58,13 @@ def measured(cells: Sequence[Cell], asked: Asked, target: Target) -> Iterator[di
                 group = None
                 yield row | {"status": _status(str(failure)), "reason": str(failure)}
             except RankLost as lost:
+                gone = lost
                 yield row | {"status": "failed", "reason": str(lost)}
-                raise
     finally:
         if group is not None:
             group.close()
+    if gone is not None:
+        raise gone
 
 
 def _status(reason: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from flashbench import iomodel, kernels
 from flashbench._profilers.trace import Launch, Moved, trace, why_unavailable
-from flashbench.errors import SpecError
+from flashbench.errors import SpecError, in_words
 from flashbench.iomodel import Estimate, Step
 from flashbench.kernels import Implementation, Target, _hopper_row
 from flashbench.problem import Cell, Problem
@@ -87,7 +87,7 @@ def trace_cell(
     try:
         launches = _launches(traced, config, seed)
     except Exception as error:  # a kernel raises whatever it likes, and other cells go on
-        return {"error": " ".join(f"{type(error).__name__}: {error}".split())}
+        return {"error": in_words(error)}
     if not launches and implementation.origin is not None:  # a bundled one may have nothing to do
         return {"reason": f"{cell.implementation} launched no Triton kernel: nothing to interpret"}
     if not one_head:

@@ -1,0 +1,126 @@
+"""What is no file, or too large a one, is refused in one line and in bounded time and memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import answer, check, fault
+
+from flashbench import paths, runfile
+from flashbench._runfile import lines
+from flashbench.errors import RunFileError, UsageError
+
+RESULTS = Path(__file__).resolve().parent.parent / "reports" / "cpu" / "results.jsonl"
+posix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@posix
+@pytest.mark.parametrize(
+    "line",
+    [
+        "verify {}", "report {}", "compare {0} {0}", "history {0} {0}", "baseline save {} --name x",
+        "run --config {}", "gate --config {} --out g.json", "profile --trace --config {}",
+        "profile --import {}", "claims {}", "io-model --gpu {}",
+        "report --ceilings {} r.jsonl", "report --timeline {} r.jsonl",
+        "compare r.jsonl r.jsonl --noise {}",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["pipe", "zeros"])
+def test_a_pipe_with_a_name_and_a_device_are_refused(line: str, kind: str) -> None:
+    name = f"{kind}.toml" if "--gpu" in line else f"{kind}.json" if "--noise" in line else kind
+    if kind == "pipe":
+        os.mkfifo(name)
+    else:
+        os.symlink("/dev/zero", name)
+    Path("r.jsonl").write_bytes(RESULTS.read_bytes())
+    found = check(line.format(name).split(), (name,))
+    assert found.code in (2, 4)
+    assert {"pipe": "is a named pipe, no file", "zeros": "is a device, no file"}[kind] in found.err
+
+
+@posix
+def test_what_a_shell_opened_is_read(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    try:
+        text = RESULTS.read_bytes()[:4096]
+        os.write(writing, text)
+        os.close(writing)
+        assert paths.whole(f"/dev/fd/{reading}") == text
+    finally:
+        os.close(reading)
+    assert paths.whole(os.devnull) == b""
+    command = [sys.executable, "-m", "flashbench", "verify", "/dev/stdin"]
+    with RESULTS.open("rb") as file:
+        said = subprocess.run(command, stdin=file, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout == "/dev/stdin: as written; 36 rows\n"
+
+
+def test_a_line_that_is_too_long_is_damage_and_costs_no_more_than_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    head, first, second = RESULTS.read_bytes().splitlines(keepends=True)[:3]
+    monkeypatch.setattr(lines, "MAX_LINE", 2**16)
+    path = Path("r.jsonl")
+    path.write_bytes(head + first + b"\0" * 2**22 + b"\n" + second)
+    assert [number for number, _ in runfile.verify(path).damage] == [3]
+    with pytest.raises(RunFileError, match=r"line 3: longer than 0 MiB"):
+        runfile.load(path)
+    whole, torn = lines.read(path)
+    assert ([len(line) for line in whole[:2]], len(whole[2]), torn) == (
+        [len(head) - 1, len(first) - 1], 2**16 + 2, b"",
+    )  # fmt: skip
+    path.write_bytes(head + first + b"\0" * 2**22)
+    assert runfile.verify(path).torn
+    monkeypatch.setattr(lines, "MAX_LINES", 1)
+    with pytest.raises(UsageError, match="has more than 1 lines"):
+        runfile.load(path)
+
+
+def test_a_file_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("big").write_bytes(b"x" * (2**21 + 1))
+    monkeypatch.setattr(paths, "MOST", 2**21)
+    for said in (lambda: paths.whole("big", 2**21), lambda: lines.read(Path("big"))):
+        with pytest.raises(OSError, match="larger than 2 MiB"):
+            said()
+    assert paths.whole("big", 2**21 + 1) == b"x" * (2**21 + 1)
+    Path("claims.toml").write_bytes(b"#" * 2**21)
+    assert "is larger than 1 MiB" in check(["claims", "claims.toml"], ("claims.toml",)).err
+
+
+def test_out_of_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(runfile, "verify", starved)
+    found = answer(["verify", "r.jsonl"])
+    assert found.code == 3
+    assert found.err.startswith("error: out of memory: ")
+    assert fault(found)  # no file of a fuzzer's is so large
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to the limit")
+def test_a_file_beyond_the_memory_is_one_line() -> None:
+    import resource
+
+    with open("zeros.csv", "wb") as file:
+        file.truncate(900 << 20)  # sparse
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (800 << 20, 800 << 20))
+
+    command = [sys.executable, "-m", "flashbench", "profile", "--import", "zeros.csv"]
+    said = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stdout) == (3, "")
+    assert said.stderr.startswith("error: out of memory: ")
+    assert "Traceback" not in said.stderr
