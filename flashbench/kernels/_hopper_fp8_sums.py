@@ -12,7 +12,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
-    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
@@ -51,30 +50,35 @@ def scale_of(top, unit, new_top, new_unit):
 
 
 @gluon.jit
-def set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, pending, old_total, old_top, old_unit, top,
-              v_unit, old_entry, heads, seqlen_q, WG: gl.constexpr, BLOCK_M: gl.constexpr, E: gl.constexpr,
-              LO: gl.constexpr, ROW: gl.constexpr, SHIFT: gl.constexpr, PROMOTE: gl.constexpr):  # fmt: skip
-    """Add what was set aside before; write a tile of queries that is complete, set aside another."""
-    at_top = top
-    at_unit = v_unit
-    if pending:
-        at_top = old_top
-        at_unit = old_unit
+def set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, done, total, top, unit, entry, heads, seqlen_q,
+              WG: gl.constexpr, BLOCK_M: gl.constexpr, E: gl.constexpr, LO: gl.constexpr, ROW: gl.constexpr,
+              SHIFT: gl.constexpr, PROMOTE: gl.constexpr):  # fmt: skip
+    """Add to O, by the bases top and unit, what was set aside; write it where it is done, else set it aside."""
     if PROMOTE > 0:
         if kept:
             flat = by_thread(acc, E)
-            factor = by_thread(guard.over(scale_of(kept_top, kept_unit, at_top, at_unit), acc), E)
+            factor = by_thread(guard.over(scale_of(kept_top, kept_unit, top, unit), acc), E)
             flat += MS.index(WG).load(flat.type.layout) * factor
             acc = by_row(flat, E, LO)
-    if pending:
-        done = gl.convert_layout(gl.max(old_top, 1), ROW)
-        weight = one.finish(old_total, done - SHIFT, LSE, old_entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW,
-                            1) * gl.exp2(old_unit)  # fmt: skip
-        one.store_rows(acc, acc, weight, OS, OS, O, O, old_entry, WG, BLOCK_M, E, 0, LO, LO, False)
+    if done:
+        base = gl.convert_layout(gl.max(top, 1), ROW) - SHIFT
+        weight = one.finish(total, base, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW, 1)
+        weight *= gl.exp2(unit)
+        one.store_rows(acc, acc, weight, OS, OS, O, O, entry, WG, BLOCK_M, E, 0, LO, LO, False)
     else:
         if PROMOTE > 0:
             MS.index(WG).store(by_thread(acc, E))
     return acc
+
+
+@gluon.jit
+def shifted(v_scale, v_unit, first):
+    """(the new unit of O, what O so far is to be multiplied by, P's shift) of the log2 of a V tile's scale."""
+    lag = v_scale - v_unit
+    change = (lag > 0) | (lag < LEAST)
+    turned = gl.where(change & (first == False), gl.exp2(-lag), 1.0)  # noqa: E712
+    new_unit = gl.where(change | first, v_scale, v_unit)
+    return new_unit, turned, v_scale - new_unit
 
 
 @gluon.jit
@@ -101,9 +105,11 @@ def consume(
         one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
     n = blocks - 1
     own_scale, scales = whole.scale_places(entry, tiles, heads, group, key_tiles)
+    next_own, next_scales = whole.scale_places(next_entry, tiles, heads, group, key_tiles)
     q_scale = gl.load(Q_SCALE + own_scale) * unit
     factor = gl.maximum(q_scale * gl.load(K_SCALE + scales + n), SMALLEST)
-    v_unit = asm.log2(gl.load(V_SCALE + scales + n))
+    v_scale = asm.log2(gl.load(V_SCALE + scales + n))
+    v_unit = v_scale
     asm.turn_pass(0, TURNS and WG == 1)
     mbarrier.wait(QFULL.index(WG), 0)
     mbarrier.wait(FULL.index(0), 0)
@@ -119,41 +125,48 @@ def consume(
     if n >= clear:
         last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
         s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
-    zero = gl.sum(gl.sum(gl.reshape(gl.zeros([ROWS, BLOCK_N], gl.float32, S), [ROWS, BLOCK_N // 8, 4, 2]), 1), 2)
-    PARTS: gl.constexpr = zero.type.layout
-    none = zero + float("-inf")
-    p, total, top, alpha = guard.words(s, none, factor, SHIFT, BLOCK_N, EMULATED, E5M2)
-    total = gl.convert_layout(total, PARTS)
-    top = gl.convert_layout(top, PARTS)
-    alpha = gl.convert_layout(alpha, PARTS)
-    mbarrier.arrive(FREE.index(0))
+    PARTS: gl.constexpr = guard.parts_layout()
+    total = gl.zeros([ROWS, 4], gl.float32, PARTS)
+    top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
+    WORDS: gl.constexpr = guard.words_layout(BLOCK_N)
     acc = gl.zeros([ROWS, E], gl.float32, LO)
-    old_total = total
-    old_top = top
-    old_unit = v_unit
+    p = gl.zeros([ROWS, BLOCK_N // 4], gl.int32, WORDS)
     before = entry
-    written = entry
     kept_top = top
     kept_unit = v_unit
     kept = False  # part of O is set aside
-    pending = False  # a tile of queries is complete but for being written
-    summed = 0  # tiles that are in the accumulator
+    first = True  # the tile whose scores are there is the first of its tile of queries
+    summed = 0  # tiles that are in the accumulator; the first product, of no tile, is dropped
     stage = 0
     phase = 0
-    tile = 0  # tile of queries of this program
-    for j in range(1, total_blocks):
+    tile = 0  # tile of queries of this program, of the scores that are issued next
+    for i in range(total_blocks - 1):
+        acc = pieces.values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
+        summed = gl.where(i > 0, summed + 1, 0)
+        old_total = total
+        old_top = top
+        old_unit = v_unit
+        if first:
+            total = gl.zeros([ROWS, 4], gl.float32, PARTS)
+            top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
+        v_unit, turned, shift = shifted(v_scale, v_unit, first)
+        next_p, sums, next_top, alpha = guard.words(
+            s, top, factor, shift + SHIFT, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
+        top = gl.convert_layout(next_top, PARTS)
+        alpha = gl.convert_layout(alpha, PARTS)
+        total = total * alpha + gl.convert_layout(sums, PARTS) * gl.exp2(-shift)
         n -= 1
         new = n < 0
+        written = before
         if new:  # the scores that are issued next are the first of another tile of queries
             before = entry
             entry = next_entry
             start_m, blocks, clear, _ = one.place(
                 one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
             n = blocks - 1
-            own_scale, scales = whole.scale_places(entry, tiles, heads, group, key_tiles)
-            q_scale = gl.load(Q_SCALE + own_scale) * unit
+            own_scale = next_own
+            scales = next_scales
             tile += 1
-            next_entry = gl.load(TABLE + (tile + 2) * programs)
             slot = (tile % Q_STAGES) * NUM_WG + WG
             mbarrier.wait(QFULL.index(slot), (tile // Q_STAGES) & 1)
             q = pieces.queries(QS, slot, D, HELD)
@@ -161,71 +174,79 @@ def consume(
                 mbarrier.arrive(QEMPTY.index(slot))
         k_scale = gl.load(K_SCALE + scales + n)
         v_scale = gl.load(V_SCALE + scales + n)
+        old_stage = stage
         stage += 1
         phase = gl.where(stage == STAGES, phase ^ 1, phase)
         stage = gl.where(stage == STAGES, 0, stage)
         mbarrier.wait(FULL.index(stage), phase)
         asm.turn_wait(WG, TURNS)
         s = pieces.scores(QS, q, KS, slot, stage, BLOCK_N, D, S, HELD)
-        aside = pending
+        asm.turn_pass(1 - WG, TURNS)
+        acc, p = warpgroup_mma_wait(1, [acc, p])
+        mbarrier.arrive(FREE.index(old_stage))
+        acc = guard.rescale(acc, alpha * turned, E)
+        aside = first & (i > 0)
         if PROMOTE > 0:
-            aside = pending | (summed == PROMOTE)
+            aside = aside | (summed == PROMOTE)
         if aside:
-            acc = set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, pending, old_total, old_top,
-                            old_unit, top, v_unit, written, heads, seqlen_q, WG, BLOCK_M, E, LO, ROW, SHIFT,
-                            PROMOTE)  # fmt: skip
-            kept = pending == False  # noqa: E712
+            at_total = total
+            at_top = top
+            at_unit = v_unit
+            if first:
+                at_total = old_total
+                at_top = old_top
+                at_unit = old_unit
+            acc = set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, first, at_total, at_top, at_unit,
+                            written, heads, seqlen_q, WG, BLOCK_M, E, LO, ROW, SHIFT, PROMOTE)  # fmt: skip
+            kept = first == False  # noqa: E712
             kept_top = top
             kept_unit = v_unit
             summed = 0
-        acc = pieces.values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
-        asm.turn_pass(1 - WG, TURNS)
-        summed += 1
-        s = warpgroup_mma_wait(1, [s])
+        if new:
+            q_scale = gl.load(Q_SCALE + own_scale) * unit
+            next_entry = gl.load(TABLE + (tile + 2) * programs)
+            next_own, next_scales = whole.scale_places(next_entry, tiles, heads, group, key_tiles)
+        first = new
+        p = next_p
+        factor = gl.maximum(q_scale * k_scale, SMALLEST)
+        v_scale = asm.log2(v_scale)
+        s = warpgroup_mma_wait(0, [s])
         if not HELD:
             if n == 0:
                 mbarrier.arrive(QEMPTY.index(slot))
         if n >= clear:
             last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
             s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
-        turned = 1.0
-        v_scale = asm.log2(v_scale)
-        if new:
-            old_total = total
-            old_top = top
-            old_unit = v_unit
-            written = before
-            total = gl.zeros([ROWS, 4], gl.float32, PARTS)
-            top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
-            v_unit = v_scale
-        pending = new
-        factor = gl.maximum(q_scale * k_scale, SMALLEST)
-        lag = v_scale - v_unit
-        change = (lag > 0) | (lag < LEAST)
-        turned = gl.where(change, gl.exp2(-lag), 1.0)
-        v_unit = gl.where(change, v_scale, v_unit)
-        shift = v_scale - v_unit
-        next_p, sums, next_top, alpha = guard.words(s, top, factor, shift + SHIFT, BLOCK_N, EMULATED, E5M2)
-        top = gl.convert_layout(next_top, PARTS)
-        alpha = gl.convert_layout(alpha, PARTS)
-        total = total * alpha + gl.convert_layout(sums, PARTS) * gl.exp2(-shift)
-        acc, p = warpgroup_mma_wait(0, [acc, p])
-        mbarrier.arrive(FREE.index(stage))
-        acc = guard.rescale(acc, alpha * turned, E)
-        p = next_p
+    acc = pieces.values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
+    summed += 1
+    old_total = total
+    old_top = top
+    old_unit = v_unit
+    if first:
+        total = gl.zeros([ROWS, 4], gl.float32, PARTS)
+        top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
+    v_unit, turned, shift = shifted(v_scale, v_unit, first)
+    next_p, sums, next_top, alpha = guard.words(
+        s, top, factor, shift + SHIFT, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
+    top = gl.convert_layout(next_top, PARTS)
+    alpha = gl.convert_layout(alpha, PARTS)
+    total = total * alpha + gl.convert_layout(sums, PARTS) * gl.exp2(-shift)
+    acc, p = warpgroup_mma_wait(0, [acc, p])
+    acc = guard.rescale(acc, alpha * turned, E)
+    if first & (total_blocks > 1):
+        acc = set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, True, old_total, old_top, old_unit, before,
+                  heads, seqlen_q, WG, BLOCK_M, E, LO, ROW, SHIFT, PROMOTE)  # fmt: skip
+    if first:
+        kept = False
+        summed = 0
     stage += 1
     phase = gl.where(stage == STAGES, phase ^ 1, phase)
     stage = gl.where(stage == STAGES, 0, stage)
     mbarrier.wait(FULL.index(stage), phase)
-    if pending:
-        acc = set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, True, old_total, old_top, old_unit, top,
-                        v_unit, written, heads, seqlen_q, WG, BLOCK_M, E, LO, ROW, SHIFT, PROMOTE)  # fmt: skip
-        kept = False
-        summed = 0
-    acc = pieces.values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
-    acc, p = warpgroup_mma_wait(0, [acc, p])
-    set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, True, total, top, v_unit, top, v_unit, entry, heads,
-              seqlen_q, WG, BLOCK_M, E, LO, ROW, SHIFT, PROMOTE)  # fmt: skip
+    acc = pieces.values(next_p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
+    acc, next_p = warpgroup_mma_wait(0, [acc, next_p])
+    set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, True, total, top, v_unit, entry, heads, seqlen_q,
+              WG, BLOCK_M, E, LO, ROW, SHIFT, PROMOTE)  # fmt: skip
     tma.store_wait(0)
 
 

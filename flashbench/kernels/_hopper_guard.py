@@ -131,7 +131,7 @@ def _bases():
     for r in (0, 1):
         body += [
             f"sub.f32 base{r}, shift, top{r};",
-            f"setp.eq.f32 none, top{r}, 0fFF800000;",
+            f"setp.eq.and.f32 none, top{r}, 0fFF800000, found;",
             f"selp.f32 base{r}, 0f00000000, base{r}, none;",
             f"fma.rn.f32 bias{r}, base{r}, {_float(1 / SLOPE)}, {_float(15 / SLOPE)};",
         ]
@@ -158,9 +158,7 @@ def guarded_asm(cols, share, e5m2):
         *(f"mov.f32 top{r}, ${3 * n + 2 * r};" for r in (0, 1)),
         f"mov.f32 shift, ${4 * n};",
         *(f"mov.f32 alpha{r}, 0f3F800000;" for r in (0, 1)),
-        "setp.eq.f32 over, top0, 0fFF800000;",
-        "setp.eq.or.f32 over, top1, 0fFF800000, over;",
-        "vote.sync.any.pred found, over, 0xffffffff;",
+        f"setp.ne.f32 found, ${5 * n}, 0f00000000;",
         "@found bra FIND;",
         "AGAIN:",
         *_bases(),
@@ -186,7 +184,22 @@ def guarded_asm(cols, share, e5m2):
 @constexpr_function
 def guarded_tied(cols):
     n = cols // 2
-    return ",".join(["=&r"] * n + ["f"] * (4 * n))
+    return ",".join(["=&r"] * n + ["f"] * (5 * n))
+
+
+@constexpr_function
+def words_layout(columns):
+    """Layout of ``words``'s words, 64 rows of so many columns."""
+    places = [[0, 4 << i] for i in range((columns // 32).bit_length())]
+    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([[8, 0], *places], lanes, [[16, 0], [32, 0]], [], [64, columns // 4])
+
+
+@constexpr_function
+def parts_layout():
+    """Layout of numbers of rows, (ROWS, 4), of which each thread has its own."""
+    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([[8, 0]], lanes, [[16, 0], [32, 0]], [], [64, 4])
 
 
 @gluon.jit
@@ -208,14 +221,14 @@ def halves(x):
 
 
 @gluon.jit
-def first(x, TIMES: gl.constexpr):
+def alone(x, TIMES: gl.constexpr):
     """(ROWS, 4) of (ROWS, 2**TIMES, 4): the first, as a number."""
     x = fast.first_halves(x, TIMES)
     return gl.reshape(x, [ROWS, 4]).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
-def words(s, top, factor, shift, BLOCK_N: gl.constexpr, SHARE: gl.constexpr, E5M2: gl.constexpr):
+def words(s, top, factor, shift, first, BLOCK_N: gl.constexpr, SHARE: gl.constexpr, E5M2: gl.constexpr):
     """(words of four of P in fp8, row sums per thread, the new base, the factor for what was summed before).
 
     P: 2**(s * factor - base + shift), SHARE of 8 exponentials without MUFU. top: the base so far, (ROWS, 4);
@@ -226,14 +239,17 @@ def words(s, top, factor, shift, BLOCK_N: gl.constexpr, SHARE: gl.constexpr, E5M
     N: gl.constexpr = BLOCK_N // 2
     scale = gl.full([ROWS, BLOCK_N], factor, gl.float32, s.type.layout)
     up = gl.full([ROWS, BLOCK_N], shift, gl.float32, s.type.layout)
-    out = gl.inline_asm_elementwise(ASM, TIED, [s, scale, over(top, s), up], gl.int32, is_pure=False, pack=N)
+    none = gl.full([ROWS, BLOCK_N], gl.where(first, 1.0, 0.0), gl.float32, s.type.layout)
+    operands = [s, scale, over(top, s), up, none]
+    out = gl.inline_asm_elementwise(ASM, TIED, operands, gl.int32, is_pure=False, pack=N)
     p, numbers = gl.split(gl.reshape(out, [ROWS, BLOCK_N // 8, 4, 2]))
     p, _unused = halves(p)
-    p = gl.reshape(p, [ROWS, BLOCK_N // 4])
+    WORDS: gl.constexpr = words_layout(BLOCK_N)
+    p = gl.convert_layout(gl.reshape(p, [ROWS, BLOCK_N // 4]), WORDS, assert_trivial=True)
     sums, tops = halves(numbers)
     sums, alphas = halves(sums)
     TIMES: gl.constexpr = fast.log2_of(BLOCK_N // 32)
-    return p, first(sums, TIMES), first(tops, TIMES + 1), first(alphas, TIMES)
+    return p, alone(sums, TIMES), alone(tops, TIMES + 1), alone(alphas, TIMES)
 
 
 @gluon.jit
