@@ -339,6 +339,47 @@ def _eight_words(
     return _hopper_fp8_kernels.packed(p, e5m2, columns), sums
 
 
+def _scalar(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors that takes Python's numbers, too."""
+
+    def call(*args: Any) -> Any:
+        if any(isinstance(x, Tensor) for x in args):
+            return function(*args)
+        return function(*map(torch.tensor, args)).item()
+
+    return call
+
+
+def _over(row: Tensor, like: Tensor) -> Tensor:
+    """A number per row and thread over the columns that the thread has."""
+    return row.repeat_interleave(2, 1).repeat(1, like.shape[1] // 8).as_subclass(Typed)
+
+
+def _guarded(
+    s: Tensor, top: Tensor, factor: float, shift: float, first: bool, columns: int, share: int, e5m2: bool
+) -> tuple[Tensor, ...]:
+    """``_hopper_guard.words``."""
+    from flashbench.kernels import _hopper_fp8_kernels
+    from flashbench.kernels import _hopper_guard as guard
+
+    def computed(base: Tensor) -> tuple[Tensor, Tensor]:
+        x = s * factor + _over(base, s)
+        emulated = torch.arange(columns) % 16 >= 8 if share else torch.zeros(columns, dtype=torch.bool)
+        p = torch.where(emulated, _power(x, False), torch.exp2(x))
+        p = torch.where(x > 16, math.inf, p)  # fp16's largest
+        return p, p.reshape(64, columns // 8, 4, 2).sum((1, 3))
+
+    p, sums = computed(shift - top)
+    limit = guard.LIMIT["e5m2x2" if e5m2 else "e4m3x2"]
+    found = (~(sums <= limit)).reshape(4, -1).any(1).repeat_interleave(16)[:, None] | first
+    highest = s.amax(1, keepdim=True) * factor
+    new = torch.where(found & ~(highest - top <= guard.NEAR), highest, top)
+    alpha = torch.where((new == top) | (top == -math.inf), 1.0, torch.exp2(top - new))
+    again, more = computed(shift - torch.where(new == -math.inf, 0.0, new))
+    p, sums = torch.where(found, again, p), torch.where(found, more, sums)
+    return _hopper_fp8_kernels.packed(p, e5m2, columns), sums, new, alpha
+
+
 def _module(name: str, **names: Any) -> None:
     module = types.ModuleType(name)
     module.__dict__.update(names, __path__=[])
@@ -369,7 +410,8 @@ def install(module: str) -> Any:
         num_programs=lambda axis: _LAUNCH["programs"], program_id=lambda axis: _LAUNCH["program"],
         load=_load_where, store=_store_where, maximum=max, minimum=min,
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-        arange=lambda start, end, layout: torch.arange(start, end), where=torch.where, exp2=torch.exp2,
+        arange=lambda start, end, layout: torch.arange(start, end), where=_scalar(torch.where),
+        exp2=_scalar(torch.exp2), DistributedLinearLayout=Layout,
         convert_layout=lambda x, layout, assert_trivial=False: x.clone(), reshape=torch.reshape,
         permute=torch.permute, split=lambda x: x.unbind(-1), join=lambda x, y: torch.stack((x, y), -1),
         float8e5=torch.float8_e5m2,
@@ -395,10 +437,11 @@ def install(module: str) -> Any:
     _module("triton._C.libtriton", ir=None)
     _module("triton.runtime")
     _module("triton.runtime.jit", constexpr_function=_itself)
-    from flashbench.kernels import _hopper_asm, _hopper_backward_tiles, _hopper_exp2, _hopper_tiles
+    from flashbench.kernels import _hopper_asm, _hopper_backward_tiles, _hopper_exp2, _hopper_guard, _hopper_tiles
 
     _hopper_asm.mask, _hopper_asm.mask_before = _mask, _mask_before
-    _hopper_asm.log2, _hopper_asm.inverse, _hopper_asm.hold = torch.log2, torch.reciprocal, _itself
+    _hopper_asm.log2, _hopper_asm.inverse = _scalar(torch.log2), torch.reciprocal
+    _hopper_asm.hold = _itself
     _hopper_asm.turn_wait, _hopper_asm.turn_pass = _turn_wait, _turn_pass
     _hopper_backward_tiles.tma_add = _add
     _hopper_backward_tiles.retiled = lambda memory, shape, layout: memory.reshape(shape)
@@ -411,6 +454,8 @@ def install(module: str) -> Any:
     _hopper_exp2.row_max = lambda s, columns: s.amax(1)
     _hopper_exp2.half_parts, _hopper_exp2.eight_words = _half_parts, _eight_words
     _hopper_exp2.joined = lambda first, second, columns, share, layout: first
+    _hopper_guard.words, _hopper_guard.over = _guarded, _over
+    _hopper_guard.rescale = lambda acc, alpha, columns: acc * _over(alpha, acc)
     partial_sums = _hopper_tiles.partial_sums
     _hopper_tiles.partial_sums = lambda p, columns: partial_sums(p, columns).as_subclass(Typed)
     return importlib.import_module(f"flashbench.kernels.{module}")

@@ -1,4 +1,16 @@
-"""FlashAttention-3's forward in 8-bit floats whose bases are guarded by row sums, in Gluon for sm_90."""
+"""FlashAttention-3's forward in 8-bit floats whose bases are guarded by row sums, in Gluon for sm_90.
+
+Launched by _flash_v3_fp8.py for head dims over 64. Roles, schedule and layouts are those of
+_hopper_fp8_kernels.py. What is its own:
+
+- No row maxima but of tiles that need them (_hopper_guard.py).
+- P V is summed where the product is computed, and every PROMOTE tiles what was summed so, in some 14 bits, is
+  added to a sum in fp32 that shared memory holds. V's scales are powers of two (``_fp8.quantise_values``): that
+  of a tile goes into P, relative to a unit that follows the largest of late, and costs no bit; row sums leave
+  it out.
+- P V of a tile is issued beside the exponentials of the next, and the scores after that behind it, so that
+  no wait for a product is without work before it. A tile of K comes with the V of the tile before.
+"""
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
 # ruff: noqa: ANN001, ANN202, E741
@@ -12,18 +24,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
     tma,
+    warpgroup_mma,
     warpgroup_mma_wait,
 )
 
 from flashbench.kernels import _hopper_asm as asm
 from flashbench.kernels import _hopper_fp8_kernels as whole
-from flashbench.kernels import _hopper_fp8_pieces as pieces
 from flashbench.kernels import _hopper_guard as guard
 from flashbench.kernels import _hopper_kernels as half
 from flashbench.kernels import _hopper_tiles as one
 
 ROWS = one.ROWS
-SMALLEST = whole.SMALLEST
+SHIFT = guard.SHIFT
 LEAST = gl.constexpr(-3.0)
 """By how much, in powers of two, a V tile's scale may lie under the unit."""
 
@@ -51,23 +63,20 @@ def scale_of(top, unit, new_top, new_unit):
 
 @gluon.jit
 def set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, done, total, top, unit, entry, heads, seqlen_q,
-              WG: gl.constexpr, BLOCK_M: gl.constexpr, E: gl.constexpr, LO: gl.constexpr, ROW: gl.constexpr,
-              SHIFT: gl.constexpr, PROMOTE: gl.constexpr):  # fmt: skip
+              WG: gl.constexpr, BLOCK_M: gl.constexpr, E: gl.constexpr, LO: gl.constexpr, ROW: gl.constexpr):  # fmt: skip
     """Add to O, by the bases top and unit, what was set aside; write it where it is done, else set it aside."""
-    if PROMOTE > 0:
-        if kept:
-            flat = by_thread(acc, E)
-            factor = by_thread(guard.over(scale_of(kept_top, kept_unit, top, unit), acc), E)
-            flat += MS.index(WG).load(flat.type.layout) * factor
-            acc = by_row(flat, E, LO)
+    if kept:
+        flat = by_thread(acc, E)
+        factor = by_thread(guard.over(scale_of(kept_top, kept_unit, top, unit), acc), E)
+        flat += MS.index(WG).load(flat.type.layout) * factor
+        acc = by_row(flat, E, LO)
     if done:
         base = gl.convert_layout(gl.max(top, 1), ROW) - SHIFT
         weight = one.finish(total, base, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW, 1)
         weight *= gl.exp2(unit)
         one.store_rows(acc, acc, weight, OS, OS, O, O, entry, WG, BLOCK_M, E, 0, LO, LO, False)
     else:
-        if PROMOTE > 0:
-            MS.index(WG).store(by_thread(acc, E))
+        MS.index(WG).store(by_thread(acc, E))
     return acc
 
 
@@ -82,18 +91,57 @@ def shifted(v_scale, v_unit, first):
 
 
 @gluon.jit
+def values(p, V, acc, use_acc, E5M2: gl.constexpr, BLOCK_N: gl.constexpr, E: gl.constexpr, O: gl.constexpr):
+    """Issue acc += P V of one tile."""
+    p = gl.join(p, p)
+    p = gl.reshape(gl.join(p, p), [ROWS, BLOCK_N])
+    p = gl.convert_layout(p, gl.DotOperandLayout(0, parent=O, k_width=4), assert_trivial=True)
+    v = V.reshape([E, BLOCK_N]).permute((1, 0))
+    return warpgroup_mma(asm.taken_apart(p, E5M2), v, acc, use_acc=use_acc, is_async=True)
+
+
+@gluon.jit
+def softmax(s, total, top, factor, v_scale, v_unit, first, BLOCK_N: gl.constexpr, EMULATED: gl.constexpr,
+            E5M2: gl.constexpr):  # fmt: skip
+    """(P's words, row sums, bases, unit of O, what O so far is to be multiplied by) with one more tile.
+
+    first: the tile is the first of its tile of queries.
+    """
+    PARTS: gl.constexpr = guard.parts_layout()
+    if first:
+        total = gl.zeros([ROWS, 4], gl.float32, PARTS)
+        top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
+    v_unit, turned, shift = shifted(v_scale, v_unit, first)
+    p, sums, top, alpha = guard.words(s, top, factor, shift + SHIFT, first, BLOCK_N, EMULATED, E5M2)
+    top = gl.convert_layout(top, PARTS)
+    alpha = gl.convert_layout(alpha, PARTS)
+    total = total * alpha + gl.convert_layout(sums, PARTS) * gl.exp2(-shift)
+    return p, total, top, v_unit, alpha * turned
+
+
+@gluon.jit
+def after(stage, phase, STAGES: gl.constexpr):
+    """The next stage of a ring and its phase."""
+    stage += 1
+    phase = gl.where(stage == STAGES, phase ^ 1, phase)
+    return gl.where(stage == STAGES, 0, stage), phase
+
+
+@gluon.jit
 def consume(
     QS, KS, VS, OS, MS, QFULL, QEMPTY, FULL, FREE,
     O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, EMULATED: gl.constexpr,
-    SHIFT: gl.constexpr, PROMOTE: gl.constexpr, HELD: gl.constexpr, TURNS: gl.constexpr,
+    PROMOTE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, E, 32])
     ROW: gl.constexpr = gl.SliceLayout(1, S)
+    PARTS: gl.constexpr = guard.parts_layout()
+    WORDS: gl.constexpr = guard.words_layout(BLOCK_N)
     E5M2: gl.constexpr = KS.dtype == gl.float8e5
     programs = gl.num_programs(0)
     key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
@@ -103,37 +151,29 @@ def consume(
     next_entry = gl.load(TABLE + 2 * programs)  # of the next tile of queries, long before it is needed
     start_m, blocks, clear, _ = one.place(
         one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
-    n = blocks - 1
+    n = blocks - 1  # K/V tile of the tile of queries: from the right, so that those to be masked come first
     own_scale, scales = whole.scale_places(entry, tiles, heads, group, key_tiles)
     next_own, next_scales = whole.scale_places(next_entry, tiles, heads, group, key_tiles)
     q_scale = gl.load(Q_SCALE + own_scale) * unit
-    factor = gl.maximum(q_scale * gl.load(K_SCALE + scales + n), SMALLEST)
+    factor = gl.maximum(q_scale * gl.load(K_SCALE + scales + n), whole.SMALLEST)
     v_scale = asm.log2(gl.load(V_SCALE + scales + n))
-    v_unit = v_scale
-    asm.turn_pass(0, TURNS and WG == 1)
     mbarrier.wait(QFULL.index(WG), 0)
     mbarrier.wait(FULL.index(0), 0)
-    slot = WG
-    q = pieces.queries(QS, slot, D, HELD)
-    if HELD:
-        mbarrier.arrive(QEMPTY.index(WG))
-    s = pieces.scores(QS, q, KS, slot, 0, BLOCK_N, D, S, HELD)
+    s = one.scores(QS, QS, WG, KS, KS, 0, BLOCK_N, D, 0, S)
     s = warpgroup_mma_wait(0, [s])
-    if not HELD:
-        if n == 0:
-            mbarrier.arrive(QEMPTY.index(WG))
-    if n >= clear:
-        last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
-        s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
-    PARTS: gl.constexpr = guard.parts_layout()
+    if n == 0:
+        mbarrier.arrive(QEMPTY.index(WG))
+    s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
     total = gl.zeros([ROWS, 4], gl.float32, PARTS)
     top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
-    WORDS: gl.constexpr = guard.words_layout(BLOCK_N)
     acc = gl.zeros([ROWS, E], gl.float32, LO)
     p = gl.zeros([ROWS, BLOCK_N // 4], gl.int32, WORDS)
-    before = entry
-    kept_top = top
-    kept_unit = v_unit
+    # Each starts as a number of its own: Triton's loop does not carry a variable that is assigned, inside,
+    # what it was another name of before
+    v_unit = v_scale * 0.0
+    before = entry * 0  # tile of queries whose product is to come, where the scores are of the next already
+    kept_top = gl.full([ROWS, 4], 0.0, gl.float32, PARTS)
+    kept_unit = v_scale * 0.0
     kept = False  # part of O is set aside
     first = True  # the tile whose scores are there is the first of its tile of queries
     summed = 0  # tiles that are in the accumulator; the first product, of no tile, is dropped
@@ -141,20 +181,13 @@ def consume(
     phase = 0
     tile = 0  # tile of queries of this program, of the scores that are issued next
     for i in range(total_blocks - 1):
-        acc = pieces.values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
+        acc = values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
         summed = gl.where(i > 0, summed + 1, 0)
         old_total = total
         old_top = top
         old_unit = v_unit
-        if first:
-            total = gl.zeros([ROWS, 4], gl.float32, PARTS)
-            top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
-        v_unit, turned, shift = shifted(v_scale, v_unit, first)
-        next_p, sums, next_top, alpha = guard.words(
-            s, top, factor, shift + SHIFT, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
-        top = gl.convert_layout(next_top, PARTS)
-        alpha = gl.convert_layout(alpha, PARTS)
-        total = total * alpha + gl.convert_layout(sums, PARTS) * gl.exp2(-shift)
+        next_p, total, top, v_unit, turned = softmax(
+            s, total, top, factor, v_scale, v_unit, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
         n -= 1
         new = n < 0
         written = before
@@ -167,28 +200,18 @@ def consume(
             own_scale = next_own
             scales = next_scales
             tile += 1
-            slot = (tile % Q_STAGES) * NUM_WG + WG
-            mbarrier.wait(QFULL.index(slot), (tile // Q_STAGES) & 1)
-            q = pieces.queries(QS, slot, D, HELD)
-            if HELD:
-                mbarrier.arrive(QEMPTY.index(slot))
+            mbarrier.wait(QFULL.index((tile % Q_STAGES) * NUM_WG + WG), (tile // Q_STAGES) & 1)
+        slot = (tile % Q_STAGES) * NUM_WG + WG
         k_scale = gl.load(K_SCALE + scales + n)
         v_scale = gl.load(V_SCALE + scales + n)
         old_stage = stage
-        stage += 1
-        phase = gl.where(stage == STAGES, phase ^ 1, phase)
-        stage = gl.where(stage == STAGES, 0, stage)
+        stage, phase = after(stage, phase, STAGES)
         mbarrier.wait(FULL.index(stage), phase)
-        asm.turn_wait(WG, TURNS)
-        s = pieces.scores(QS, q, KS, slot, stage, BLOCK_N, D, S, HELD)
-        asm.turn_pass(1 - WG, TURNS)
+        s = one.scores(QS, QS, slot, KS, KS, stage, BLOCK_N, D, 0, S)
         acc, p = warpgroup_mma_wait(1, [acc, p])
         mbarrier.arrive(FREE.index(old_stage))
-        acc = guard.rescale(acc, alpha * turned, E)
-        aside = first & (i > 0)
-        if PROMOTE > 0:
-            aside = aside | (summed == PROMOTE)
-        if aside:
+        acc = guard.rescale(acc, turned, E)
+        if (first & (i > 0)) | (summed == PROMOTE):
             at_total = total
             at_top = top
             at_unit = v_unit
@@ -197,7 +220,7 @@ def consume(
                 at_top = old_top
                 at_unit = old_unit
             acc = set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, first, at_total, at_top, at_unit,
-                            written, heads, seqlen_q, WG, BLOCK_M, E, LO, ROW, SHIFT, PROMOTE)  # fmt: skip
+                            written, heads, seqlen_q, WG, BLOCK_M, E, LO, ROW)  # fmt: skip
             kept = first == False  # noqa: E712
             kept_top = top
             kept_unit = v_unit
@@ -208,45 +231,33 @@ def consume(
             next_own, next_scales = whole.scale_places(next_entry, tiles, heads, group, key_tiles)
         first = new
         p = next_p
-        factor = gl.maximum(q_scale * k_scale, SMALLEST)
+        factor = gl.maximum(q_scale * k_scale, whole.SMALLEST)
         v_scale = asm.log2(v_scale)
         s = warpgroup_mma_wait(0, [s])
-        if not HELD:
-            if n == 0:
-                mbarrier.arrive(QEMPTY.index(slot))
-        if n >= clear:
-            last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
-            s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
-    acc = pieces.values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
+        if n == 0:
+            mbarrier.arrive(QEMPTY.index(slot))
+        s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
+    acc = values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
     summed += 1
     old_total = total
     old_top = top
     old_unit = v_unit
-    if first:
-        total = gl.zeros([ROWS, 4], gl.float32, PARTS)
-        top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
-    v_unit, turned, shift = shifted(v_scale, v_unit, first)
-    next_p, sums, next_top, alpha = guard.words(
-        s, top, factor, shift + SHIFT, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
-    top = gl.convert_layout(next_top, PARTS)
-    alpha = gl.convert_layout(alpha, PARTS)
-    total = total * alpha + gl.convert_layout(sums, PARTS) * gl.exp2(-shift)
+    next_p, total, top, v_unit, turned = softmax(
+        s, total, top, factor, v_scale, v_unit, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
     acc, p = warpgroup_mma_wait(0, [acc, p])
-    acc = guard.rescale(acc, alpha * turned, E)
+    acc = guard.rescale(acc, turned, E)
     if first & (total_blocks > 1):
         acc = set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, True, old_total, old_top, old_unit, before,
-                  heads, seqlen_q, WG, BLOCK_M, E, LO, ROW, SHIFT, PROMOTE)  # fmt: skip
+                        heads, seqlen_q, WG, BLOCK_M, E, LO, ROW)  # fmt: skip
     if first:
         kept = False
         summed = 0
-    stage += 1
-    phase = gl.where(stage == STAGES, phase ^ 1, phase)
-    stage = gl.where(stage == STAGES, 0, stage)
+    stage, phase = after(stage, phase, STAGES)
     mbarrier.wait(FULL.index(stage), phase)
-    acc = pieces.values(next_p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
+    acc = values(next_p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
     acc, next_p = warpgroup_mma_wait(0, [acc, next_p])
     set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, True, total, top, v_unit, entry, heads, seqlen_q,
-              WG, BLOCK_M, E, LO, ROW, SHIFT, PROMOTE)  # fmt: skip
+              WG, BLOCK_M, E, LO, ROW)  # fmt: skip
     tma.store_wait(0)
 
 
@@ -311,18 +322,15 @@ def forward(
     Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, EMULATED: gl.constexpr,
-    SHIFT: gl.constexpr, PROMOTE: gl.constexpr, HELD: gl.constexpr, TURNS: gl.constexpr,
-    REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    PROMOTE: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """O and LSE. Grid: as many programs as the table has columns. As _hopper_fp8_kernels.forward."""
+    """O and LSE. Grid, descriptors and scales: as _hopper_fp8_kernels.forward."""
     NUM_WG: gl.constexpr = BLOCK_M // ROWS
     QS = half.ring(Q_STAGES * NUM_WG, Q, ROWS, D)
     KS = half.ring(STAGES, K, BLOCK_N, D)
     VS = half.ring(STAGES, V, E, BLOCK_N)
     OS = half.ring(NUM_WG, O, ROWS, E)
-    MS = OS
-    if PROMOTE > 0:
-        MS = gl.allocate_shared_memory(gl.float32, [NUM_WG, E // 8, 512], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    MS = gl.allocate_shared_memory(gl.float32, [NUM_WG, E // 8, 512], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     QFULL = half.barriers(Q_STAGES * NUM_WG, 1)
     QEMPTY = half.barriers(Q_STAGES * NUM_WG, 1)
     FULL = half.barriers(STAGES, 1)
@@ -331,12 +339,10 @@ def forward(
     gl.warp_specialize([
         (consume, (QS, KS, VS, OS, MS, QFULL, QEMPTY, FULL, FREE,
                   O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-                  0, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, SHIFT, PROMOTE, HELD,
-                  TURNS)),
+                  0, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, PROMOTE)),
         (consume, (QS, KS, VS, OS, MS, QFULL, QEMPTY, FULL, FREE,
                   O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-                  1, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, SHIFT, PROMOTE, HELD,
-                  TURNS)),
+                  1, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, PROMOTE)),
         (produce, (Q, K, V, QS, KS, VS, QFULL, QEMPTY, FULL, FREE, TABLE, heads, group, seqlen_q, seqlen_k,
                   NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL)),
     ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip

@@ -129,13 +129,14 @@ def consume(
     alpha = gl.convert_layout(alpha, PARTS)
     mbarrier.arrive(FREE.index(0))
     acc = gl.zeros([ROWS, E], gl.float32, LO)
-    old_total = total
-    old_top = top
-    old_unit = v_unit
-    before = entry
-    written = entry
-    kept_top = top
-    kept_unit = v_unit
+    # numbers of their own: a loop does not carry what is another name of what it changes
+    old_total = gl.full([ROWS, 4], 0.0, gl.float32, PARTS)
+    old_top = gl.full([ROWS, 4], 0.0, gl.float32, PARTS)
+    old_unit = v_unit * 0.0
+    before = entry * 0
+    written = entry * 0
+    kept_top = gl.full([ROWS, 4], 0.0, gl.float32, PARTS)
+    kept_unit = v_unit * 0.0
     kept = False  # part of O is set aside
     pending = False  # a tile of queries is complete but for being written
     summed = 0  # tiles that are in the accumulator
