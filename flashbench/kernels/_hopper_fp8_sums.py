@@ -62,21 +62,30 @@ def scale_of(top, unit, new_top, new_unit):
 
 
 @gluon.jit
-def set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, done, total, top, unit, entry, heads, seqlen_q,
-              WG: gl.constexpr, BLOCK_M: gl.constexpr, E: gl.constexpr, LO: gl.constexpr, ROW: gl.constexpr):  # fmt: skip
-    """Add to O, by the bases top and unit, what was set aside; write it where it is done, else set it aside."""
+def set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, done, total, top, unit, entry, heads, seqlen_q,
+              WG: gl.constexpr, NUM_WG: gl.constexpr, E: gl.constexpr, LO: gl.constexpr, ROW: gl.constexpr,
+              O_BOXES: gl.constexpr):  # fmt: skip
+    """Add to O, by the bases top and unit, what was set aside; write it where it is done, else set it aside.
+
+    What is set aside lies where O leaves from: OS is as large as O of all warpgroups in fp32.
+    """
+    OWN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    MS = OS._reinterpret(gl.float32, [NUM_WG, E // 8, 512], OWN).index(WG)
     if kept:
         flat = by_thread(acc, E)
         factor = by_thread(guard.over(scale_of(kept_top, kept_unit, top, unit), acc), E)
-        flat += MS.index(WG).load(flat.type.layout) * factor
+        flat += MS.load(flat.type.layout) * factor
         acc = by_row(flat, E, LO)
+    tma.store_wait(0)
     if done:
         base = gl.convert_layout(gl.max(top, 1), ROW) - SHIFT
-        weight = one.finish(total, base, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW, 1)
+        weight = one.finish(total, base, LSE, entry, heads, seqlen_q, 1.0, WG, NUM_WG * ROWS, ROW, 1)
         weight *= gl.exp2(unit)
-        one.store_rows(acc, acc, weight, OS, OS, O, O, entry, WG, BLOCK_M, E, 0, LO, LO, False)
+        tile, b, h = one.unpacked(entry)
+        row = tile * (NUM_WG * ROWS) + WG * ROWS
+        one.store_piece(acc, weight, OS.index(WG * O_BOXES), O, b, h, row, 0, E, LO, False)
     else:
-        MS.index(WG).store(by_thread(acc, E))
+        MS.store(by_thread(acc, E))
     return acc
 
 
@@ -129,11 +138,11 @@ def after(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def consume(
-    QS, KS, VS, OS, MS, QFULL, QEMPTY, FULL, FREE,
+    QS, KS, VS, OS, QFULL, QEMPTY, FULL, FREE,
     O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, EMULATED: gl.constexpr,
-    PROMOTE: gl.constexpr,
+    PROMOTE: gl.constexpr, O_BOXES: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -219,8 +228,8 @@ def consume(
                 at_total = old_total
                 at_top = old_top
                 at_unit = old_unit
-            acc = set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, first, at_total, at_top, at_unit,
-                            written, heads, seqlen_q, WG, BLOCK_M, E, LO, ROW)  # fmt: skip
+            acc = set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, first, at_total, at_top, at_unit,
+                            written, heads, seqlen_q, WG, NUM_WG, E, LO, ROW, O_BOXES)  # fmt: skip
             kept = first == False  # noqa: E712
             kept_top = top
             kept_unit = v_unit
@@ -247,8 +256,8 @@ def consume(
     acc, p = warpgroup_mma_wait(0, [acc, p])
     acc = guard.rescale(acc, turned, E)
     if first & (total_blocks > 1):
-        acc = set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, True, old_total, old_top, old_unit, before,
-                        heads, seqlen_q, WG, BLOCK_M, E, LO, ROW)  # fmt: skip
+        acc = set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, True, old_total, old_top, old_unit,
+                        before, heads, seqlen_q, WG, NUM_WG, E, LO, ROW, O_BOXES)  # fmt: skip
     if first:
         kept = False
         summed = 0
@@ -256,8 +265,8 @@ def consume(
     mbarrier.wait(FULL.index(stage), phase)
     acc = values(next_p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
     acc, next_p = warpgroup_mma_wait(0, [acc, next_p])
-    set_aside(acc, MS, OS, O, LSE, kept, kept_top, kept_unit, True, total, top, v_unit, entry, heads, seqlen_q,
-              WG, BLOCK_M, E, LO, ROW)  # fmt: skip
+    set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, True, total, top, v_unit, entry, heads, seqlen_q,
+              WG, NUM_WG, E, LO, ROW, O_BOXES)  # fmt: skip
     tma.store_wait(0)
 
 
@@ -322,27 +331,29 @@ def forward(
     Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, EMULATED: gl.constexpr,
-    PROMOTE: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+    PROMOTE: gl.constexpr, O_BOXES: gl.constexpr, REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """O and LSE. Grid, descriptors and scales: as _hopper_fp8_kernels.forward."""
+    """O and LSE. Grid, descriptors and scales: as _hopper_fp8_kernels.forward.
+
+    O_BOXES: how many of O's boxes are as large as one in fp32.
+    """
     NUM_WG: gl.constexpr = BLOCK_M // ROWS
     QS = half.ring(Q_STAGES * NUM_WG, Q, ROWS, D)
     KS = half.ring(STAGES, K, BLOCK_N, D)
     VS = half.ring(STAGES, V, E, BLOCK_N)
-    OS = half.ring(NUM_WG, O, ROWS, E)
-    MS = gl.allocate_shared_memory(gl.float32, [NUM_WG, E // 8, 512], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    OS = half.ring(NUM_WG * O_BOXES, O, ROWS, E)
     QFULL = half.barriers(Q_STAGES * NUM_WG, 1)
     QEMPTY = half.barriers(Q_STAGES * NUM_WG, 1)
     FULL = half.barriers(STAGES, 1)
     FREE = half.barriers(STAGES, NUM_WG)
     fence_async_shared()
     gl.warp_specialize([
-        (consume, (QS, KS, VS, OS, MS, QFULL, QEMPTY, FULL, FREE,
+        (consume, (QS, KS, VS, OS, QFULL, QEMPTY, FULL, FREE,
                   O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-                  0, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, PROMOTE)),
-        (consume, (QS, KS, VS, OS, MS, QFULL, QEMPTY, FULL, FREE,
+                  0, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, PROMOTE, O_BOXES)),
+        (consume, (QS, KS, VS, OS, QFULL, QEMPTY, FULL, FREE,
                   O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
-                  1, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, PROMOTE)),
+                  1, NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, PROMOTE, O_BOXES)),
         (produce, (Q, K, V, QS, KS, VS, QFULL, QEMPTY, FULL, FREE, TABLE, heads, group, seqlen_q, seqlen_k,
                   NUM_WG, BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL)),
     ], [4, 1], [REGISTERS, PRODUCER_REGISTERS])  # fmt: skip
