@@ -49,13 +49,13 @@ def rmse(x: Tensor, ref: Tensor) -> float:
 def guarded(
     q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float, block_q: int = 128
 ) -> tuple[Tensor, Tensor]:
-    """(o, lse) in fp32 by the arithmetic of _hopper_fp8_sums and _hopper_guard, but for how exponentials come.
+    """(o, lse) in fp32 by the arithmetic of _hopper_fp8_sums and _hopper_guard, emulated ones aside.
 
     Tiles of keys from the last that a tile of block_q queries sees; v: straight, its scales powers of two. In
-    a warp's 16 rows where a thread's sum of a row passes the limit, or a row has no base, rows that outgrew
-    theirs by more than NEAR get a new one.
+    a warp's 16 rows where a thread's sum of a row passes the limit, or is far more than what it had, or a row
+    has no base, rows that outgrew theirs by more than NEAR get a new one.
     """
-    shift, near, limit, least = 3.0, 0.8, 448.0 if v.values.dtype == E4M3 else 1024.0, -3.0
+    shift, near, grown, limit = 3.0, 0.8, 4.0, 448.0 if v.values.dtype == E4M3 else 1024.0
     group, keys, rows = q.values.shape[1] // k.values.shape[1], k.values.shape[2], q.values.shape[2]
     block, tall = k.block, -(-rows // block_q) * block_q
     pad = torch.nn.functional.pad
@@ -73,7 +73,6 @@ def guarded(
     acc = queries.new_zeros(*queries.shape[:3], v.values.shape[3])
     total = acc.new_zeros(*acc.shape[:3], 4)
     top = acc.new_full((*acc.shape[:3], 1), -math.inf)
-    v_unit = torch.zeros_like(top)
     for n in reversed(range(-(-keys // block))):
         at = slice(n * block, min((n + 1) * block, keys))
         seen = (n < blocks).expand_as(top)
@@ -83,22 +82,20 @@ def guarded(
         s = s * (row_scale * heads_of(k.scales[:, :, n, None, None]))
         s.masked_fill_((column > last) | (column >= keys), -math.inf)
         v_scale = heads_of(v.scales[:, :, n, None, None]).log2().expand_as(top)
-        lag = v_scale - v_unit
-        new_unit = torch.where(first | (lag > 0) | (lag < least), v_scale, v_unit)
-        behind = v_scale - new_unit
-        p = torch.exp2(s - top + (shift + behind))
-        found = first | ~(_by_thread(p).amax(-1, keepdim=True) <= limit)
+        p = torch.exp2(s - top + shift)
+        most = (grown * total).clamp(2 ** (shift + near), limit).nan_to_num(limit)
+        found = first | (~(_by_thread(p) <= most)).any(-1, keepdim=True)
         found = found.unflatten(2, (-1, 16)).any(3, keepdim=True).expand(-1, -1, -1, 16, -1).flatten(2, 3)
         highest = s.amax(-1, keepdim=True)
         new_top = torch.where(seen & found & ~(highest - top <= near), highest, top)
         base = torch.where(new_top == -math.inf, 0.0, new_top)
-        p = torch.where(seen, torch.exp2(s - base + (shift + behind)), 0.0)
+        p = torch.where(seen, torch.exp2(s - base + shift), 0.0)
         shrink = torch.where(top == -math.inf, 1.0, torch.exp2(top - base))
-        total = total * shrink + _by_thread(p) * torch.exp2(-behind)
+        total = total * shrink + _by_thread(p)
         values = pad(heads_of(v.values[:, :, at].float()), (0, 0, 0, block - (at.stop - at.start)))
         product = p.clamp(max=torch.finfo(v.values.dtype).max).to(v.values.dtype).float() @ values
-        acc = torch.where(seen, acc * shrink + product * torch.exp2(new_unit), acc)
-        top, v_unit = new_top, torch.where(seen, new_unit, v_unit)
+        acc = torch.where(seen, acc * shrink + product * torch.exp2(v_scale), acc)
+        top = new_top
     total = total.sum(-1, keepdim=True)
     o = torch.where(total != 0, acc / total, 0.0)
     lse = (top + total.log2() - shift) * math.log(2)

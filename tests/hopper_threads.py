@@ -67,6 +67,9 @@ class Shared:
     def slice(self, start: int, length: int, dim: int) -> Shared:
         return Shared(self.data.narrow(dim, start, length))
 
+    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
+        return Shared(self.data.view(dtype).view(shape))
+
     def load(self, layout: Any) -> Tensor:
         return self.data.clone()
 
@@ -356,7 +359,7 @@ def _over(row: Tensor, like: Tensor) -> Tensor:
 
 
 def _guarded(
-    s: Tensor, top: Tensor, factor: float, shift: float, first: bool, columns: int, share: int, e5m2: bool
+    s: Tensor, total: Tensor, top: Tensor, factor: float, first: bool, columns: int, share: int, e5m2: bool
 ) -> tuple[Tensor, ...]:
     """``_hopper_guard.words``."""
     from flashbench.kernels import _hopper_fp8_kernels
@@ -369,13 +372,14 @@ def _guarded(
         p = torch.where(x > 16, math.inf, p)  # fp16's largest
         return p, p.reshape(64, columns // 8, 4, 2).sum((1, 3))
 
-    p, sums = computed(shift - top)
+    p, sums = computed(guard.SHIFT - top)
     limit = guard.LIMIT["e5m2x2" if e5m2 else "e4m3x2"]
-    found = (~(sums <= limit)).reshape(4, -1).any(1).repeat_interleave(16)[:, None] | first
+    most = (guard.GROWN * total).clamp(2 ** (guard.SHIFT + guard.NEAR), limit)
+    found = (~(sums <= most)).reshape(4, -1).any(1).repeat_interleave(16)[:, None] | first
     highest = s.amax(1, keepdim=True) * factor
     new = torch.where(found & ~(highest - top <= guard.NEAR), highest, top)
     alpha = torch.where((new == top) | (top == -math.inf), 1.0, torch.exp2(top - new))
-    again, more = computed(shift - torch.where(new == -math.inf, 0.0, new))
+    again, more = computed(guard.SHIFT - torch.where(new == -math.inf, 0.0, new))
     p, sums = torch.where(found, again, p), torch.where(found, more, sums)
     return _hopper_fp8_kernels.packed(p, e5m2, columns), sums, new, alpha
 
@@ -437,7 +441,13 @@ def install(module: str) -> Any:
     _module("triton._C.libtriton", ir=None)
     _module("triton.runtime")
     _module("triton.runtime.jit", constexpr_function=_itself)
-    from flashbench.kernels import _hopper_asm, _hopper_backward_tiles, _hopper_exp2, _hopper_guard, _hopper_tiles
+    from flashbench.kernels import (
+        _hopper_asm,
+        _hopper_backward_tiles,
+        _hopper_exp2,
+        _hopper_guard,
+        _hopper_tiles,
+    )
 
     _hopper_asm.mask, _hopper_asm.mask_before = _mask, _mask_before
     _hopper_asm.log2, _hopper_asm.inverse = _scalar(torch.log2), torch.reciprocal

@@ -91,7 +91,8 @@ def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Qu
     scales = torch.exp2(torch.ceil(torch.log2(torch.where(fine, plain.scales, SMALLEST))))
     if scales.numel():
         largest = scales.amax(-1, keepdim=True)
-        scales = torch.where(scales > SMALLEST, scales, largest).maximum(largest * 2.0**-60).clamp_min(2.0**-100)
+        scales = torch.where(scales > SMALLEST, scales, largest)
+        scales = scales.maximum(largest * 2.0**-60).clamp_min(2.0**-100)
     limit = torch.finfo(dtype).max
     rows = v.shape[2]
     values = v.detach().float() / _of_rows(scales, block, rows)

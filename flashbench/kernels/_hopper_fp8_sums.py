@@ -5,9 +5,8 @@ _hopper_fp8_kernels.py. What is its own:
 
 - No row maxima but of tiles that need them (_hopper_guard.py).
 - P V is summed where the product is computed, and every PROMOTE tiles what was summed so, in some 14 bits, is
-  added to a sum in fp32 that shared memory holds. V's scales are powers of two (``_fp8.quantise_values``): that
-  of a tile goes into P, relative to a unit that follows the largest of late, and costs no bit; row sums leave
-  it out.
+  added to a sum in fp32 that shared memory holds. O is in units of V's scale of the tile: scales are powers
+  of two (``_fp8.quantise_values``), and O is multiplied where they change, as where a base does.
 - P V of a tile is issued beside the exponentials of the next, and the scores after that behind it, so that
   no wait for a product is without work before it. A tile of K comes with the V of the tile before.
 """
@@ -36,8 +35,6 @@ from flashbench.kernels import _hopper_tiles as one
 
 ROWS = one.ROWS
 SHIFT = guard.SHIFT
-LEAST = gl.constexpr(-3.0)
-"""By how much, in powers of two, a V tile's scale may lie under the unit."""
 
 
 @gluon.jit
@@ -90,16 +87,6 @@ def set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, done, total, top, unit
 
 
 @gluon.jit
-def shifted(v_scale, v_unit, first):
-    """(the new unit of O, what O so far is to be multiplied by, P's shift) of the log2 of a V tile's scale."""
-    lag = v_scale - v_unit
-    change = (lag > 0) | (lag < LEAST)
-    turned = gl.where(change & (first == False), gl.exp2(-lag), 1.0)  # noqa: E712
-    new_unit = gl.where(change | first, v_scale, v_unit)
-    return new_unit, turned, v_scale - new_unit
-
-
-@gluon.jit
 def values(p, V, acc, use_acc, E5M2: gl.constexpr, BLOCK_N: gl.constexpr, E: gl.constexpr, O: gl.constexpr):
     """Issue acc += P V of one tile."""
     p = gl.join(p, p)
@@ -112,20 +99,21 @@ def values(p, V, acc, use_acc, E5M2: gl.constexpr, BLOCK_N: gl.constexpr, E: gl.
 @gluon.jit
 def softmax(s, total, top, factor, v_scale, v_unit, first, BLOCK_N: gl.constexpr, EMULATED: gl.constexpr,
             E5M2: gl.constexpr):  # fmt: skip
-    """(P's words, row sums, bases, unit of O, what O so far is to be multiplied by) with one more tile.
+    """(P's words, row sums, bases, what O so far is to be multiplied by) with one more tile.
 
-    first: the tile is the first of its tile of queries.
+    v_scale, v_unit: log2 of the scale of its V, and of the tile's before. first: it is the first of its tile
+    of queries.
     """
     PARTS: gl.constexpr = guard.parts_layout()
     if first:
         total = gl.zeros([ROWS, 4], gl.float32, PARTS)
         top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
-    v_unit, turned, shift = shifted(v_scale, v_unit, first)
-    p, sums, top, alpha = guard.words(s, top, factor, shift + SHIFT, first, BLOCK_N, EMULATED, E5M2)
+    p, sums, top, alpha = guard.words(s, total, top, factor, first, BLOCK_N, EMULATED, E5M2)
     top = gl.convert_layout(top, PARTS)
     alpha = gl.convert_layout(alpha, PARTS)
-    total = total * alpha + gl.convert_layout(sums, PARTS) * gl.exp2(-shift)
-    return p, total, top, v_unit, alpha * turned
+    total = total * alpha + gl.convert_layout(sums, PARTS)
+    turned = gl.where((v_scale == v_unit) | first, 1.0, gl.exp2(v_unit - v_scale))
+    return p, total, top, alpha * turned
 
 
 @gluon.jit
@@ -195,8 +183,9 @@ def consume(
         old_total = total
         old_top = top
         old_unit = v_unit
-        next_p, total, top, v_unit, turned = softmax(
+        next_p, total, top, turned = softmax(
             s, total, top, factor, v_scale, v_unit, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
+        v_unit = v_scale
         n -= 1
         new = n < 0
         written = before
@@ -251,8 +240,9 @@ def consume(
     old_total = total
     old_top = top
     old_unit = v_unit
-    next_p, total, top, v_unit, turned = softmax(
+    next_p, total, top, turned = softmax(
         s, total, top, factor, v_scale, v_unit, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
+    v_unit = v_scale
     acc, p = warpgroup_mma_wait(0, [acc, p])
     acc = guard.rescale(acc, turned, E)
     if first & (total_blocks > 1):
@@ -276,7 +266,7 @@ def produce(
     NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """One warp: K of each tile that the consumers will want with V of the one before, as soon as there is place."""
+    """One warp: K of each tile that the consumers will want, with V of the one before."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)

@@ -1,10 +1,12 @@
-"""Exponentials of a tile of scores in fp8 without a row maximum, as PTX: row sums say whether the base held.
+"""Exponentials of a tile of scores in fp8 without a row maximum, as PTX: row sums say whether a base held.
 
-A row's base is that of an earlier tile. P = 2**(score - base + SHIFT) cannot pass the largest fp8 number where a
-thread's sum of its P of a row, 32 of a tile, does not: so no maximum is looked for. In a warp where a sum is
-larger, or a row has no base yet, rows that outgrew their base by more than NEAR get their maximum for one, and
-the exponentials are computed once more. Row numbers (bases, sums) are tensors (ROWS, 4): each thread of the four
-that have a row has its own copy, or part, so that nothing need pass between threads.
+A row's base is that of an earlier tile. P = 2**(score - base + SHIFT) cannot pass the largest fp8 number
+where a thread's sum of its P of a row, 32 of a tile, does not: so no maximum is looked for. In a warp where a
+sum is larger, or a row has no base yet, rows that outgrew their base by more than NEAR get their maximum for
+one, and the exponentials are computed once more. So they are where a sum is more than GROWN times that of all
+tiles before: the largest P of a row of few keys is to be rounded as little as if its base were its maximum.
+Row numbers (bases, sums) are tensors (ROWS, 4): each thread of the four that have a row has its own copy, or
+part, so that nothing need pass between threads.
 
 A NaN is told from the sums: it always fills a tile (a scale is NaN, or all of a block), so that powers of two
 which the multiply-add units compute, and of which it makes 0, never are all that a thread has of a row.
@@ -24,11 +26,14 @@ from flashbench.kernels import _hopper_asm as asm
 from flashbench.kernels import _hopper_exp2 as fast
 
 ROWS = fast.ROWS
-SHIFT = gl.constexpr(3.0)
+_SHIFT = 3.0
+SHIFT = gl.constexpr(_SHIFT)
 """P is 2**SHIFT where a score is its row's base, so that 32 of them, in a flat row, are below the limit."""
 NEAR = 0.8
-"""By how much a row may have outgrown its base and keep it where a warp looks at maxima: 32 * 2**(SHIFT + NEAR)
-is below the limit."""
+"""By how much a row may have outgrown its base and keep it where a warp looks at maxima: 32 times
+2**(SHIFT + NEAR) is below the limit."""
+GROWN = 4.0
+"""What a thread's sum of a row of a tile may be, relative to its sum of that row so far."""
 LIMIT = {"e4m3x2": 448.0, "e5m2x2": 1024.0}
 """What a thread's sum of a row of a tile may be; of e5m2, what 8 numbers of fp16 leave exact enough."""
 SLOPE = 31.0
@@ -126,11 +131,11 @@ def _find(cols):
 
 @constexpr_function
 def _bases():
-    """Lines: base<row> and bias<row> of top<row> and shift."""
+    """Lines: base<row> and bias<row> of top<row>."""
     body = ["{", ".reg .pred none;"]
     for r in (0, 1):
         body += [
-            f"sub.f32 base{r}, shift, top{r};",
+            f"sub.f32 base{r}, {_float(_SHIFT)}, top{r};",
             f"setp.eq.and.f32 none, top{r}, 0fFF800000, found;",
             f"selp.f32 base{r}, 0f00000000, base{r}, none;",
             f"fma.rn.f32 bias{r}, base{r}, {_float(1 / SLOPE)}, {_float(15 / SLOPE)};",
@@ -140,7 +145,7 @@ def _bases():
 
 @constexpr_function
 def guarded_asm(cols, share, e5m2):
-    """Operands, a thread's elements each: words and row numbers out; scores, factor, bases so far, shift in.
+    """Operands, a thread's elements each: words and row numbers out; scores, factor, bases and sums in.
 
     Out: word (group, row) at ``_place(group, 0, row, 0)``; at column 1 of halves 0, 1 of the first 16 columns
     and 0 of the second a row's sum, base and alpha. Others are not set.
@@ -150,21 +155,23 @@ def guarded_asm(cols, share, e5m2):
     body = [
         "{",
         ".reg .pred over, found;",
-        f".reg .f32 s<{n}>, factor, small, shift, top<2>, base<2>, bias<2>, alpha<2>, sum<2>;",
+        f".reg .f32 s<{n}>, factor, small, top<2>, base<2>, bias<2>, alpha<2>, sum<2>, most<2>;",
         f".reg .b32 w<{cols // 8}>, pairs<2>;",
         *(f"mov.b32 s{i}, ${n + i};" for i in range(n)),
         f"mov.f32 factor, ${2 * n};",
         f"mul.f32 small, factor, {_float(1 / SLOPE)};",
         *(f"mov.f32 top{r}, ${3 * n + 2 * r};" for r in (0, 1)),
-        f"mov.f32 shift, ${4 * n};",
+        *(f"mul.f32 most{r}, ${4 * n + 2 * r}, {_float(GROWN)};" for r in (0, 1)),
+        *(f"max.f32 most{r}, most{r}, {_float(2.0 ** (_SHIFT + NEAR))};" for r in (0, 1)),
+        *(f"min.f32 most{r}, most{r}, {_float(LIMIT[fp8])};" for r in (0, 1)),
         *(f"mov.f32 alpha{r}, 0f3F800000;" for r in (0, 1)),
         f"setp.ne.f32 found, ${5 * n}, 0f00000000;",
         "@found bra FIND;",
         "AGAIN:",
         *_bases(),
         *_tile(cols, share, fp8),
-        f"setp.gtu.f32 over, sum0, {_float(LIMIT[fp8])};",
-        f"setp.gtu.or.f32 over, sum1, {_float(LIMIT[fp8])}, over;",
+        "setp.gtu.f32 over, sum0, most0;",
+        "setp.gtu.or.f32 over, sum1, most1, over;",
         "vote.sync.any.pred over, over, 0xffffffff;",
         "@!over bra DONE;",
         "@found bra DONE;",
@@ -228,19 +235,18 @@ def alone(x, TIMES: gl.constexpr):
 
 
 @gluon.jit
-def words(s, top, factor, shift, first, BLOCK_N: gl.constexpr, SHARE: gl.constexpr, E5M2: gl.constexpr):
+def words(s, total, top, factor, first, BLOCK_N: gl.constexpr, SHARE: gl.constexpr, E5M2: gl.constexpr):
     """(words of four of P in fp8, row sums per thread, the new base, the factor for what was summed before).
 
-    P: 2**(s * factor - base + shift), SHARE of 8 exponentials without MUFU. top: the base so far, (ROWS, 4);
-    -inf where a row has none.
+    P: 2**(s * factor - base + SHIFT), SHARE of 8 exponentials without MUFU. total, top: sums and bases so
+    far, (ROWS, 4); -inf where a row has no base. first: no row has.
     """
     ASM: gl.constexpr = guarded_asm(BLOCK_N, SHARE, E5M2)
     TIED: gl.constexpr = guarded_tied(BLOCK_N)
     N: gl.constexpr = BLOCK_N // 2
     scale = gl.full([ROWS, BLOCK_N], factor, gl.float32, s.type.layout)
-    up = gl.full([ROWS, BLOCK_N], shift, gl.float32, s.type.layout)
     none = gl.full([ROWS, BLOCK_N], gl.where(first, 1.0, 0.0), gl.float32, s.type.layout)
-    operands = [s, scale, over(top, s), up, none]
+    operands = [s, scale, over(top, s), over(total, s), none]
     out = gl.inline_asm_elementwise(ASM, TIED, operands, gl.int32, is_pure=False, pack=N)
     p, numbers = gl.split(gl.reshape(out, [ROWS, BLOCK_N // 8, 4, 2]))
     p, _unused = halves(p)
