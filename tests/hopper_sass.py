@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+PRODUCTS = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([012])|(MUFU\.EX2)|(QGMMA)")
 EVENTS = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([012])|(MUFU\.EX2)")
 
 
@@ -25,4 +26,25 @@ def exponentials_in_flight(code: str) -> list[int]:
         elif not counting:
             counting = True
             found.append(0)
+    return found
+
+
+def exponentials_between(code: str) -> list[int]:
+    """Per wait that leaves a product in flight: those from the first product since the wait before to the last.
+
+    Of P V, the exponentials beside it, and the scores issued behind them.
+    """
+    found, since, last, product = [], 0, 0, False
+    for line in code.splitlines():
+        event = PRODUCTS.search(line)
+        if event is None:
+            continue
+        if event[2]:
+            since += product
+        elif event[3]:
+            product, last = True, since
+        else:
+            if event[1] == "1":
+                found.append(last)
+            since, last, product = 0, 0, False
     return found

@@ -67,9 +67,6 @@ class Shared:
     def slice(self, start: int, length: int, dim: int) -> Shared:
         return Shared(self.data.narrow(dim, start, length))
 
-    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Shared:
-        return Shared(self.data.view(dtype).view(shape))
-
     def load(self, layout: Any) -> Tensor:
         return self.data.clone()
 
@@ -454,7 +451,9 @@ def install(module: str) -> Any:
     _hopper_asm.hold = _itself
     _hopper_asm.turn_wait, _hopper_asm.turn_pass = _turn_wait, _turn_pass
     _hopper_backward_tiles.tma_add = _add
-    _hopper_backward_tiles.retiled = lambda memory, shape, layout: memory.reshape(shape)
+    _hopper_backward_tiles.retiled = lambda memory, shape, layout, dtype=None: Shared(
+        memory.data.view(dtype or memory.dtype).view(shape)
+    )
     _hopper_asm.rescale = lambda acc, alpha, columns: acc * alpha[:, None]
     _hopper_asm.four, _hopper_asm.taken_apart = _four, _taken_apart
     _hopper_asm.known = lambda words, columns: words

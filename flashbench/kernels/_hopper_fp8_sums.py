@@ -28,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flashbench.kernels import _hopper_asm as asm
+from flashbench.kernels import _hopper_backward_tiles as other
 from flashbench.kernels import _hopper_fp8_kernels as whole
 from flashbench.kernels import _hopper_guard as guard
 from flashbench.kernels import _hopper_kernels as half
@@ -67,7 +68,7 @@ def set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, done, total, top, unit
     What is set aside lies where O leaves from: OS is as large as O of all warpgroups in fp32.
     """
     OWN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    MS = OS._reinterpret(gl.float32, [NUM_WG, E // 8, 512], OWN).index(WG)
+    MS = other.retiled(OS, [NUM_WG, E // 8, 512], OWN, gl.float32).index(WG)
     if kept:
         flat = by_thread(acc, E)
         factor = by_thread(guard.over(scale_of(kept_top, kept_unit, top, unit), acc), E)
