@@ -135,13 +135,14 @@ def plan(
     cut = (q, [ROWS, d], fp8), (k, [tiles.block_k, d], fp8), (v, [e, tiles.block_k], fp8), (o, [ROWS, e], out)
     boxes = tuple(descriptor(one, [1, 1, *box], dtype) for one, box, dtype in cut)
     fixed = table, shape.tiles, heads, shape.group, seqlen_q, seqlen_k
+    if tiles.promote:
+        forward = sums.forward
+        own = {"EMULATED": tiles.emulated, "PROMOTE": tiles.promote, "O_BOXES": 4 // out.itemsize}
+    else:
+        forward, own = kernels.forward, {"MAX3": tiles.max3, "EMULATED": tiles.emulated}
     constants = {
         "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D": d, "E": e, "STAGES": tiles.stages,
-        "Q_STAGES": tiles.q_stages, "CAUSAL": causal, "EMULATED": tiles.emulated,
+        "Q_STAGES": tiles.q_stages, "CAUSAL": causal, **own,
         "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
     }  # fmt: skip
-    if tiles.promote:
-        forward, own = sums.forward, {"PROMOTE": tiles.promote, "O_BOXES": 4 // out.itemsize}
-    else:
-        forward, own = kernels.forward, {"MAX3": tiles.max3}
-    return Ready("v3_fp8", forward, len(rows[0]), (*boxes, *[None] * 4), fixed, constants | own)
+    return Ready("v3_fp8", forward, len(rows[0]), (*boxes, *[None] * 4), fixed, constants)
