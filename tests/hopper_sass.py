@@ -30,7 +30,7 @@ def exponentials_in_flight(code: str) -> list[int]:
 
 
 def exponentials_between(code: str) -> list[int]:
-    """Per wait that leaves a product in flight: those from the first product since the wait before to the last.
+    """Per wait that leaves a product in flight: those between the first and last product before it.
 
     Of P V, the exponentials beside it, and the scores issued behind them.
     """
