@@ -281,38 +281,46 @@ def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Pa
     assert processes.left(tag) == []
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["late-segfault", "cuda-assert", "cuda-illegal", "cuda-leak", "oom-cuda"])
-def test_on_a_gpu_the_others_measure_as_if_it_had_not_happened(name: str, tmp_path: Path) -> None:
-    """Memory exactly, time within noise; and the card has its memory back."""
-    import torch
-
+def of_a_gpu(faulty: str) -> list[Record]:
+    """Two shapes of naive, an implementation and SDPA on the first GPU, in the order of the cells."""
     from flashbench import environment
 
     target = environment.target("cuda:0")
     shape = {"dtype": "fp16", "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64, "head_dim_v": 64}
     problems = [problem(**shape, batch=batch) for batch in (2, 4)]
-    rows: dict[str, list[Record]] = {}
+    cells = [
+        Cell(implementation=one, problem=p, pass_="fwd")
+        for p in problems
+        for one in ("naive", faulty, "sdpa")
+    ]
+    found: list[Record] = []
+    about = environment.collect(target)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Bench(target, RunOptions(environment=about), command=faults.WORKER) as bench,
+    ):
+        patch.setattr(kernels, "registry", faults.registry)
+        bench.run(cells, found.append)
+    order = {cell: number for number, cell in enumerate(cells)}
+    return sorted(found, key=lambda record: order[record.cell])
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Record]:
+    return of_a_gpu("right")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["late-segfault", "cuda-assert", "cuda-illegal", "cuda-leak", "oom-cuda"])
+def test_on_a_gpu_the_others_measure_as_if_it_had_not_happened(name: str, undisturbed: list[Record]) -> None:
+    """Memory exactly, time within noise; and the card has its memory back."""
+    import torch
+
     free = torch.cuda.mem_get_info(0)[0]
-    for faulty in ("right", name):
-        cells = [
-            Cell(implementation=one, problem=p, pass_="fwd")
-            for p in problems
-            for one in ("naive", faulty, "sdpa")
-        ]
-        found: list[Record] = []
-        about = environment.collect(target)
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            Bench(target, RunOptions(environment=about), command=faults.WORKER) as bench,
-        ):
-            patch.setattr(kernels, "registry", faults.registry)
-            bench.run(cells, found.append)
-        order = {cell: number for number, cell in enumerate(cells)}
-        rows[faulty] = sorted(found, key=lambda record: order[record.cell])
-    bad = [record for record in rows[name] if record.cell.implementation == name]
+    found = of_a_gpu(name)
+    bad = [record for record in found if record.cell.implementation == name]
     assert all(record.status != "ok" or name == "cuda-leak" for record in bad), bad
-    for one, other in zip(rows["right"], rows[name], strict=True):
+    for one, other in zip(undisturbed, found, strict=True):
         if one.cell.implementation in ("naive", "sdpa"):
             assert one.samples is not None
             assert other.samples is not None, other.reason
