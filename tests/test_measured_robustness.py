@@ -25,11 +25,42 @@ def test_thousands_of_random_problems_were_within_the_bound() -> None:
     assert "failed" not in text
 
 
+def passed(name: str) -> list[str]:
+    """The tests that a log's last line counts."""
+    text = (CHECK / name).read_text("utf-8")
+    found = re.findall(r"^PASSED tests/\w+\.py::(.+)$", text, re.M)
+    assert re.search(rf"^{len(found)} passed in ", text, re.M)
+    assert re.search("^ran on device_name NVIDIA H200, ", text, re.M)
+    return found
+
+
 def test_sweeps_outlived_every_fault_of_a_card() -> None:
-    text = (CHECK / "faults.txt").read_text("utf-8")
-    asked = re.findall(r"test_a_sweep_outlives_it\[([\w-]+)\] PASSED", text)
-    assert {"cuda-illegal", "cuda-assert", "cuda-hang", "oom-cuda"} <= set(asked)
-    assert f"{len(asked)} passed" in text
+    faults = (
+        "cuda-assert",
+        "cuda-illegal",
+        "cuda-hang",
+        "cuda-exit",
+        "late-segfault",
+        "oom-cuda",
+        "overwrite",
+    )
+    assert {
+        "test_the_card_has_its_memory_back",
+        *(f"test_a_sweep_outlives_it[{name}]" for name in faults),
+    } <= set(passed("faults.txt"))
+
+
+def test_no_kernel_read_past_its_inputs() -> None:
+    """And one that does was found."""
+    tests = ("test_no_kernel_reads_past_its_inputs", "test_whoever_reads_past_them_is_found")
+    assert {f"{name}[cuda]" for name in tests} <= set(passed("guard-pages.txt"))
+
+
+def test_a_hundred_thousand_command_lines_ended_as_documented() -> None:
+    text = (ROOT / "reports" / "cpu" / "fuzz-lines.txt").read_text("utf-8")
+    runs = re.findall(r"^lines from seed \d+: (\d+) examples$", text, re.M)
+    assert f"\nlines: {sum(map(int, runs))} examples, 0 of {len(runs)} fuzzers failed\n" in text
+    assert sum(map(int, runs)) >= 100_000
 
 
 def test_a_hundred_thousand_launches_kept_nothing() -> None:
