@@ -79,7 +79,7 @@ def nothing(comparisons: Sequence[Comparison], base: Side, new: Side, *, every: 
     empty = [one.measure.name for one in comparisons if not one.compared]
     if not empty or (len(empty) < len(comparisons) and not every):
         return None
-    has = [_metrics(side) for side in (base, new)]
+    has = [metrics(side) for side in (base, new)]
     said = (
         f"both sides have {has[0]}" if has[0] == has[1]
         else f"the base side has {has[0]}, the new side has {has[1]}"
@@ -89,7 +89,7 @@ def nothing(comparisons: Sequence[Comparison], base: Side, new: Side, *, every: 
     return UsageError(text, hint=hint)
 
 
-def _metrics(side: Side) -> str:
+def metrics(side: Side) -> str:
     """What any cell of a side that was measured has a value of, the usual first, in words."""
     cells = [cell for key in side.keys for cell in side.of(key) if cell.ok]
     names = dict.fromkeys([*(name for run in side.runs for name in run.measures), *MEASURES])
