@@ -94,6 +94,14 @@ BLOCKS: Mapping[str, Any] = {
     **dict.fromkeys(("mfu", "max_abs_error", "budget"), NUMBER),
     "samples_s": [NUMBER], "flags": [TEXT], "attention_flags": [TEXT], "exact": FLAG,
 }  # fmt: skip
+DECODE: Mapping[str, Any] = {
+    **dict.fromkeys(("model", "dtype", "status", "reason", "tuned", "not_counted"), TEXT),
+    **dict.fromkeys(("batch", "kv_len", "queries", "page_size", "splits"), COUNT),
+    **dict.fromkeys(("time_s", "bytes_per_s", "copy_fraction", "model_s", "bound_s", "counted_ratio"),
+    NUMBER),
+    "samples_s": [NUMBER], "flags": [TEXT],
+}  # fmt: skip
+"""Of a step; errors are numbers of a step and by tensor of a case."""
 HEADER: Mapping[str, Any] = {
     "schema": COUNT, "created_at": TEXT, "argv": [TEXT], "cells": [TEXT], "options": {"*": SCALAR},
     "environment": _ENVIRONMENT, "overheads": _NUMBERS, "planned": COUNT,
@@ -102,8 +110,12 @@ LINES: Mapping[str, Mapping[str, Any]] = {
     "header": HEADER, "record": RECORD, "counters": {"counters": COUNTERS}, "trace": {"trace": TRACE},
     "timings": _NUMBERS, "numerics": NUMERICS, "ring": RING,
     "blocks": BLOCKS,
+    "decode": {
+        "schema": COUNT, "created_at": TEXT, "argv": [TEXT], "environment": _ENVIRONMENT,
+        "copy": {"value": NUMBER}, "rows": [DECODE],
+    },
 }  # fmt: skip
-"""By the type of a line."""
+"""By the type of a line, or of a document that stands in one."""
 
 
 NEEDED: Mapping[str, tuple[str, ...]] = {
@@ -111,8 +123,9 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
                  "num_heads"),
     "blocks": ("model", "implementation", "mode", "dtype", "status", "batch", "seqlen", "layers"),
     "ring": ("implementation", "pass", "status", "world_size"),
+    "decode": ("model", "dtype", "status", "batch", "kv_len", "queries", "page_size"),
 }  # fmt: skip
-"""What a line of the type cannot do without."""
+"""What a line of the type, or a row of such a document, cannot do without."""
 
 
 def check(value: Mapping[str, Any]) -> None:
@@ -120,9 +133,15 @@ def check(value: Mapping[str, Any]) -> None:
     kind = value.get("type")
     if isinstance(kind, str) and kind in LINES:
         _check({name: item for name, item in value.items() if name != "type"}, LINES[kind], "")
-        for name in NEEDED.get(kind, ()):
-            if value.get(name) is None:
-                raise ValueError(f"the field {name!r} is missing")
+        if kind != "decode":
+            need(value, kind)
+
+
+def need(value: Mapping[str, Any], kind: str) -> None:
+    """Raise ValueError for a field that what is of the type cannot do without."""
+    for name in NEEDED.get(kind, ()):
+        if value.get(name) is None:
+            raise ValueError(f"the field {name!r} is missing")
 
 
 def _check(value: Any, shape: Any, where: str) -> None:

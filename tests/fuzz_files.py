@@ -106,6 +106,17 @@ TIMELINE = [{
     "busy_share": 0.5, "kernels": [{"kernel": "k", "start_s": 0.0, "duration_s": 1e-3}], "event_s": 2e-3,
     "launch_bound": True, "backend": None, "gpm": {"sm_utilisation": 0.5, "occupancy": 0.25},
 }]  # fmt: skip
+DECODE = {
+    "type": "decode", "schema": 1, "created_at": "2026-01-01T00:00:00Z", "argv": ["flashbench", "decode"],
+    "environment": {"device_name": H100}, "copy": {"value": 3e12, "unit": "B/s"},
+    "rows": [
+        {"model": "llama-3-8b", "dtype": "bf16", "batch": 1, "queries": 1, "kv_len": 1024, "page_size": page,
+         "splits": 4, "status": "ok", "reason": None, "time_s": 2e-5, "samples_s": [2e-5, 2e-5], "flags": [],
+         "bytes_per_s": 2e11, "copy_fraction": 0.1, "model_s": 1e-5, "bound_s": 5e-6, "counted_ratio": 1.0,
+         "max_abs_error": 1e-4, "budget": 1e-2}
+        for page in (0, 16)
+    ],
+}  # fmt: skip
 
 
 @cache
@@ -181,7 +192,7 @@ def _documents(folder: Path, here: Target) -> dict[str, Any]:
     exact = json.loads(measured.read_text())
     parts = ("model", "tiles", "trace", "check", "static")
     return {
-        "timeline": TIMELINE,
+        "timeline": TIMELINE, "decode": DECODE,
         "gate": exact | {part: exact[part][:2] for part in parts},
         "pyperf": pyperf(0.1), "asv": asv(0.1), "nvbench": nvbench(0.1, folder), "static": static(0),
         "noise": {
@@ -203,6 +214,7 @@ READERS: dict[str, Sequence[str]] = {
         "compare results.jsonl other.jsonl -o junit=x -o csv=y -o markdown=z",
     ),
     "mixed.jsonl": ("report mixed.jsonl", "verify mixed.jsonl", "report mixed.jsonl other.jsonl"),
+    "decode.json": ("report decode.json", "report decode.json other.jsonl", "report decode.json --markdown"),
     "timeline.json": ("report other.jsonl --timeline timeline.json",),
     "claims.toml": ("claims claims.toml --results .", "claims claims.toml --results . --json"),
     "cpu.jsonl": ("report cpu.jsonl", "compare cpu.jsonl cpu.jsonl --json",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flashbench._runfile import lines
+from flashbench._runfile import decodes, lines
 from flashbench._runfile.alike import AFTERWARDS
 from flashbench._runfile.verify import SEALED
 from flashbench.errors import RunFileError, UsageError
@@ -23,9 +23,9 @@ type trace; 4: of type timings; 5: a line without a checksum is a damaged one.""
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
     """A results file as read. header: line 1; notes: what had to be repaired; numerics, blocks, ring: lines
-    of that type; timings: of each run that wrote rows, as runner.run_cells returns it; edited: keys of rows
-    of which a line is not as it was written; damaged: the numbers of such lines; unread: what is wrong with
-    lines that were left out."""
+    of that type; decode: rows of a document of ``decode --out``; timings: of each run that wrote rows, as
+    runner.run_cells returns it; edited: keys of rows of which a line is not as it was written; damaged: the
+    numbers of such lines; unread: what is wrong with lines that were left out."""
 
     path: Path
     header: Mapping[str, Any]
@@ -35,19 +35,24 @@ class RunFile:
     timings: tuple[Mapping[str, Any], ...] = ()
     blocks: tuple[Mapping[str, Any], ...] = ()
     ring: tuple[Mapping[str, Any], ...] = ()
+    decode: tuple[Mapping[str, Any], ...] = ()
     edited: frozenset[str] = frozenset()
     damaged: tuple[int, ...] = ()
     unread: tuple[str, ...] = ()
 
 
-def load(path: Path | str, *, damaged: bool = False) -> RunFile:
-    """Read a results file. damaged: leave lines out that cannot be read (``unread``), as ``resume`` does.
+def load(path: Path | str, *, damaged: bool = False, documents: bool = False) -> RunFile:
+    """Read a results file. damaged: leave lines out that cannot be read (``unread``), as ``resume`` does;
+    documents: a file of ``decode --out`` is read, too.
 
     Raises UsageError for a path that is missing, a folder or unreadable, and RunFileError for a
     file that opens but is not one of ours, is damaged before its last line, or has a newer schema.
     """
     path = Path(path)
     whole, torn_tail = read(path)
+    if documents and decodes.begins([*whole, torn_tail][:3]):
+        head, steps = decodes.parse(path, b"\n".join([*whole, torn_tail]))
+        return RunFile(path=path, header=head, records=(), decode=steps)
     if not whole:
         what = "is empty" if not torn_tail else "holds no complete line"
         raise RunFileError(f"{path} {what}; a results file begins with a header")
