@@ -63,6 +63,19 @@ def test_a_hundred_thousand_command_lines_ended_as_documented() -> None:
     assert sum(map(int, runs)) >= 100_000
 
 
+def test_cells_beside_a_crash_a_leak_and_a_full_card_measured_as_without_it() -> None:
+    name = "test_on_a_gpu_the_others_measure_as_if_it_had_not_happened"
+    assert {f"{name}[{one}]" for one in ("cuda-illegal", "cuda-leak", "oom-cuda")} <= set(
+        passed("isolation.txt")
+    )
+
+
+def test_the_drop_in_functions_keep_the_packages_rule() -> None:
+    found = passed("drop-in-grids.txt")
+    assert sum(name.startswith("test_packed_sequences_as_the_package_has_them[") for name in found) == 36
+    assert sum(name.startswith("test_a_cache_as_the_package_has_it[") for name in found) == 33
+
+
 def test_a_hundred_thousand_launches_kept_nothing() -> None:
     told = ast.literal_eval(re.findall(r"^{.*}$", (CHECK / "soak.txt").read_text("utf-8"), re.M)[0])
     assert told["launches"] >= 100_000
