@@ -1,4 +1,4 @@
-"""A sweep learns from its calls' times whether waiting for a cap helps, and gives up waiting where it does not."""
+"""A sweep learns from its rounds whether waiting for a cap helps, and waits less where it does not."""
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ def test_the_calls_of_a_session_share_their_patience(monkeypatch: pytest.MonkeyP
         runner.run_cells(cells, Target(), options, lambda record: None)
     first, second, *others = met
     assert first is second
-    assert len(others) == 2 and others[0] is not first
+    assert len(others) == 2
+    assert others[0] is not first
 
 
 def test_who_waited_for_no_cap_or_had_one_round_only_says_nothing() -> None:

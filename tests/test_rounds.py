@@ -400,9 +400,11 @@ def test_where_the_time_went_adds_up() -> None:
         (1.0, 300e-6, 270e-6, True),  # what events read of many launches is the host's own time
         (0.1, 30e-6, 10e-6, False),  # hidden behind the flush
         (0.5, 30e-6, 30e-6, True),
-        (1.0, 30e-6, 1e-3, True),  # a busy host: 3 % of each
+        (0.5, 30e-6, 55e-6, True),  # one kernel of 25 us that each time comes 30 us late
+        (1.0, 30e-6, 61e-6, False),  # the device has more to do than the host
+        (1.0, 30e-6, 1e-3, False),  # a busy host
         (1.0, 700e-6, 0.1, False),  # one sample a round, whose launch is next to nothing
-        (1 / 3, 700e-6, 0.02, False),  # three samples a round, the first of them
+        (1 / 3, 700e-6, 700e-6, False),  # three samples a round, the first of them
     ],
 )
 def test_calls_that_the_device_waits_for_are_launch_bound(
@@ -414,13 +416,13 @@ def test_calls_that_the_device_waits_for_are_launch_bound(
 def test_late_samples_count_from_the_first_round_on() -> None:
     card = Card()
     timer = Fake(card, "A", call_s=1e-4)
-    timer.host = 1e-5
+    timer.host = 1e-4
     timer.late_of = lambda taken: taken > 4  # the pilots' first four are in time
     [found] = timings(card, [timer])
     assert found.how["late"] == 1.0
     assert "launch-bound" in found.flags
     timer = Fake(card, "B", call_s=1e-4)
-    timer.host = 1e-5
+    timer.host = 1e-4
     timer.late_of = lambda taken: taken <= 4
     [found] = timings(card, [timer])
     assert found.how["late"] == 0.0

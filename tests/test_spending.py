@@ -16,7 +16,7 @@ SPENT = {
 RECORDS = [replace(synthetic.record(), spent=SPENT), replace(synthetic.record(), spent={"warmup_s": 1.0})]
 ASIDE = replace(
     synthetic.record(), spent={"rounds_s": 3.0, "samples_s": 1.0, "given_up_s": 2.0, "warmup_s": 1.0},
-    timing={"set_aside": [{"samples_s": [0.5, 0.25], "caps": ["power cap"]}, {"samples_s": [0.75], "caps": []}]},
+    timing={"set_aside": [{"samples_s": [0.5, 0.25], "caps": ["power cap"]}, {"samples_s": [0.75]}]},
 )  # fmt: skip
 TIMINGS = [{"wall_s": 20.0, "precompile_s": 3.0}, {"wall_s": 6.0}]
 

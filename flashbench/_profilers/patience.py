@@ -8,6 +8,7 @@ wait helped. The rounds do: one of them came after the wait, the others did not.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 WAITED_MOST_S = 0.12
@@ -31,13 +32,13 @@ class Patience:
 
 
 class Waits:
-    """The waits of one call. pause: waits, seconds. number, waited_s: of those so far.
+    """The waits of one call. pause: waits, seconds. number, waited_s: of those so far; took_s: by the clock.
 
     may_wait_s: for caps, in all; known once it has waited for one.
     """
 
     def __init__(self, patience: Patience, pause: Callable[[float], None]) -> None:
-        self.number, self.waited_s = 0, 0.0
+        self.number, self.waited_s, self.took_s = 0, 0.0, 0.0
         self.may_wait_s: float | None = None
         self._patience, self._pause = patience, pause
         self._ended, self._before_s = False, 0.0
@@ -74,7 +75,7 @@ class Waits:
         return before_s
 
     def teach(self) -> None:
-        """Tell the patience what waiting for a cap did, once the call is done; without such a wait nothing."""
+        """Tell the patience what waiting for a cap did, if the call has; once it is done."""
         if self.may_wait_s is not None and (self._ended or (self._after_a_wait and self._others)):
             self._patience.learn(self._ended or helped(self._after_a_wait, self._others))
 
@@ -82,7 +83,9 @@ class Waits:
         self.number += 1
         self.waited_s += wait_s
         self._before_s += wait_s
+        start = time.perf_counter()
         self._pause(wait_s)
+        self.took_s += time.perf_counter() - start
 
 
 def helped(after_a_wait: Sequence[float], others: Sequence[float]) -> bool:
