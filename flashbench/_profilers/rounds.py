@@ -62,7 +62,7 @@ PILOTS, IN_A_PILOT = 6, 3
 LATE, HOST_SHARE = 1 / 3, 0.5
 """Launch-bound where a larger share of the samples is late and the host's time is a larger share of the
 call's: else the device has more to do than the host, which is ahead again after one sample, and what is late
-is a busy host's (in committed sweeps calls of up to 157 ms)."""
+is a busy host's (calls of 157 ms in a committed sweep)."""
 
 
 @dataclass(frozen=True, kw_only=True)
