@@ -62,7 +62,12 @@ RECORD: Mapping[str, Any] = {
     "accuracy": {"max_abs_error": _NUMBERS, "budget": _NUMBERS, "query_rows": COUNT, "key_rows": COUNT},
     "tuned": {"file": TEXT, "cases": [TEXT]},
     "clocks": {"before": _CLOCKS, "after": _CLOCKS, "during": {}, "throttled_by": [TEXT]},
-    "timing": {"rounds": [{"samples": COUNT, "place": COUNT, "sm_clock_mhz": NUMBER, "caps": [TEXT]}]},
+    "timing": {
+        "rounds": [
+            {"samples": COUNT, "place": COUNT, "waited_s": NUMBER, "sm_clock_mhz": NUMBER, "caps": [TEXT]}
+        ],
+        "set_aside": [{"samples_s": [NUMBER], "caps": [TEXT]}],
+    },
     "spent": _NUMBERS,
     "energy": {"joules_per_call": NUMBER},
     "exact": FLAG, "apart": _NUMBERS,

@@ -162,6 +162,7 @@ class Session:
         self._facts = environment.row_fields(facts)
         self._usual = leftover.held_bytes(target)
         self._clocks = profilers.open_clocks(target.device) if options.time else None
+        self._patience = profilers.Patience()
         self._how = How(
             target=target, timed=options.time, call_limit_s=options.call_limit_s, at=at,
             tuned=lambda cell: options.tuned.source(cell) if options.tuned else {},
@@ -252,7 +253,7 @@ class Session:
             return
         setting = profilers.Setting(
             policy=options.policy or profilers.policy_for(device), cache=options.cache, clocks=self._clocks,
-            load=options.load,
+            load=options.load, patience=self._patience,
             seed=f"{options.seed} {entries[0].cell.problem.key} {entries[0].cell.pass_}",
         )  # fmt: skip
         try:
