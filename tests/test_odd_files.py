@@ -124,3 +124,33 @@ def test_a_file_beyond_the_memory_is_one_line() -> None:
     assert (said.returncode, said.stdout) == (3, "")
     assert said.stderr.startswith("error: out of memory: ")
     assert "Traceback" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("report r.jsonl -o page.html", "page.html"), ("report r.jsonl --figures f", "f/*.json"),
+        ("compare r.jsonl r.jsonl --noise 1% -o html=page.html", "page.html"),
+        ("compare r.jsonl r.jsonl --noise 1% -o csv=page.csv", "page.csv"),
+        ("io-model --sweep-sram 16KB-64KB --html page.html", "page.html"),
+    ],
+)  # fmt: skip
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to the limit")
+def test_a_disk_that_fills_up_leaves_no_torn_file(line: str, name: str) -> None:
+    import resource
+
+    Path("r.jsonl").write_bytes(RESULTS.read_bytes())
+    assert check(line.split()).code == 0
+    (before, *_) = [path for path in sorted(Path().glob(name)) if path.stat().st_size > 4096]
+    before.write_text("as it was")
+    files = sorted(map(str, Path().rglob("*")))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+        found = answer(line.split())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found.code == 2
+    assert "File too large" in found.err
+    assert before.read_text() == "as it was"
+    assert sorted(map(str, Path().rglob("*"))) == files
