@@ -3,7 +3,7 @@
 A shape is one of the kinds below, ``[shape]`` for a list, or a mapping of names to shapes, in which ``*…``
 is every other name that ends so, the first that fits, and ``*`` every other; a name that stands in none may
 hold anything. Null, what is not told, may stand anywhere but in a list, in place of a ``PRESENT`` and of what
-``NEEDS`` names of an object.
+``NEEDS`` names of an object; a list or an object that is null is taken out, as one that is not there.
 """
 
 from __future__ import annotations
@@ -141,11 +141,17 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 """What a line of the type, or a row of such a document, cannot do without."""
 
 
-def check(value: Mapping[str, Any]) -> None:
-    """Raise ValueError naming the first field of a line that is not what its type holds."""
+def check(value: dict[str, Any]) -> None:
+    """Raise ValueError naming the first field of a line that is not what its type holds.
+
+    Takes lists and objects out that are null.
+    """
     kind = value.get("type")
     if isinstance(kind, str) and kind in LINES:
-        _check({name: item for name, item in value.items() if name != "type"}, LINES[kind], "")
+        rest = {name: item for name, item in value.items() if name != "type"}
+        _check(rest, LINES[kind], "")
+        for name in value.keys() - rest.keys() - {"type"}:
+            del value[name]
         if kind != "decode":
             need(value, kind)
 
@@ -165,21 +171,28 @@ def _check(value: Any, shape: Any, where: str) -> None:
             raise ValueError(f"{where} is {units.quoted(value)}; {shape} is wanted")
     elif isinstance(shape, list):
         if not isinstance(value, list):
-            raise ValueError(f"{where} is {units.quoted(value)}; a list is wanted")
+            raise ValueError(f"{where} is {units.quoted(value)}; {_kind(shape)} is wanted")
         for index, item in enumerate(value):
             if item is None:
-                raise ValueError(f"{where}[{index}] is null; accepted: a list without")
+                raise ValueError(f"{where}[{index}] is null; {_kind(shape[0])} is wanted")
             _check(item, shape[0], f"{where}[{index}]")
     else:
         if not isinstance(value, dict):
-            raise ValueError(f"{where} is {units.quoted(value)}; an object is wanted")
+            raise ValueError(f"{where} is {units.quoted(value)}; {_kind(shape)} is wanted")
         for name in shape.get(NEEDS, ()):
             if value.get(name) is None:
                 raise ValueError(f"the field {name!r} of {where} is missing")
-        for name, item in value.items():
+        for name, item in list(value.items()):
             inner = shape.get(name, _of_ending(name, shape))
-            if inner is not None:
+            if item is None and isinstance(inner, list | dict):
+                del value[name]
+            elif inner is not None:
                 _check(item, inner, f"{where}.{units.cut(name)}" if where else name)
+
+
+def _kind(shape: Any) -> str:
+    """What is wanted, in words."""
+    return shape if isinstance(shape, str) else "a list" if isinstance(shape, list) else "an object"
 
 
 def _of_ending(name: str, shape: Mapping[str, Any]) -> Any:

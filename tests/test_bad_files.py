@@ -81,6 +81,12 @@ def test_so_is_one_of_the_problem(name: str, value: Any) -> None:
     assert f"cell.problem.{name}" in found.err
 
 
+@pytest.mark.parametrize("count", [2**62, None])
+def test_rounds_of_other_counts_than_there_are_samples_have_no_cycles(count: int | None) -> None:
+    edited(lambda row: row.update(timing={"rounds": [{"samples": count, "sm_clock_mhz": 1980}]}))
+    assert check(["report", "r.jsonl"]).code == 0
+
+
 def test_null_is_what_is_not_told() -> None:
     edited(lambda row: row.update(dict.fromkeys(("config", "energy", "clocks", "timing", "spent", "trace"))))
     assert check(["compare", "r.jsonl", "r.jsonl", "--metric", "time_s,energy_j"]).code in (0, 6)
