@@ -8,6 +8,7 @@ import platform
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +21,7 @@ from flashbench._profilers import topology
 from flashbench._profilers.clocks import nvml, open_clocks, optional, text
 from flashbench.errors import SpecError, UnavailableError, in_words
 from flashbench.kernels import Target
+from flashbench.signals import postponed
 
 ROW_FIELDS = (
     "host", "device_name", "uuid", "driver", "cuda", "cudnn", "torch", "triton", "python", "flashbench",
@@ -57,8 +59,11 @@ class Probe:
 
 def need_torch() -> None:
     """Import torch. Raises UnavailableError with what it said, whatever a broken installation raises."""
+    if "torch" in sys.modules:
+        return
     try:
-        import torch  # noqa: F401
+        with postponed():
+            import torch  # noqa: F401
     except Exception as error:
         message, hint = f"torch cannot be imported: {in_words(error, 300)}", "pip install torch"
         if isinstance(error, MemoryError) or any(words in message for words in _NO_ROOM):
