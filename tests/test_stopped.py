@@ -272,7 +272,7 @@ STAGES = {
 is imported, while torch is, while the interpreter waits for threads, and after everything is done."""
 
 
-@pytest.mark.parametrize("name", tiers(["SIGINT", "SIGTERM"], ["SIGHUP"]))
+@pytest.mark.parametrize("name", tiers(["SIGTERM"], ["SIGINT", "SIGHUP"]))
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_signal_before_and_after_the_command_is_an_interruption(
     stage: str, name: str, tmp_path: Path
