@@ -14,6 +14,8 @@ from typing import BinaryIO
 MOST = 2**30
 """Most bytes of a file that is read whole, where its format has no smaller bound of its own."""
 
+_NAMED = 50
+"""Characters of a file's name in that of the neighbour which becomes it; the longest name has no room."""
 _PIECE = 2**24
 """Bytes that are read at a time, as Python takes the memory for what it is asked to read at most."""
 _OPEN_ALREADY = ("/dev/stdin", "/dev/fd/", "/proc/")
@@ -74,17 +76,20 @@ def whole(path: Path | str, most: int = MOST) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def put(path: Path | str, data: bytes) -> None:
-    """Write the file whole or not at all, on the disk when it returns. Raises OSError.
+def put(path: Path | str, data: bytes | str) -> None:
+    """Write the file whole or not at all, on the disk when it returns; text as UTF-8. Raises OSError, and
+    ValueError for text or a path that cannot be encoded.
 
     A link stays one: what it leads to is replaced. Another name of the same file (a hard link) keeps the old
     one. What is no file, such as the null device, is written to.
     """
+    if isinstance(data, str):
+        data = data.encode("utf-8")
     if os.path.exists(path) and not os.path.isfile(path):
         Path(path).write_bytes(data)
         return
     real = Path(os.path.realpath(path))
-    part = real.with_name(f".{real.name}.{os.getpid()}.part")
+    part = real.with_name(f".{real.name[:_NAMED]}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
             file.write(data)

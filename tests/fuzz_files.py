@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import fuzz_sealed
 import numpy
 from hypothesis import strategies as st
 from judging import cell, written
@@ -149,7 +150,7 @@ def good() -> dict[str, bytes]:
         found |= {f"store/b/c/{file.name}": file.read_bytes() for file in kept.folder.iterdir()}
     data = Path(__file__).parent / "data"
     return {
-        **found,
+        **found, **fuzz_sealed.others(),
         "cpu.jsonl": (data / "cpu.jsonl").read_bytes(), "ncu.csv": (data / "ncu_wide.csv").read_bytes(),
         "mine.py": b"def f(q, k, v, causal=False, scale=None):\n    return q\n",
         "cudnn.csv": CUDNN.format(3.5).encode(), "flash.csv": FLASH.format(3.5).encode(),

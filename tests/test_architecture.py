@@ -14,7 +14,7 @@ PACKAGE = ROOT / "flashbench"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"errors", "paths", "units"},
+    {"errors", "paths", "signals", "units"},
     {
         "problem",
         "block_masks",

@@ -145,7 +145,7 @@ def test_a_document_that_an_editor_has_indented_is_read(tmp_path: Path) -> None:
         ({"rows": [ROW, {**ROW, "batch": "two"}]}, "rows[1].batch is 'two'; a whole number"),
         ({"rows": {}}, "rows is '{}'; a list is wanted"),
         ({"rows": [3]}, "rows[0] is '3'; an object is wanted"),
-        ({"rows": [None]}, "rows[0]: an object is wanted"),
+        ({"rows": [None]}, "rows[0] is null; an object is wanted"),
         ({"copy": {"value": "fast"}}, "copy.value is 'fast'; a number"),
         ({"covered": [], "points": 3}, "what 'decode --check --pairs' found"),
     ],

@@ -57,7 +57,7 @@ class Outputs:
         failing: Collection[str],
     ) -> None:
         """Print and write everything. Raises UsageError for a file that cannot be written."""
-        from flashbench import console
+        from flashbench import console, paths
         from flashbench.judge import render
 
         notes, warnings = _notes(comparisons, base, new)
@@ -71,7 +71,7 @@ class Outputs:
                     _page(comparisons, about, facts(base, new)) if name == "html"
                     else _text(name, comparisons, about, strict)
                 )  # fmt: skip
-                path.write_text(text, encoding="utf-8")
+                paths.put(path, text)
             except OSError as error:
                 raise UsageError(f"--output {name}={path}: {error.strerror or error}") from None
         if self.shown == "table":

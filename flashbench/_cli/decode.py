@@ -188,6 +188,7 @@ def _ready(target: Target, check: bool) -> None:
             hint="'--check' decodes small caches in Triton's interpreter",
         )
     options.settle(["flash-decode"], target)
+    environment.need_torch()
     if reason := kernels.get("flash-decode").why_unavailable(target):
         raise UnavailableError(f"flash-decode: {reason}")
 

@@ -93,10 +93,10 @@ def write_page(request: Request, line: Mapping[str, str | None], path: Path, arg
 
 def put(path: Path, text: str) -> None:
     """Write the file of --html. Raises UsageError where it cannot be written."""
-    from flashbench import units
+    from flashbench import paths, units
 
     try:
-        path.write_text(text, encoding="utf-8", newline="\n")
+        paths.put(path, text)
     except OSError as error:
         raise UsageError(
             f"--html {units.quoted(path, 400)}: {error.strerror or error}; accepted: a file to write"

@@ -248,8 +248,10 @@ def out_file(text: str) -> Path:
 
 def write_out(path: Path, text: str) -> None:
     """Write the file of --out. Raises UsageError where the disk refuses."""
+    from flashbench import paths
+
     try:
-        path.write_text(text, encoding="utf-8")
+        paths.put(path, text)
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"--out {str(path)!r}: {reason}; accepted: a file that can be written") from None

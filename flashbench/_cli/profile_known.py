@@ -21,7 +21,7 @@ def show(target: Target, out: Path, *, json: bool, csv: bool, quiet: bool) -> No
 
     Raises UnavailableError where nothing can be counted here.
     """
-    from flashbench import console, counting, environment
+    from flashbench import console, counting, environment, paths
     from flashbench.console import Column
     from flashbench.counting import known
 
@@ -39,7 +39,7 @@ def show(target: Target, out: Path, *, json: bool, csv: bool, quiet: bool) -> No
     document = {"type": "known", "schema": 1, "environment": about, "l2_bytes": target.l2_bytes, "rows": rows}
     import json as json_
 
-    (out / FILE).write_text(json_.dumps(document, indent=1) + "\n", encoding="utf-8")
+    paths.put(out / FILE, json_.dumps(document, indent=1) + "\n")
     columns = [*_columns(), Column(name="clocks", header="clocks")] if json else _columns()
     console.show_table(columns, rows, json=json, csv=csv, title="Known traffic, expected and counted")
     if not quiet:

@@ -195,10 +195,11 @@ def write(results: Results, page: Path, option: str = "--output") -> None:
     """Write the report of the results. option: what named the page. Raises UsageError where the page cannot
     be written.
     """
+    from flashbench import paths
     from flashbench import report as report_
 
     try:
-        page.write_text(report_.of(results), encoding="utf-8", newline="\n")
+        paths.put(page, report_.of(results))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{option} {str(page)!r}: {reason}; accepted: a path that can be written") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,17 @@ _HEADER = ("created_at", "argv", "environment", "copy")
 def begins(first: Sequence[bytes]) -> bool:
     """Whether a file with these first lines is such a document, in one line or several."""
     return _BEGINS.match(b"\n".join(first)) is not None
+
+
+def text_of(source: Iterable[bytes]) -> bytes:
+    """The document of these lines, or of more than ``parse`` takes no more than tells it so."""
+    found, size = list[bytes](), 0
+    for line in source:
+        found.append(line)
+        size += len(line) + 1
+        if size > lines.MAX_LINE + 1:
+            break
+    return b"\n".join(found)
 
 
 def parse(path: Path, text: bytes) -> tuple[dict[str, Any], tuple[Mapping[str, Any], ...]]:
@@ -46,8 +57,6 @@ def _rows(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         raise ValueError("the field 'rows' is missing")
     for number, row in enumerate(rows):
         try:
-            if row is None:
-                raise ValueError("an object is wanted")
             record_shape.need(row, "decode")
         except ValueError as error:
             raise ValueError(f"rows[{number}]: {error}") from None
