@@ -9,11 +9,14 @@ python tests/faults.py --light                           that of the second: it 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +118,33 @@ def _garbage() -> None:
     os.write(2, os.urandom(2**17))
 
 
+def _to_the_pipe(data: bytes) -> Callable[[], None]:
+    """To whatever may be the pipe of the worker's messages."""
+
+    def write() -> None:
+        for file in range(3, 40):
+            with suppress(OSError):
+                if stat.S_ISFIFO(os.fstat(file).st_mode):
+                    os.write(file, data)
+
+    return write
+
+
+def _flood() -> None:
+    while True:
+        _to_the_pipe(b"x" * 2**16)()
+
+
+def _forged(**message: Any) -> Callable[[], None]:
+    """As the worker itself would say it."""
+
+    def send() -> None:
+        [channel] = [found for found in gc.get_objects() if isinstance(found, child.Channel)]
+        channel.send(**message)
+
+    return send
+
+
 def _lost_device() -> None:
     """What a sticky CUDA error looks like from torch."""
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -182,6 +212,12 @@ FAULTS: dict[str, Callable[[], object]] = {
     "leak": _leak,
     "oom-leak": _oom_and_leak,
     "garbage": _garbage,
+    "pipe-done": _to_the_pipe(b'{"done": true}\n'),
+    "pipe-deep": _to_the_pipe(b"[" * 30_000 + b"\n"),
+    "pipe-broken": _to_the_pipe(b"\xff\x1b[2J"),
+    "pipe-flood": _flood,
+    "forged-done": _forged(done=True),
+    "forged-record": _forged(record={"type": "record", "status": "ok"}),
     "unsayable": _raise_unsayable,
     "fork": _fork,
     "fork-sleeper": _fork_sleeper,

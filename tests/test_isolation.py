@@ -14,11 +14,12 @@ import pytest
 from attention import problem
 
 from flashbench import kernels, runner
-from flashbench.isolation import Bench, death, protocol
+from flashbench.isolation import Bench, death, protocol, wire
 from flashbench.kernels import Target
 from flashbench.problem import Cell
 from flashbench.profilers import Policy
 from flashbench.record import Record, Samples
+from flashbench.record_json import record_to_json
 from flashbench.runner import RunOptions
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for children in /proc")
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 QUICK = Policy(limit_s=0.001, min_samples=3, max_samples=3, warmup=1)
 OPTIONS: dict[str, Any] = {"policy": QUICK, "environment": {"device_name": "CPU"}, "cell_timeout_s": 20.0}
 
+WROTE = "it wrote to the pipe of its process's messages:"
 EXPECTED = {
     "segfault": ("failed", "its process was killed by SIGSEGV"),
     "abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered (fau"),
@@ -37,6 +39,12 @@ EXPECTED = {
     "lost": ("failed", "RuntimeError: CUDA error: an illegal memory access was encountered (faults.py:"),
     "once": ("ok", None),
     "garbage": ("ok", None),
+    "pipe-done": ("failed", f"""{WROTE} b'{{"done": true}}\\n'"""),
+    "pipe-deep": ("failed", f"{WROTE} b'[[[[["),
+    "pipe-broken": ("failed", f"{WROTE} b'\\xff\\x1b[2J"),
+    "pipe-flood": ("failed", f"{WROTE} b'xxxxx"),
+    "forged-done": ("failed", "its process said what cannot be: ['done']"),
+    "forged-record": ("failed", "its process said what cannot be: RunFileError: record: the field 'cell'"),
     "fork": ("ok", None),
     "fork-sleeper": ("ok", None),
     "guard-killed": ("failed", "its process was killed by SIGKILL"),
@@ -132,6 +140,7 @@ MORE = {
     "late-abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered"),
     "late-hang": ("timeout", "no sign of life for 20s (faults.py:"),
     "late-garbage": ("ok", None),
+    "late-pipe-done": ("failed", f"{WROTE} b'"),
     "late-fork": ("ok", None),
     "fork-sleeper": ("ok", None),
     "late-os-exit": ("failed", "its process exited with code 7"),
@@ -224,6 +233,38 @@ def test_options_and_times_arrive_as_they_were_sent() -> None:
     assert found == target
     assert protocol.options_from_json(sent["options"], found) == options
     assert protocol.times_from_json(sent["times"]) == {row.cell: samples}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"5", b"[]", b"{}", b'{"done": true}', b"no token {}", b"TOKEN", b"TOKEN5", b"TOKEN[]",
+     b'TOKEN"at"', b"TOKEN" + b"[" * 100_000, b"TOKEN" + b'{"a":' * 100_000, b"TOKEN\xff{}",
+     b"TOKEN" + b"9" * 10_000],
+)  # fmt: skip
+def test_what_is_no_message_of_the_worker_is_noise(line: bytes) -> None:
+    assert wire.message(b'TOKEN{"done": true}\n', b"TOKEN") == {"done": True}
+    with pytest.raises(wire.Noise):
+        wire.message(line + b"\n", b"TOKEN")
+
+
+def test_a_message_that_cannot_be_is_the_end_of_the_worker_and_nothing_else() -> None:
+    cell, other = (Cell(implementation=name, problem=problem(), pass_="fwd") for name in ("naive", "sdpa"))
+    record = record_to_json(Record(cell=cell, status="failed", reason="x", device_type="cpu"))
+    assert protocol.told({"at": cell.to_json()}, [cell], []) == cell
+    assert protocol.told({"record": record}, [cell], []) is not None
+    for last in ({"done": True}, {"lost": "why"}, {"raised": "why"}, {"left": 5, "done": False}):
+        assert protocol.told(last, [cell], [cell]) is None
+    for message, measured in [
+        ({}, []), ({"at": 5}, []), ({"at": {"problem": 5}}, []), ({"at": other.to_json()}, []),
+        ({"record": {}}, []), ({"record": []}, []), ({"record": {**record, "status": 1}}, []),
+        ({"record": record}, [cell]), ({"record": {**record, "cell": other.to_json()}}, []),
+        ({"done": True}, []), ({"left": "all", "done": True}, []), ({"left": 10**400, "done": True}, []),
+        ({"lost": 5}, []), ({"raised": None}, []), ({"\x1b": 1}, []), ({"done": True, "lost": "x"}, [cell]),
+    ]:  # fmt: skip
+        with pytest.raises(death.Ended) as ended:
+            protocol.told(message, [cell], measured)
+        assert str(ended.value).startswith("its process said what cannot be: ")
+        assert str(ended.value).isprintable()
 
 
 @pytest.mark.parametrize(

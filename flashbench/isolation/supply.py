@@ -56,15 +56,15 @@ class Supply:
         self._worker = worker.Worker(self._command, self._surroundings)
         self._worker.send(self._setup())
         message = self.heard(START_S)
-        if "raised" in message:
-            raise death.Ended(said=message["raised"])
+        if type(message.get("pid")) is not int:
+            raise death.Ended(said=str(message.get("raised", "it did not say that it was ready")))
         self._pid = message["pid"]
 
     def heard(self, limit_s: float) -> Mapping[str, Any]:
         """The worker's next message that is no warning; those are logged. Raises as Worker.receive."""
         assert self._worker is not None
         while True:
-            message: Mapping[str, Any] = self._worker.receive(limit_s)
+            message = self._worker.receive(limit_s)
             if "warning" not in message:
                 return message
             log.warning("%s", message["warning"])
@@ -76,7 +76,7 @@ class Supply:
             answer = self.heard(limit_s)
             if "done" in answer:
                 return answer["done"]
-            reason = answer.get("raised", "no answer")
+            reason = str(answer.get("raised", "no answer"))
         except death.Ended as error:
             reason = str(error)
         except death.Silent:
