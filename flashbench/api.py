@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
-from flashbench import whatif
+from flashbench import paths, whatif
 from flashbench.errors import SpecError, UsageError
 from flashbench.judge import Comparison, Rules
 from flashbench.whatif import IoTable
@@ -133,7 +133,7 @@ def _kept(page: str, path: str | Path | None) -> str:
     """The page, also written to the path, if given."""
     if path is not None:
         try:
-            Path(path).write_text(page, encoding="utf-8", newline="\n")
+            paths.write(path, page)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(

@@ -74,6 +74,18 @@ def whole(path: Path | str, most: int = MOST) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def write(path: Path | str, text: str) -> None:
+    """Write the text as UTF-8, with what is no text escaped: a name of a file may hold any byte, which Python
+    has as a lone surrogate. Raises OSError.
+    """
+    Path(path).write_bytes(encoded(text))
+
+
+def encoded(text: str) -> bytes:
+    """The text in UTF-8; a lone surrogate stands as ``\\udce9``, which a JSON string has for it, too."""
+    return text.encode("utf-8", errors="backslashreplace")
+
+
 def put(path: Path | str, data: bytes) -> None:
     """Write the file whole or not at all, on the disk when it returns. Raises OSError.
 

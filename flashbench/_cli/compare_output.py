@@ -71,7 +71,7 @@ class Outputs:
                     _page(comparisons, about, facts(base, new)) if name == "html"
                     else _text(name, comparisons, about, strict)
                 )  # fmt: skip
-                path.write_text(text, encoding="utf-8")
+                paths.write(path, text)
             except OSError as error:
                 raise UsageError(f"--output {name}={path}: {error.strerror or error}") from None
         if self.shown == "table":

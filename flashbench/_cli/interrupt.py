@@ -91,7 +91,7 @@ def _handling(handle: Handler, *names: str) -> Iterator[None]:
 def _say(text: str) -> None:
     """A warning by one system call: the signal may have come in the middle of another line's writing."""
     with suppress(OSError, ValueError, AttributeError):
-        os.write(sys.stderr.fileno(), f"\nwarning: {text}\n".encode())
+        os.write(sys.stderr.fileno(), f"\nwarning: {text}\n".encode(errors="backslashreplace"))
 
 
 def _leave_terminal() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flashbench import paths
 from flashbench.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def out_file(text: str) -> Path:
 def write_out(path: Path, text: str) -> None:
     """Write the file of --out. Raises UsageError where the disk refuses."""
     try:
-        path.write_text(text, encoding="utf-8")
+        paths.write(path, text)
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"--out {str(path)!r}: {reason}; accepted: a file that can be written") from None

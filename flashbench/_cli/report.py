@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashbench import paths
 from flashbench._cli import options
 from flashbench.errors import UsageError
 
@@ -198,7 +199,7 @@ def write(results: Results, page: Path, option: str = "--output") -> None:
     from flashbench import report as report_
 
     try:
-        page.write_text(report_.of(results), encoding="utf-8", newline="\n")
+        paths.write(page, report_.of(results))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{option} {str(page)!r}: {reason}; accepted: a path that can be written") from None

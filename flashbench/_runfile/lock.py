@@ -57,7 +57,9 @@ class Lock:
             self._file = -1
         with suppress(OSError):  # a full disk: the lock holds without its name
             os.ftruncate(self._file, 0)
-            os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            os.write(
+                self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(errors="replace")
+            )
 
     def _open(self) -> int:
         """The file and no other: what is written to it must not end up where a link leads to."""

@@ -325,7 +325,7 @@ def _line_in(error: BaseException, place: str) -> str:
 def _of_file(path: Path) -> ModuleType:
     """The module of a file, which may import its neighbours; one module per file and process."""
     path = path.resolve()
-    name = f"flashbench_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    name = f"flashbench_own_{path.stem}_{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     _reach(path.parent)
