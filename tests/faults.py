@@ -11,9 +11,11 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -47,6 +49,23 @@ class OutOfMemoryError(RuntimeError):
 
 def _segfault() -> None:
     ctypes.string_at(1)
+
+
+def _segfault_beside_many() -> None:
+    for _ in range(120):
+        threading.Thread(target=lambda: time.sleep(600), daemon=True).start()
+    ctypes.string_at(1)
+
+
+def _hang_deaf() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    time.sleep(600)
+
+
+def _retried() -> None:
+    """Says, the second time, how many cells its process was given before."""
+    _first_time(_segfault, "retried")()
+    raise RuntimeError(f"after {DONE['given'] - 1} others")
 
 
 def _abort() -> None:
@@ -189,11 +208,11 @@ def _on_gpu(kind: str) -> Callable[[], None]:
     return fault
 
 
-def _first_time(then: Callable[[], None]) -> Callable[[], None]:
+def _first_time(then: Callable[[], None], name: str = "") -> Callable[[], None]:
     """Only in the first process that comes here."""
 
     def once() -> None:
-        mark = Path(os.environ["FAULTS_ONCE"])
+        mark = Path(os.environ["FAULTS_ONCE"] + name)
         if not mark.exists():
             mark.touch()
             then()
@@ -203,6 +222,9 @@ def _first_time(then: Callable[[], None]) -> Callable[[], None]:
 
 FAULTS: dict[str, Callable[[], object]] = {
     "segfault": _segfault,
+    "segfault-many": _segfault_beside_many,
+    "hang-deaf": _hang_deaf,
+    "retried": _retried,
     "abort": _abort,
     "os-exit": lambda: os._exit(7),
     "exit": lambda: sys.exit("bye"),
@@ -314,6 +336,7 @@ class Light:
         if self.lost is not None:
             return {"status": "skipped", "reason": self.lost}
         self.at(cell)
+        DONE["given"] = DONE.get("given", 0) + 1
         try:
             FAULTS.get(name, lambda: None)()
         except Exception as error:

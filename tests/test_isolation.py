@@ -30,6 +30,9 @@ OPTIONS: dict[str, Any] = {"policy": QUICK, "environment": {"device_name": "CPU"
 WROTE = "it wrote to the pipe of its process's messages:"
 EXPECTED = {
     "segfault": ("failed", "its process was killed by SIGSEGV"),
+    "segfault-many": ("failed", "its process was killed by SIGSEGV: Segmentation fault (__init__.py:"),
+    "hang-deaf": ("timeout", "no sign of life for 2s (faults.py:"),
+    "retried": ("failed", "RuntimeError: after 0 others (faults.py:"),
     "abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered (fau"),
     "killed": ("failed", "its process was killed by SIGKILL"),
     "os-exit": ("failed", "its process exited with code 7"),
@@ -278,11 +281,26 @@ def test_a_message_that_cannot_be_is_the_end_of_the_worker_and_nothing_else() ->
         ("Fatal Python error: Segmentation fault\n\nThread 0x2 (most recent call first):\n"
          '  File "/a/t.py", line 3 in wait\n\nCurrent thread 0x1 (most recent call first):\n'
          '  File "/a/x.py", line 12 in call\n', "Segmentation fault (x.py:12 in call)"),
+        ("Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n"
+         '  File "/a/x.py", line 12 in call\n', "Segmentation fault (x.py:12 in call)"),
+        ("Fatal Python error: Aborted\n\nThread 0x2 (most recent call first):\n"
+         '  File "/a/t.py", line 3 in wait\n...\n', "Aborted"),
         ("x" * 1000, "x" * 300),
     ],
 )  # fmt: skip
 def test_last_words(output: str, words: str) -> None:
     assert death.last_words(output) == words
+
+
+def test_a_hang_is_where_the_thread_that_measures_is() -> None:
+    dump = (
+        'Current thread 0x00a1 [listens] (most recent call first):\n  File "/a/c.py", line 3 in listen\n\n'
+        'Thread 0x00b2 (most recent call first):\n  File "/a/x.py", line 12 in call\n  File "/a/y.py", line'
+    )
+    assert death.place(dump, 0xB2) == " (x.py:12 in call)"
+    assert death.place(dump, 0xC3) == ""
+    assert death.place(dump.partition(" in call")[0], 0xB2) == ""
+    assert death.place(dump) == " (c.py:3 in listen)"
 
 
 def test_killed_for_want_of_memory_is_oom_and_by_anybody_else_is_not() -> None:

@@ -164,6 +164,8 @@ class Bench:
         batches = [_Batch(cells=cells)]
         while batches and not (self._dropped or stop()):
             batch = batches.pop(0)
+            if batch.alone is not None:
+                self._supply.drop()  # it has served the others meanwhile
             blame = self._measure(batch)
             if blame is not None:
                 batch.measured.add(blame.cell)

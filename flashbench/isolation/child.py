@@ -89,7 +89,7 @@ def session(*arguments: Any, **options: Any) -> Session:
 def main(make: Callable[..., Any] = session) -> None:
     """Serve the parent until it closes the pipe; make: what measures, as ``session``."""
     lifeline.guarded()
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1)  # the parent asks so where it hangs
     channel = Channel()
@@ -98,7 +98,7 @@ def main(make: Callable[..., Any] = session) -> None:
     try:
         with unworried():
             serving = _session(channel, channel.receive(), make)
-            channel.send(ready=True, pid=os.getpid())
+            channel.send(ready=True, pid=os.getpid(), thread=threading.get_ident())
             while True:
                 _serve(serving, channel, channel.receive())
     except BaseException as error:  # SystemExit too: an implementation may call sys.exit

@@ -8,7 +8,8 @@ To the worker, first ``{"target", "options", "elapsed_s", "times", "implementati
     {"do": "precompile", "cells": [...]}
     {"do": "cells", "cells": [...], "alone": why one is measured apart from the others, or null}
 
-From the worker ``{"ready": true, "pid": …}``, then for each of these any number of
+From the worker ``{"ready": true, "pid": …, "thread": the one that measures}``, then for each of these any
+number of
 
     {"at": cell}          whose turn it is; the last one is to blame for what happens next
     {"record": record}    what became of a cell

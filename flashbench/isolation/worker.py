@@ -90,15 +90,19 @@ class Worker:
                 self.kill()
                 raise death.Ended(said=f"it wrote to the pipe of its process's messages: {noise}") from None
 
-    def where(self, pid: int) -> str:
-        """Where in Python it hangs, as " (file:line in function)", or nothing. pid: of the process itself."""
+    def where(self, pid: int, thread: int) -> str:
+        """Where in Python it hangs, as " (file:line in function)", or nothing.
+
+        pid: of the process itself. thread: the one that measures; where that lets no signal in, another one
+        writes the dump.
+        """
         if not hasattr(signal, "SIGUSR1"):
             return ""
         mark = len(self._output)
         with suppress(OSError):
             os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + DUMP_S
-        while not (found := death.place(bytes(self._output[mark:]).decode(errors="replace"))):
+        while not (found := death.place(bytes(self._output[mark:]).decode(errors="replace"), thread)):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.01)
