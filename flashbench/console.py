@@ -238,10 +238,12 @@ def printable(text: str) -> str:
 
 
 def tolerate(stream: TextIO) -> None:
-    """Make characters that the stream cannot encode come out as ``?`` instead of raising."""
+    """Make characters that the stream cannot encode come out as ``?`` instead of raising; in UTF-8 these are
+    lone surrogates, of names that are none, and come out escaped."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="replace")
+        utf = (stream.encoding or "").lower().startswith("utf")
+        reconfigure(errors="backslashreplace" if utf else "replace")
 
 
 def shows(text: str) -> bool:

@@ -76,15 +76,22 @@ def whole(path: Path | str, most: int = MOST) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
+def encoded(text: str) -> bytes:
+    """The text in UTF-8; a lone surrogate stands as ``\\udce9``, which a JSON string has for it, too.
+
+    A name of a file may hold any byte, which Python has as such a surrogate where it is no text.
+    """
+    return text.encode("utf-8", errors="backslashreplace")
+
+
 def put(path: Path | str, data: bytes | str) -> None:
-    """Write the file whole or not at all, on the disk when it returns; text as UTF-8. Raises OSError, and
-    ValueError for text or a path that cannot be encoded.
+    """Write the file whole or not at all, on the disk when it returns; text as ``encoded``. Raises OSError.
 
     A link stays one: what it leads to is replaced. Another name of the same file (a hard link) keeps the old
     one. What is no file, such as the null device, is written to.
     """
     if isinstance(data, str):
-        data = data.encode("utf-8")
+        data = encoded(data)
     if os.path.exists(path) and not os.path.isfile(path):
         Path(path).write_bytes(data)
         return

@@ -9,11 +9,16 @@ python tests/faults.py --light                           that of the second: it 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import signal
+import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +49,23 @@ class OutOfMemoryError(RuntimeError):
 
 def _segfault() -> None:
     ctypes.string_at(1)
+
+
+def _segfault_beside_many() -> None:
+    for _ in range(120):
+        threading.Thread(target=lambda: time.sleep(600), daemon=True).start()
+    ctypes.string_at(1)
+
+
+def _hang_deaf() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    time.sleep(600)
+
+
+def _retried() -> None:
+    """Says, the second time, how many cells its process was given before."""
+    _first_time(_segfault, "retried")()
+    raise RuntimeError(f"after {DONE['given'] - 1} others")
 
 
 def _abort() -> None:
@@ -115,6 +137,33 @@ def _garbage() -> None:
     os.write(2, os.urandom(2**17))
 
 
+def _to_the_pipe(data: bytes) -> Callable[[], None]:
+    """To whatever may be the pipe of the worker's messages."""
+
+    def write() -> None:
+        for file in range(3, 40):
+            with suppress(OSError):
+                if stat.S_ISFIFO(os.fstat(file).st_mode):
+                    os.write(file, data)
+
+    return write
+
+
+def _flood() -> None:
+    while True:
+        _to_the_pipe(b"x" * 2**16)()
+
+
+def _forged(**message: Any) -> Callable[[], None]:
+    """As the worker itself would say it."""
+
+    def send() -> None:
+        [channel] = [found for found in gc.get_objects() if isinstance(found, child.Channel)]
+        channel.send(**message)
+
+    return send
+
+
 def _lost_device() -> None:
     """What a sticky CUDA error looks like from torch."""
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -159,11 +208,11 @@ def _on_gpu(kind: str) -> Callable[[], None]:
     return fault
 
 
-def _first_time(then: Callable[[], None]) -> Callable[[], None]:
+def _first_time(then: Callable[[], None], name: str = "") -> Callable[[], None]:
     """Only in the first process that comes here."""
 
     def once() -> None:
-        mark = Path(os.environ["FAULTS_ONCE"])
+        mark = Path(os.environ["FAULTS_ONCE"] + name)
         if not mark.exists():
             mark.touch()
             then()
@@ -173,6 +222,9 @@ def _first_time(then: Callable[[], None]) -> Callable[[], None]:
 
 FAULTS: dict[str, Callable[[], object]] = {
     "segfault": _segfault,
+    "segfault-many": _segfault_beside_many,
+    "hang-deaf": _hang_deaf,
+    "retried": _retried,
     "abort": _abort,
     "os-exit": lambda: os._exit(7),
     "exit": lambda: sys.exit("bye"),
@@ -182,6 +234,10 @@ FAULTS: dict[str, Callable[[], object]] = {
     "leak": _leak,
     "oom-leak": _oom_and_leak,
     "garbage": _garbage,
+    "pipe-done": _to_the_pipe(b'{"done": true}\n'),
+    "pipe-broken": _to_the_pipe(b"\xff\x1b[2J"),
+    "pipe-flood": _flood,
+    "forged-done": _forged(done=True),
     "unsayable": _raise_unsayable,
     "fork": _fork,
     "fork-sleeper": _fork_sleeper,
@@ -278,6 +334,7 @@ class Light:
         if self.lost is not None:
             return {"status": "skipped", "reason": self.lost}
         self.at(cell)
+        DONE["given"] = DONE.get("given", 0) + 1
         try:
             FAULTS.get(name, lambda: None)()
         except Exception as error:

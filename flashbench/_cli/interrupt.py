@@ -69,7 +69,7 @@ def terminable() -> Iterator[None]:
 def _say(text: str) -> None:
     """A warning by one system call: the signal may have come in the middle of another line's writing."""
     with suppress(OSError, ValueError, AttributeError):
-        os.write(sys.stderr.fileno(), f"\nwarning: {text}\n".encode())
+        os.write(sys.stderr.fileno(), f"\nwarning: {text}\n".encode(errors="backslashreplace"))
 
 
 def _leave_terminal() -> None:

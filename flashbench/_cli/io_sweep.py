@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashbench import paths
 from flashbench._cli import options
 from flashbench.errors import UsageError
 
@@ -93,7 +94,7 @@ def write_page(request: Request, line: Mapping[str, str | None], path: Path, arg
 
 def put(path: Path, text: str) -> None:
     """Write the file of --html. Raises UsageError where it cannot be written."""
-    from flashbench import paths, units
+    from flashbench import units
 
     try:
         paths.put(path, text)

@@ -144,7 +144,7 @@ def new_impl(
         raise UsageError(f"FILE {file!r}: no Python file; accepted: a new file that ends in .py")
     text = (TRITON if triton else PLAIN).format(file=path)
     try:
-        with path.open("x", encoding="utf-8") as stream:
+        with path.open("x", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
     except FileExistsError:
         raise UsageError(f"FILE {file!r}: is there already; accepted: a new file") from None

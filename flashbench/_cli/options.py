@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flashbench import paths
 from flashbench.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
@@ -248,7 +249,6 @@ def out_file(text: str) -> Path:
 
 def write_out(path: Path, text: str) -> None:
     """Write the file of --out. Raises UsageError where the disk refuses."""
-    from flashbench import paths
 
     try:
         paths.put(path, text)

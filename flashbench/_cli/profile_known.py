@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashbench import paths
 from flashbench._cli.profile_counters import RAW
 from flashbench.errors import UnavailableError
 
@@ -21,7 +22,7 @@ def show(target: Target, out: Path, *, json: bool, csv: bool, quiet: bool) -> No
 
     Raises UnavailableError where nothing can be counted here.
     """
-    from flashbench import console, counting, environment, paths
+    from flashbench import console, counting, environment
     from flashbench.console import Column
     from flashbench.counting import known
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashbench import paths
 from flashbench._cli import options
 from flashbench.errors import UsageError
 
@@ -195,7 +196,6 @@ def write(results: Results, page: Path, option: str = "--output") -> None:
     """Write the report of the results. option: what named the page. Raises UsageError where the page cannot
     be written.
     """
-    from flashbench import paths
     from flashbench import report as report_
 
     try:

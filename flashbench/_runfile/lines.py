@@ -38,8 +38,7 @@ def seal(value: Mapping[str, Any]) -> bytes:
         {name: item for name, item in value.items() if name != FIELD},
         allow_nan=False, ensure_ascii=False, separators=(",", ":"),
     )  # fmt: skip
-    # a lone surrogate, as of a file name that is no UTF-8, is no text that could be written
-    body = text.encode("utf-8", errors="replace")
+    body = paths.encoded(text)
     return body[:-1] + f',"{FIELD}":"{_sum(body)}"}}\n'.encode()
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashbench import kernels, profilers, units
-from flashbench.isolation import lifeline, protocol
+from flashbench.isolation import lifeline, protocol, wire
 from flashbench.problem import Cell
 from flashbench.record import Record
 from flashbench.record_json import record_to_json
@@ -39,13 +39,14 @@ class Channel:
         os.dup2(2, 1)
         self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
+        self._token = self._inbox.get().strip()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
     def send(self, **message: Any) -> None:
         """Tell the parent."""
         self.end_copy()
-        data = json.dumps(message, allow_nan=False).encode() + b"\n"
+        data = wire.line(message, self._token)
         while data:
             data = data[os.write(self._out, data) :]
 
@@ -88,7 +89,7 @@ def session(*arguments: Any, **options: Any) -> Session:
 def main(make: Callable[..., Any] = session) -> None:
     """Serve the parent until it closes the pipe; make: what measures, as ``session``."""
     lifeline.guarded()
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1)  # the parent asks so where it hangs
     channel = Channel()
@@ -97,7 +98,7 @@ def main(make: Callable[..., Any] = session) -> None:
     try:
         with unworried():
             serving = _session(channel, channel.receive(), make)
-            channel.send(ready=True, pid=os.getpid())
+            channel.send(ready=True, pid=os.getpid(), thread=threading.get_ident())
             while True:
                 _serve(serving, channel, channel.receive())
     except BaseException as error:  # SystemExit too: an implementation may call sys.exit
