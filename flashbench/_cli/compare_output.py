@@ -230,7 +230,7 @@ def _table(comparison: Comparison, *, everything: bool) -> None:
     if comparison.groups:
         means = [
             {"group": one.name, "cells": one.cells, "ratio": one.ratio.value, "low": one.ratio.low,
-             "high": one.ratio.high}
+             "high": one.ratio.high, "verdict": one.verdict}
             for one in comparison.groups
         ]  # fmt: skip
         console.show_table(_group_columns(), means, title=f"{name}, geometric mean of new over base")
@@ -249,7 +249,9 @@ def _group_columns() -> list[Column]:
     from flashbench.console import Column
 
     cells = Column(name="cells", header="cells", justify="right")
-    return [Column(name="group", header="group"), cells, *_ratios()]
+    return [
+        Column(name="group", header="group"), cells, *_ratios(), Column(name="verdict", header="verdict")
+    ]  # fmt: skip
 
 
 def _columns(comparison: Comparison) -> list[Column]:
