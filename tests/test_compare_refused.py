@@ -48,6 +48,36 @@ def errors(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("error:")]
 
 
+# ---- what differs in some cells
+
+
+def test_one_cell_that_was_timed_another_way_leaves_the_others_judged(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    """Three runs a side; in one of the new ones a cell was timed by graph."""
+    graph = Samples(samples_s=(1e-3,) * 21, cache="cold", method="graph")
+
+    def side(name: str, last: list[Record]) -> str:
+        runs = [*([cell((1 + at / 1e4) * 1e-3, n) for n in LENGTHS] for at in range(2)), last]
+        return ",".join(written(tmp_path / f"{name}{at}.jsonl", rows) for at, rows in enumerate(runs))
+
+    rows = [cell(1.0003e-3, n) for n in LENGTHS]
+    base = side("base", rows)
+    new = side("new", [replace(rows[0], samples=graph), *rows[1:]])
+    code, out, err = run(capsys, base, new, "--json")
+    found = {row["cell"]: row for row in json.loads(out)["cells"]}
+    assert (code, [row["verdict"] for row in found.values()].count("same")) == (EXIT_UNDECIDED, 2)
+    odd = found[rows[0].cell.key]
+    assert odd["verdict"] == "incomparable"
+    assert odd["reason"] == "method is events on the base side and events and graph on the new one"
+    assert "method differs between the sides in 1 of 3 cells" in err
+    assert rows[0].cell.key in errors(err)[0]
+    assert run(capsys, base, new, "--allow", "method")[0] == 0
+
+
+LENGTHS = (1024, 2048, 4096)
+
+
 # ---- nothing measured
 
 

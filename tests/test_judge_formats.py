@@ -131,6 +131,21 @@ def test_asv_code_that_changed_is_not_compared(capsys: pytest.CaptureFixture[str
     assert (code, "benchmark is abc on the base side and def on the new one" in err) == (EXIT_UNDECIDED, True)
 
 
+def test_of_asv_benchmarks_only_those_whose_code_changed_are_not_compared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    documents = [asv(1e-3), asv(1e-3, version="def")]
+    for document in documents:
+        document["results"]["suite.time_other"] = [[1e-3], [], "other"]
+    paths = [saved(tmp_path / f"{at}.json", document) for at, document in enumerate(documents)]
+    code, out, err = run(capsys, *paths, "--metric", "time_s", "--json", "--allow", "failed")
+    found = {row["cell"]: row["verdict"] for row in json.loads(out)["cells"]}
+    assert code == EXIT_UNDECIDED
+    assert found["suite.time_other"] == "same"
+    assert found["suite.time_attention(1, 'a')"] == "incomparable"
+    assert "first: suite.time_attention(1, 'a'): benchmark is abc on the base side and def" in err
+
+
 @pytest.mark.parametrize("tag", ["mean", "median"])
 def test_nvbench(tmp_path: Path, tag: str) -> None:
     cell = read(tmp_path / "x.json", nvbench(1e-4, tmp_path, tag)).cells["copy N=4096"]

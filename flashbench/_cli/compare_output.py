@@ -193,6 +193,7 @@ def _notes(comparisons: Sequence[Comparison], base: Side, new: Side) -> tuple[li
         f"allowed to differ: {name} is {one} on the base side and {other} on the new one"
         for name, (one, other) in judge.unlike(base, new).items()
     ]
+    warnings += sides.partly_unlike(base, new)
     return notes, warnings
 
 
