@@ -297,3 +297,26 @@ def test_a_folder_as_output_is_called_one(capsys: Capture, tmp_path: Path) -> No
     assert (code, out) == (EXIT_USAGE, "")
     (line,) = errors(err)
     assert f"{str(tmp_path)!r} is a folder; accepted: a file in a folder that exists" in line
+
+
+# ---- copies of a file
+
+
+def test_copies_of_a_file_are_one_run(capsys: Capture, tmp_path: Path) -> None:
+    path = Path(written(tmp_path / "a0.jsonl", [cell(1e-3)]))
+    for at in (1, 2):
+        (tmp_path / f"a{at}.jsonl").write_bytes(path.read_bytes())
+    other = written(tmp_path / "b.jsonl", [cell(1.001e-3)])
+    code, out, err = run(capsys, str(tmp_path / "a*.jsonl"), other, "--json")
+    (row,) = json.loads(out)["cells"]
+    assert (code, row["base_runs"], row["new_runs"]) == (0, 1, 1)
+    assert "runs of a side differ" not in err
+    for at in (1, 2):
+        assert f"a{at}.jsonl has the same content and is counted once" in err
+    assert run(capsys, str(path), str(path))[0] == 0  # a side may be the other's copy
+    code, _, err = command(capsys, "noise", str(tmp_path / "a*.jsonl"))
+    assert (code, "no cell was measured by two runs" in err) == (EXIT_UNDECIDED, True)
+    assert "a1.jsonl has the same content" in err
+    assert not (tmp_path / "noise").exists()
+    code, out, err = command(capsys, "noise", f"{tmp_path / 'a*.jsonl'},{other}", "--json")
+    assert (code, json.loads(out)[0]["runs"], "counted once" in err) == (0, 2, True)

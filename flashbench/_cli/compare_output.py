@@ -187,7 +187,7 @@ def _notes(comparisons: Sequence[Comparison], base: Side, new: Side) -> tuple[li
 
     notes = [text for one in comparisons for text in _spread(one)]
     notes += sides.changes(base, new)
-    warnings = [f"{run.path}: {text}" for side in (base, new) for run in side.runs for text in run.notes]
+    warnings = [text for side in (base, new) for run in side.runs for text in run.told]
     warnings += _untold(sides.untold(base, new))
     warnings += [
         f"allowed to differ: {name} is {one} on the base side and {other} on the new one"

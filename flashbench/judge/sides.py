@@ -62,6 +62,12 @@ class Run:
     commit: str = ""
     created_at: str = ""
 
+    @property
+    def told(self) -> list[str]:
+        """Its notes, each with its path."""
+        path = str(self.path)
+        return [text if text.startswith(path) else f"{path}: {text}" for text in self.notes]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
