@@ -125,6 +125,17 @@ def test_asv(tmp_path: Path) -> None:
     assert "suite.track_loss" in found.notes[0]
 
 
+@pytest.mark.parametrize("version", [1, 3, "3"])
+def test_asv_of_another_version_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, version: object
+) -> None:
+    path = saved(tmp_path / "x.json", {**asv(1e-3), "version": version})
+    code, _, err = run(capsys, path, path)
+    assert (code, f"not what asv writes: version {version!r}; this flashbench reads 2" in err) == (
+        EXIT_UNREADABLE, True
+    )  # fmt: skip
+
+
 def test_asv_code_that_changed_is_not_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     base, new = saved(tmp_path / "a.json", asv(1e-3)), saved(tmp_path / "b.json", asv(1e-3, version="def"))
     code, _, err = run(capsys, base, new, "--metric", "time_s")
