@@ -111,6 +111,16 @@ def test_pyperf(tmp_path: Path) -> None:
         read(tmp_path / "y.json", json.loads(json.dumps(pyperf(1)).replace("second", "integer")))
 
 
+def test_pyperf_benchmarks_of_one_name_are_refused_by_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    document = pyperf(1e-3)
+    document["benchmarks"] *= 2
+    path = saved(tmp_path / "x.json", document)
+    code, _, err = run(capsys, path, path)
+    assert (code, "two benchmarks are named 'attention'" in err) == (EXIT_UNREADABLE, True)
+
+
 def test_asv(tmp_path: Path) -> None:
     found = read(tmp_path / "x.json", asv(1e-3))
     assert found.kind == "asv"
