@@ -83,6 +83,25 @@ def ratios(
     return found
 
 
+def halves(
+    *, trials: int, runs: int, half: int, shift: float, between: float, common: float, seed: int = 11
+) -> list[list[Ratio]]:
+    """The ratios of comparisons of so many cells that are shifted, and as many that are not."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(trials):
+        shared = random.normal(0, between * math.sqrt(common), (2, runs))
+        pairs = []
+        for index in range(2 * half):
+            own = random.normal(0, between * math.sqrt(1 - common), (2, runs))
+            levels = np.exp(shared + own) * np.array([[1.0], [shift if index < half else 1.0]])
+            pairs.append([judge.medians([list(one * normal(random, 40)) for one in row]) for row in levels])
+        seen = judge.repeats({str(index): [one.logs for one in pair] for index, pair in enumerate(pairs)})
+        spreads = judge.steadied(seen, list(map(str, range(2 * half))), 0.01)
+        found.append([judge.ratio_of(*pair, *spreads[str(index)]) for index, pair in enumerate(pairs)])
+    return found
+
+
 def coverage(found: list[list[Ratio]], shift: float) -> float:
     """Share of the intervals that hold the truth."""
     every = [ratio for row in found for ratio in row]

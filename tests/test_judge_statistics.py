@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flashbench import judge
 from flashbench.judge import Spread, bootstrap, groups, spread, student
+from flashbench.judge.statistics import interval, together
 from flashbench.judge.verdicts import Rules, weigh
 
 WARN, FAIL, RATE = 0.02, 0.05, Rules().rate
@@ -90,13 +91,10 @@ def test_unsteady_samples_are_covered_or_undecided_in_many_trials(
 def power(trials: int, runs: int, common: float) -> None:
     """Cells slowed by 3 % among as many that were not: most are found, few of what is found is chance."""
     half = 10
-    changed = judging.ratios(judging.normal, trials=trials, runs=runs, cells=half, shift=1.03, between=0.004,
-                             common=common)  # fmt: skip
-    still = judging.ratios(judging.normal, trials=trials, runs=runs, cells=half, between=0.004, common=common,
-                           seed=12)  # fmt: skip
+    rows = judging.halves(trials=trials, runs=runs, half=half, shift=1.03, between=0.004, common=common)
     found = false = 0
-    for one, other in zip(changed, still, strict=True):
-        named = verdicts([one + other])
+    for row in rows:
+        named = verdicts([row])
         found += named[:half].count("slower")
         false += named[half:].count("slower") + named[half:].count("faster")
     assert found / (trials * half) >= 0.95
@@ -193,7 +191,7 @@ def test_levels_that_a_run_hardly_shows_give_few_verdicts() -> None:
 
 def test_the_summary_says_what_it_may_be_sure_of() -> None:
     """An interval that holds no 1 may be chance one time in twenty; the verdict is one time in a hundred."""
-    ratio = judge.statistics.interval(0.03, [Spread(0.0135, math.inf)])
+    ratio = interval(0.03, Spread(0.0135, math.inf))
     assert (ratio.low > 1, 0.01 < ratio.p < 0.05) == (True, True)
     verdict, reason, _ = weigh(ratio, False, WARN, FAIL)
     assert (verdict, "chance alone may do that" in reason) == ("undecided", True)
@@ -319,19 +317,24 @@ def test_runs_that_drift_alike_are_compared_as_they_are() -> None:
 
 
 def test_parts_of_an_error_have_their_own_degrees() -> None:
-    """Alone each is Student's t; together they are no surer than either, and chance and reach agree."""
-    one, other = Spread(0.01, 2.0), Spread(0.004, 30.0)
-    assert student.reach(0.95, [one]) == pytest.approx(0.0430265, rel=1e-5)
-    assert student.chance(0.0430265, [one, judge.spread.NONE]) == pytest.approx(0.05, rel=1e-4)
-    both = student.reach(0.95, [one, other])
-    assert both == pytest.approx(math.hypot(0.0430265, 0.004 * 2.04227), rel=1e-5)
-    for level in (0.5, 0.95, 0.99, 0.9999):
-        assert student.chance(student.reach(level, [one, other]), [one, other]) == pytest.approx(
-            1 - level, rel=2e-3
-        )
-    assert student.chance(0.0, [one, other]) == 1.0
-    assert 0 < student.chance(1e9, [one, other]) < 1e-12
-    assert (student.chance(0.0, []), student.chance(0.1, [])) == (1.0, 0.0)
+    """Alone each keeps its own; together the shared one, with few, has the weight of a larger."""
+    own, shared = Spread(0.01, 30.0), Spread(0.01, 2.0)
+    assert together(own, judge.spread.NONE) == own
+    assert together(Spread(0.0, 5.0), shared) == shared
+    both = together(own, shared)
+    assert both.deviation == pytest.approx(0.01 * math.sqrt(2))
+    assert both.df < 0.7 * (0.5**2 / 2 + 0.5**2 / 30) ** -1  # Welch and Satterthwaite's
+    assert both.df > shared.df
+    known = together(Spread(0.01, 10.0), Spread(0.01, math.inf))
+    assert known.df == pytest.approx(40.0)
+    assert together(Spread(0.01, math.inf), Spread(0.01, math.inf)).df == math.inf
+
+
+@pytest.mark.parametrize(
+    ("df", "tenth"), [(1, 0.01579), (2, 0.21072), (4, 1.06362), (10, 4.86518), (30, 20.59923)]
+)
+def test_the_least_variance_is_that_of_the_tables(df: float, tenth: float) -> None:
+    assert student.least_variance(0.1, df) * df == pytest.approx(tenth, rel=1e-3)
 
 
 def test_spreads_are_drawn_together_as_far_as_cells_agree() -> None:

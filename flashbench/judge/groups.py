@@ -72,12 +72,12 @@ def _mean(pairs: Sequence[Pair], keys: Sequence[str], profile: Repeats, noise: f
     shares = sum(1 / count for count in counts)
     within = sum(side.within / len(side.logs) for pair in pairs for side in pair) / len(pairs) ** 2
     if noise == 0:
-        return interval(log, [NONE])
+        return interval(log, NONE)
     told = [spread for spread in (_seen(squares, df), _stored(keys, profile)) if spread.df]
     if told:
         spread = pooled(told)
-        return interval(log, [Spread(math.sqrt(max(spread.deviation**2 * shares, within)), spread.df)])
-    return interval(log, [Spread(math.sqrt(noise**2 * shares + within), math.inf)])
+        return interval(log, Spread(math.sqrt(max(spread.deviation**2 * shares, within)), spread.df))
+    return interval(log, Spread(math.sqrt(noise**2 * shares + within), math.inf))
 
 
 def _seen(squares: float, df: int) -> Spread:

@@ -185,7 +185,7 @@ def steadied(known: Repeats, keys: Sequence[str], assumed: float) -> dict[str, P
 def _prior(own: Mapping[str, Spread]) -> Spread | None:
     """What all cells say of one: a scaled inverse chi-square, by the moments of the log variances.
 
-    How far cells differ is itself told by so many cells only, so one standard error more is taken; and the
+    How far cells differ is itself told by so many cells only, so two standard errors more are taken; and the
     scale is the mean variance, as a cell that seems quiet may be a noisy one whose runs agree by chance.
     """
     spreads = [spread for spread in own.values() if spread.deviation > 0]
@@ -199,7 +199,8 @@ def _prior(own: Mapping[str, Spread]) -> Spread | None:
         noise += _trigamma(df / 2) / len(spreads)
     mean = sum(logs) / len(logs)
     total = sum((log - mean) ** 2 for log in logs) / (len(logs) - 1)
-    beyond = total * (1 + math.sqrt(2 / (len(logs) - 1))) - noise
+    unsure = math.sqrt(2 / (len(logs) - 1))
+    beyond = total * (1 + 2 * unsure) - noise
     degrees = sum(spread.df for spread in spreads) / len(spreads)
     most = degrees * (len(spreads) - 1)
     df = min(2 * _inverse_trigamma(beyond), most) if beyond > 0 else most

@@ -4,7 +4,7 @@ A side is the mean over its runs of the logarithm of each run's median. Its erro
 run: the median's, by the bootstrap over the raw samples. Between runs: ``Spread``. Bootstrapping the runs
 too would give their part in closed form (the variance of a mean, times (n-1)/n, which is put right here),
 and for two to five runs its percentiles are far too narrow, so the interval is that error times Student's
-t. What a run's cells share and what is a cell's own have each a t of its own (``student.reach``).
+t. What a run's cells share and what is a cell's own have degrees of freedom of their own (``together``).
 
 Where runs drift apart or have two levels, a median is not the cell's by an amount that no resampling shows.
 That amount is added to the interval on both sides, unless there are runs enough for the spread between them
@@ -20,9 +20,12 @@ from typing import NamedTuple
 
 from flashbench.judge.bootstrap import LEAST, SHAPES, Shape, median_error, rare_level, shape
 from flashbench.judge.spread import NONE, Spread
-from flashbench.judge.student import chance, reach
+from flashbench.judge.student import least_variance, quantile, two_sided
 
 LEVEL = 0.95
+SMALL, MOST_SMALL = 0.05, 0.2
+"""How rarely what runs share looks as small as it is taken to, by degree of freedom, and at most: the fewer,
+the smaller it may look."""
 RUNS_THAT_TELL = {"drift": 3, "few": 3, "two levels": 5}
 """With so many runs a side the spread between runs holds what is wrong with their samples. Of three runs with
 two levels each all may show the same one, one time in four."""
@@ -98,11 +101,28 @@ def ratio_of(base: Medians, new: Medians, own: Spread, shared: Spread = NONE) ->
     if not words:
         extra, words = _at_the_others(base, new)
     sides = (base, new)
-    parts = [
-        Spread(math.sqrt(sum(_variance(side, own) for side in sides)), own.df),
-        Spread(shared.deviation * math.sqrt(sum(1 / len(side.logs) for side in sides)), shared.df),
-    ]
-    return interval(new.log - base.log, parts, extra, " and ".join(words))
+    own = Spread(math.sqrt(sum(_variance(side, own) for side in sides)), own.df)
+    runs = sum(1 / len(side.logs) for side in sides)
+    shared = Spread(shared.deviation * math.sqrt(runs), shared.df)
+    return interval(new.log - base.log, together(own, shared), extra, " and ".join(words))
+
+
+def together(own: Spread, shared: Spread) -> Spread:
+    """The error of two independent ones, with its degrees of freedom (Welch and Satterthwaite's).
+
+    What few runs share may look small by chance, and the many degrees of the cells' own part would make that
+    sure. So it has the weight of as large a variance as looks so small one time in five; in twenty, of one
+    degree.
+    """
+    variance = own.deviation**2 + shared.deviation**2
+    if not own.deviation or not shared.deviation:
+        return own if own.deviation else shared
+    larger = (
+        1.0 if math.isinf(shared.df) else 1 / least_variance(min(SMALL * shared.df, MOST_SMALL), shared.df)
+    )
+    weight = 1 / (1 + own.deviation**2 / (larger * shared.deviation**2))
+    inverse = weight**2 / shared.df + (1 - weight) ** 2 / own.df
+    return Spread(math.sqrt(variance), 1 / inverse if inverse else math.inf)
 
 
 def _at_the_others(base: Medians, new: Medians) -> tuple[float, list[str]]:
@@ -130,13 +150,14 @@ def _drifting_apart(base: Medians, new: Medians) -> tuple[float, list[str]]:
     return size, [f"the two sides' samples drift apart by {math.expm1(size):.1%}"] if size > LEAST else []
 
 
-def interval(log: float, parts: Sequence[Spread], extra: float = 0.0, trouble: str = "") -> Ratio:
-    """The ratio with that logarithm, whose error is of independent parts; one without error is what it is."""
-    far = extra + reach(LEVEL, parts)
-    p = chance(max(abs(log) - extra, 0.0), parts)
-    error = math.hypot(*(part.deviation for part in parts))
+def interval(log: float, error: Spread, extra: float = 0.0, trouble: str = "") -> Ratio:
+    """The ratio with that logarithm and error; one without error is what it is."""
+    deviation, df = error
+    far = extra + (quantile(LEVEL, df) * deviation if deviation else 0.0)
+    beyond = max(abs(log) - extra, 0.0)
+    p = two_sided(beyond / deviation, df) if deviation else float(beyond == 0)
     return Ratio(
-        math.exp(log), math.exp(log - far), math.exp(log + far), error, p, trouble=trouble, extra=extra
+        math.exp(log), math.exp(log - far), math.exp(log + far), deviation, p, trouble=trouble, extra=extra
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 
 _STEPS, _PRECISE, _TINY = 400, 1e-14, 1e-300
 
@@ -22,63 +21,37 @@ def two_sided(t: float, df: float) -> float:
     return _beta(df / (df + t * t), df / 2, 0.5)
 
 
+@functools.lru_cache(maxsize=4096)
 def quantile(level: float, df: float) -> float:
     """The t with P(|T| <= t) = ``level``, 0 < level < 1, to a relative 1e-9."""
-    return beyond(1 - level, df)
-
-
-Part = tuple[float, float]
-"""Of an error: its standard deviation as estimated, and the degrees of freedom of the estimate."""
-
-
-def reach(level: float, parts: Sequence[Part]) -> float:
-    """How far from 0 a sum of independent errors is, as a rule to ``level``.
-
-    Each part has its own quantile, and these add up as the parts do. The sum of the variances with one number
-    of degrees of freedom (Welch and Satterthwaite) would be too sure where a part with few of them is small
-    by chance; this is exact where one part is alone, and holds the level between.
-    """
-    return math.hypot(*(deviation * quantile(level, df) for deviation, df in parts if deviation))
-
-
-_LEAST, _FINE = 120, 4
-"""Chances are told down to 2**-120, and found between powers of 2 that fine."""
-
-
-def chance(distance: float, parts: Sequence[Part]) -> float:
-    """The level at which ``reach`` is that distance, as the share that is beyond it."""
-    parts = [part for part in parts if part[0]]
-    if not parts:
-        return float(distance == 0)
-    if len(parts) == 1:
-        deviation, df = parts[0]
-        return two_sided(distance / deviation, df)
-
-    def far(step: int) -> float:
-        return math.hypot(*(deviation * beyond(2 ** (-step / _FINE), df) for deviation, df in parts))
-
-    low, high = 0, _LEAST * _FINE
-    if distance >= far(high):
-        return 2.0**-_LEAST
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if far(middle) <= distance else (low, middle)
-    one, other = far(low), far(high)
-    return float(2 ** (-(low + (distance - one) / (other - one)) / _FINE))
-
-
-@functools.lru_cache(maxsize=50_000)
-def beyond(share: float, df: float) -> float:
-    """The t with P(|T| > t) = ``share``, 0 < share <= 1, to a relative 1e-9."""
-    if share >= 1:
-        return 0.0
     low, high = 0.0, 1.0
-    while two_sided(high, df) > share:
+    while two_sided(high, df) > 1 - level:
         low, high = high, 2 * high
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, df) > share else (low, middle)
+        low, high = (middle, high) if two_sided(middle, df) > 1 - level else (low, middle)
     return (low + high) / 2
+
+
+@functools.lru_cache(maxsize=4096)
+def least_variance(chance: float, df: float) -> float:
+    """The share of the true variance below which an estimate with ``df`` degrees lies with that chance."""
+    low, high = 0.0, 1.0
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _gamma(df / 2, middle * df / 2) < chance else (low, middle)
+    return (low + high) / 2
+
+
+def _gamma(a: float, x: float) -> float:
+    """The regularised incomplete gamma function P(a, x), by its series (DLMF 8.11.4)."""
+    term = total = 1.0
+    step = 0
+    while term > _PRECISE * total:
+        step += 1
+        term *= x / (a + step)
+        total += term
+    return total * math.exp(a * math.log(x) - x - math.lgamma(a + 1)) if x > 0 else 0.0
 
 
 def _beta(x: float, a: float, b: float) -> float:
