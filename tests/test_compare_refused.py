@@ -299,6 +299,62 @@ def test_a_folder_as_output_is_called_one(capsys: Capture, tmp_path: Path) -> No
     assert f"{str(tmp_path)!r} is a folder; accepted: a file in a folder that exists" in line
 
 
+# ---- names of anybody's
+
+
+@pytest.mark.parametrize("shown", ["--markdown", "--csv", "--json", "--all"])
+def test_no_name_steers_a_terminal(capsys: Capture, tmp_path: Path, shown: str) -> None:
+    """Escapes, bells and letters turned round in a cell's name, in what is printed and what is written."""
+    name = "evil\x1b[31m\x07\x9b\u202e"
+    document = {"version": "1.0", "metadata": {"name": name, "unit": "second"}, "benchmarks": [
+        {"metadata": {}, "runs": [{"metadata": {}, "values": [1.0]}]}
+    ]}  # fmt: skip
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, value in zip(paths, (1.0, 2.0), strict=True):
+        document["benchmarks"][0]["runs"][0]["values"] = [value]  # type: ignore[index]
+        path.write_text(json.dumps(document))
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "markdown", "junit", "bencher",
+                                                         "github-lower")}  # fmt: skip
+    written_to = [word for kind, path in files.items() for word in ("-o", f"{kind}={path}")]
+    code, out, err = run(capsys, *map(str, paths), shown, *written_to)
+    assert code == EXIT_GATE
+    for text in (out, err, *(path.read_text(encoding="utf-8") for path in files.values())):
+        assert not set(text) & set("\x1b\x07\x9b\u202e")
+        assert "evil" in text
+    assert json.loads(files["json"].read_text(encoding="utf-8"))["cells"][0]["cell"] == name
+
+
+# ---- what a torn file says, and a baseline that is not there
+
+
+def test_a_file_cut_in_its_first_record_is_said_to_be(capsys: Capture, tmp_path: Path) -> None:
+    good = written(tmp_path / "good.jsonl", [cell(1e-3)])
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(Path(good).read_bytes()[:-40])
+    code, _, err = run(capsys, good, str(torn), "-q")
+    (line,) = errors(err)
+    assert (code, "no cell in common" in line) == (EXIT_UNDECIDED, True)
+    assert f"{torn}: the last line was torn off" in line
+
+
+def test_a_baseline_of_no_name_is_usage_and_one_of_another_device_cannot_be_told(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    """As the table of docs/ci.md has it."""
+    rows = {
+        text.split(" | ")[0].strip("| "): text
+        for text in (Path(__file__).parents[1] / "docs/ci.md").read_text(encoding="utf-8").splitlines()
+        if text.startswith("| ")
+    }
+    base = written(tmp_path / "a.jsonl", [cell(1e-3)])
+    other = written(tmp_path / "b.jsonl", [cell(1e-3)], device_name="NVIDIA H200")
+    assert command(capsys, "baseline", "save", base, "--name", "main", "-q")[0] == 0
+    assert run(capsys, base, "--baseline", "man")[0] == EXIT_USAGE
+    assert "a baseline's name that the store does not have" in rows["2, 3, 4"]
+    assert run(capsys, other, "--baseline", "main")[0] == EXIT_UNDECIDED
+    assert "the baseline has nothing of this device" in rows["6"]
+
+
 # ---- copies of a file
 
 

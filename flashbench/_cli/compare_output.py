@@ -98,7 +98,16 @@ def _why_no_file(path: Path) -> str:
 
 
 def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any], strict: bool) -> str:
-    """A judgement in one format. strict: undecided cells fail."""
+    """A judgement in one format, without characters that steer a terminal. strict: undecided cells fail."""
+    from flashbench import console
+
+    text = _raw(name, comparisons, about, strict)
+    return (
+        text if name in ("junit", "html") else console.printable(text, json=name not in ("csv", "markdown"))
+    )
+
+
+def _raw(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any], strict: bool) -> str:
     from flashbench.judge import render
 
     if name == "json":
