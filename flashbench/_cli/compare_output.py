@@ -102,9 +102,7 @@ def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any]
     from flashbench import console
 
     text = _raw(name, comparisons, about, strict)
-    return (
-        text if name in ("junit", "html") else console.printable(text, json=name not in ("csv", "markdown"))
-    )
+    return console.printable(text, json=name not in ("csv", "markdown", "junit"))
 
 
 def _raw(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any], strict: bool) -> str:

@@ -25,8 +25,10 @@ DAMAGED = "damaged"
 """What --allow takes for results files with lines that are not as they were written."""
 
 
-def load_side(texts: str, name: str, allowed: Collection[str] = ()) -> Side:
+def load_side(texts: str, name: str, allowed: Collection[str] = (), *, copies: bool = False) -> Side:
     """The side of a comma list of files, folders and globs. allowed: may hold ``damaged``.
+
+    copies: keep files of equal content, which are one run elsewhere.
 
     Raises UsageError for what matches nothing or cannot be opened, RunFileError for a file of no known
     format or with a damaged line, both with the list as it was typed where they are about a part of it.
@@ -39,7 +41,7 @@ def load_side(texts: str, name: str, allowed: Collection[str] = ()) -> Side:
             if str(path).startswith(texts):
                 raise
             raise type(error)(f"{name} {units.quoted(texts, 400)}: {error}", hint=error.hint) from None
-    return Side(name=name.lower(), runs=_each_once(runs))
+    return Side(name=name.lower(), runs=tuple(runs) if copies else _each_once(runs))
 
 
 def _each_once(runs: Sequence[Run]) -> tuple[Run, ...]:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-from flashbench import console
 from flashbench.judge.statistics import Ratio
 from flashbench.judge.verdicts import VERDICTS, Comparison, Judged
 
@@ -146,8 +145,8 @@ def _case(comparison: Comparison, cell: Judged, undecided_fails: bool) -> str:
 
 
 def _legal(text: str) -> str:
-    """With what steers a terminal escaped, and without what XML 1.0 has no way to write."""
-    return "".join(one for one in console.printable(text) if one in "\t\n" or " " <= one < "\ufffe")
+    """Without the control characters that XML 1.0 has no way to write."""
+    return "".join(one for one in text if one in "\t\n" or " " <= one < "\ufffe")
 
 
 def _attribute(text: str) -> str:
