@@ -24,9 +24,9 @@ def refuse_unlike(base: Side, new: Side, allowed: Collection[str]) -> None:
     from flashbench import console
 
     if not set(base.keys) & set(new.keys):
-        console.error(
-            UsageError("the two sides have no cell in common", hint="compare runs of the same grid")
-        )
+        told = [text for side in (base, new) for run in side.runs for text in run.told]
+        text = "; ".join(["the two sides have no cell in common", *told])
+        console.error(UsageError(text, hint="compare runs of the same grid"))
         raise typer.Exit(EXIT_UNDECIDED)
     differ = {name: pair for name, pair in judge.unlike(base, new).items() if name not in allowed}
     if differ:

@@ -152,7 +152,7 @@ def _load(texts: Sequence[str]) -> list[Run]:
                 for run in one.side().runs
             ]
         if not kept:
-            found += load_side(text, "RUNS").runs
+            found += load_side(text, "RUNS", copies=True).runs
     if len({run.path.resolve() for run in found}) < 2:
         raise UsageError(f"RUNS {' '.join(texts)!r}: one run is no history; accepted: two or more")
     return found
