@@ -17,6 +17,7 @@ from flashbench import claims, kernels, runfile
 from flashbench.claim import VERDICTS
 from flashbench.cli import main
 from flashbench.errors import RunFileError, UsageError
+from flashbench.units import parse_int
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -277,6 +278,20 @@ def test_every_claim_is_measured_by_a_command_that_there_is() -> None:
         assert {word for word in rest if word.startswith("--")} <= set(options(command)), one.name
         names = rest[rest.index("--impls") + 1].split(",") if "--impls" in rest else []
         assert set(names) <= set(kernels.registry()), one.name
+
+
+def test_cells_of_layers_are_those_that_their_command_measures() -> None:
+    """At batches that keep a GPU busy: launch-bound cells would decide nothing."""
+    found = [one for one in claims.load(FILE) if one.command.startswith("flashbench block")]
+    assert {one.name for one in found} == {"gpt2-3x", "bert-15-percent"}
+    for one in found:
+        words = shlex.split(one.command)
+        asked = {name: words[words.index(f"--{name}") + 1] for name in ("model", "batch", "seqlens", "out")}
+        for side in (side for pair in one.seen["ratio"] for side in pair.values()):
+            assert (side["model"], str(side["batch"])) == (asked["model"], asked["batch"])
+            assert side["seqlen"] == parse_int(asked["seqlens"], "seqlens")
+            assert asked["out"].endswith("/" + side["file"])
+            assert side["batch"] * side["seqlen"] >= 2**15
 
 
 TABLES = re.findall(
