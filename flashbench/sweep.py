@@ -322,12 +322,18 @@ ASKED = (*AXES, "impl", *features.NAMES)
 def sweep_of(options: Mapping[str, Any]) -> Sweep:
     """The Sweep within joined options, which may hold others beside."""
     axes = {name: options[name] for name in AXES if name in options}
-    axes["impls"] = tuple(dict.fromkeys((*options.get("impls", ()), *options.get("impl", ()))))
-    if not axes["impls"]:
-        raise SpecError(f"--impls '{NONE}': nothing is left; accepted: names, or {NONE} beside --impl")
+    axes["impls"] = implementations(options)
     if options.get("varlen"):
         axes |= {"seqlens": (1,), "batch": 1}
     return Sweep(**axes, features={name: options[name] for name in features.NAMES if name in options})
+
+
+def implementations(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of impls and of impl among parsed options, each once. Raises SpecError where there is none."""
+    found = tuple(dict.fromkeys((*options.get("impls", ()), *options.get("impl", ()))))
+    if not found:
+        raise SpecError(f"--impls '{NONE}': nothing is left; accepted: names, or {NONE} beside --impl")
+    return found
 
 
 def load_config(path: str | Path) -> dict[str, str | bool]:
