@@ -22,6 +22,21 @@ DEFAULTS = {"model": "gpt2-medium", "impls": "naive,sdpa,flash", "modes": "train
             "batch": "1", "layers": "1", "dtype": "bf16"}  # fmt: skip
 
 
+Impls = Annotated[
+    str | None,
+    typer.Option(
+        help="Implementations, a comma list; none: --impl alone. Default: naive,sdpa,flash.", metavar="NAMES"
+    ),
+]
+Impl = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A function of your own beside them, FILE.py:FUNCTION or MODULE:FUNCTION; repeatable.",
+        metavar="SPEC",
+    ),
+]
+
+
 def block(
     model: Annotated[
         str | None,
@@ -31,20 +46,8 @@ def block(
             autocompletion=options.models,
         ),
     ] = None,
-    impls: Annotated[
-        str | None,
-        typer.Option(
-            help="Implementations, a comma list; none: --impl alone. Default: naive,sdpa,flash.",
-            metavar="NAMES",
-        ),
-    ] = None,
-    impl: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A function of your own beside them, FILE.py:FUNCTION or MODULE:FUNCTION; repeatable.",
-            metavar="SPEC",
-        ),
-    ] = None,
+    impls: Impls = None,
+    impl: Impl = None,
     modes: Annotated[
         str | None,
         typer.Option(
