@@ -111,6 +111,7 @@ BLOCKS: Mapping[str, Any] = {
     **dict.fromkeys(("time_s", "tokens_per_s", "flops_per_s", "attention_s", "attention_share"), NUMBER),
     **dict.fromkeys(("mfu", "max_abs_error", "budget"), NUMBER),
     "samples_s": [NUMBER], "flags": [TEXT], "attention_flags": [TEXT], "exact": FLAG,
+    "config": {"*": SCALAR},
 }  # fmt: skip
 DECODE: Mapping[str, Any] = {
     **dict.fromkeys(("model", "dtype", "status", "reason", "tuned", "not_counted"), TEXT),

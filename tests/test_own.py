@@ -97,6 +97,21 @@ def test_without_impls_run_adds_it_to_the_default_and_check_takes_it_alone(
     assert {row["implementation"] for row in json.loads(capsys.readouterr().out)} == {spec}
 
 
+@pytest.mark.parametrize("command", ["run", "check", "profile"])
+def test_impls_none_leaves_it_alone(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write(RIGHT)
+    more = {"run": ["--dry-run", "--json", "-q"], "check": ["--json", "-q"], "profile": ["--trace", "--json"]}
+    flashbench_(command, "--impls", "none", *GRID, "--causal", "no", *more[command])
+    assert (
+        "--impls 'none': nothing is left; accepted: names, or none beside --impl" in capsys.readouterr().err
+    )
+    flashbench_(command, "--impl", spec, "--impls", "none", *GRID, "--causal", "no", *more[command])
+    out, err = capsys.readouterr()
+    assert spec in out + err
+    assert "naive" not in out
+    assert "nothing is left" not in err
+
+
 def test_a_resumed_run_measures_again_what_was_of_another_source(capsys: pytest.CaptureFixture[str]) -> None:
     spec = write(RIGHT.replace("return sdpa", "return 2 * sdpa"))
     again = ["run", "--in-process", "--impl", spec, "--out", "o"]

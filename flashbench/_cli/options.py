@@ -100,7 +100,7 @@ Dtypes = Annotated[
 Impls = Annotated[
     str | None,
     _grid(
-        "Implementations, a comma list; 'flashbench list implementations' shows all.",
+        "Implementations, a comma list; 'flashbench list implementations' shows all; none: --impl alone.",
         "NAMES",
         _implementations,
     ),

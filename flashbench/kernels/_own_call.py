@@ -5,6 +5,7 @@ What it does to its inputs shows on the copies, so that no other implementation 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,16 @@ def prepare(own: Loaded, problem: Problem, inputs: Inputs) -> Call:
     call = _call(own, problem, inputs, handed)
     setattr(call, WATCH, lambda: _changed(own, problem, inputs, handed))
     return call
+
+
+def within(own: Loaded, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Its o of q, k, v inside a layer, unwatched: a contiguous copy in its layout is part of each call."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        inputs = Inputs(q=q, k=k, v=v, dout=q)
+        return _call(own, problem, inputs, _handed(own, problem, inputs))()
+
+    return attend
 
 
 def _changed(
