@@ -44,6 +44,7 @@ EXPECTED = {
     "daemon": ("ok", None),
     "late-segfault": ("failed", "its process was killed by SIGSEGV"),
     "late-lost": ("failed", "RuntimeError: CUDA error: an illegal memory access"),
+    "no-row": ("failed", "TypeError: no row of it can be made"),
 }  # fmt: skip
 """Status and how the reason begins."""
 
@@ -124,6 +125,8 @@ REAL = {
     "oom-leak": ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; "),
     "unsayable": ("failed", "Unsayable: its message could not be made (faults.py:"),
     "overwrite": ("wrong", "it changes its input k; an attention leaves its inputs as they are"),
+    "no-config": ("failed", "ValueError: config is '3'; an object is wanted"),
+    "unreadable": ("failed", "ValueError: config.blocks is '[128, 64]'; text, a number, true or false is w"),
 }
 MORE = {
     "leak": ("ok", None),

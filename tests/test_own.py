@@ -221,6 +221,21 @@ def test_the_declaration_refuses_in_its_own_words() -> None:
     assert raising.why_unsupported(problem(), "fwd", CPU) == said
 
 
+class _Unshown:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("said", [None, 0, 1, ["no"], _Unshown()])
+def test_supports_that_answers_neither_yes_nor_no_is_no_yes(said: Any) -> None:
+    @flashbench.implementation(supports=lambda problem, pass_: said)
+    def f(q: Any, k: Any, v: Any, causal: bool = False) -> Any: ...
+
+    shown = "a value of _Unshown" if isinstance(said, _Unshown) else repr(said)
+    why = f"its supports(problem, pass_) returned {shown}; accepted: True, or why not as text"
+    assert loaded(f).why_unsupported(problem(), "fwd", CPU) == why
+
+
 def test_every_argument_that_it_asks_for_is_what_the_problem_says() -> None:
     seen: dict[str, Any] = {}
 
@@ -428,7 +443,7 @@ def test_a_model_that_is_no_model_says_so(values: Any, said: str) -> None:
     [
         ({"layouts": "bhsd"}, SpecError), ({"layout": "x"}, UnknownName), ({"passes": "back"}, UnknownName),
         ({"dtypes": ("fp12",)}, UnknownName), ({"features": "windows"}, UnknownName),
-        ({"io_model": "flash-v9"}, UnknownName),
+        ({"io_model": "flash-v9"}, UnknownName), ({"dtypes": ["fp32", "fp12"]}, UnknownName),
     ],
 )  # fmt: skip
 def test_a_declaration_that_cannot_be_is_refused_where_it_stands(
@@ -438,11 +453,94 @@ def test_a_declaration_that_cannot_be_is_refused_where_it_stands(
         flashbench.implementation(**fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"config": 3}, "config is 3; accepted: a dict of names, each text, a number, true or false"),
+        ({"config": {"blocks": (128, 64)}},
+         "config['blocks'] is (128, 64); accepted: text, a number, true or false"),
+        ({"config": {"blocks": [[1]]}}, "config['blocks'] is [[1]]; accepted: text,"),
+        ({"config": {"scale": float("nan")}}, "config['scale'] is nan; accepted: text,"),
+        ({"config": {"scale": 10**30}}, "config['scale'] is 1000"),
+        ({"config": {"x": _Unshown()}}, "config['x'] is a value of _Unshown; accepted: text,"),
+        ({"config": {3: "x"}}, "a name in config is 3; accepted: text"),
+        ({"layout": None}, "layout is None; accepted: bhsd or bshd"),
+        ({"passes": 3}, "passes is 3; accepted: names among fwd, bwd"),
+        ({"passes": ("fwd", None)}, "passes is ('fwd', None); accepted: names among"),
+        ({"dtypes": 16}, "dtypes is 16; accepted: names among fp16,"),
+        ({"features": None}, "features is None; accepted: names among"),
+        ({"supports": "fwd"}, "supports is 'fwd'; accepted: a function (problem, pass_)"),
+        ({"io_model": 3}, "io_model is 3; accepted: a row of 'flashbench list models' or a function"),
+        ({"triton": "yes"}, "triton is 'yes'; accepted: True, False or None"),
+    ],
+)  # fmt: skip
+def test_a_field_that_holds_what_it_cannot_is_named_with_its_value(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        flashbench.implementation(**fields)
+    assert str(error.value).startswith(f"implementation(): {said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", ["bhsd", len, {"layout": "bhsd"}])
+def test_what_takes_no_declaration_is_told_so(given: Any) -> None:
+    for declare in (flashbench.implementation, flashbench.implementation(passes="fwd")):
+        with pytest.raises(SpecError, match=r"takes no declaration; accepted: a function of \(q, k, v\)"):
+            declare(given)
+
+
+def test_the_decorator_without_brackets_declares_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write(RIGHT.replace("def ", "import flashbench\n@flashbench.implementation\ndef "))
+    line = ["check", "--impl", spec, *GRID, "--causal", "no", "--passes", "fwd", "--json", "-q"]
+    assert flashbench_(*line) == 0
+    assert [row["status"] for row in json.loads(capsys.readouterr().out)] == ["checked"]
+
+
+CONFIGURED = RIGHT.replace("def ", "import flashbench\n@flashbench.implementation(config=CONFIG)\ndef ")
+
+
+@pytest.mark.parametrize("config", ["{'blocks': (128, 64)}", "3"])
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_config_that_no_file_could_give_back_ends_no_run(
+    command: str, config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused before anything is measured; what a declaration took is what the file holds."""
+    assert flashbench_(command, "--impl", write(CONFIGURED.replace("CONFIG", config)), *GRID, "-q") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert error.startswith("error: --impl 'mine.py:attention': importing it raised SpecError: ")
+    assert "; accepted: " in error
+    assert "text, a number, true or false (mine.py:" in error
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        "{'fwd_block_q': 'x', 'fwd_block_k': 0}",
+        "{'fwd_block_q': -2.5, 'block_k': None}",
+        "{'block_q': 2**62}",
+    ],
+)
+def test_a_config_is_read_back_as_it_was_declared(tiles: str) -> None:
+    """Also where nothing of its named model follows from it, and where it was changed since."""
+    text = CONFIGURED.replace("config=CONFIG", "io_model='flash-v2', config=CONFIG, passes='fwd'")
+    text = text.replace("CONFIG", "SHARED").replace("import torch", f"SHARED = {tiles}")
+    spec = write(text + "SHARED['late'] = ((1, 2),)\n")
+    line = ["run", "--in-process", "--impl", spec, "--impls", "naive", *GRID, "--causal", "no", "-q"]
+    assert flashbench_(*line, "--passes", "fwd", "--out", "o") == 0
+    row = rows("o")[spec, "fwd"]
+    assert row.status == "ok", row.reason
+    assert {name: row.config[name] for name in row.config if "source" not in name} == eval(tiles)
+
+
 def test_a_declaration_leaves_the_function_as_it_is() -> None:
     def f(q: Any, k: Any, v: Any) -> Any: ...
 
     assert flashbench.implementation(passes="fwd")(f) is f
     assert declared.of(f).passes == ("fwd",)
+    assert flashbench.implementation(f, passes="bwd") is f
+    assert declared.of(f).passes == ("bwd",)
+    assert flashbench.implementation(f) is f
+    assert declared.of(f) == declared.Declared()
     assert declared.of(len) == declared.Declared()
 
 

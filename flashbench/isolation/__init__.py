@@ -231,7 +231,9 @@ class Bench:
             log.warning("%s stayed allocated after %s; a new process takes over", size, self._latest())
             return None
         reason = message.get("raised") or message["lost"]
-        if "raised" in message or not batch.measured:
+        if current in batch.measured and batch.rest:  # it ended where it was to tell of the next
+            current = batch.rest[0]
+        if current not in batch.measured and ("raised" in message or not batch.measured):
             return _Blame(cell=current, outcome={"status": "failed", "reason": reason})
         log.warning("%s; a new process takes over", reason)
         return None
