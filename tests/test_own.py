@@ -430,12 +430,52 @@ def test_a_named_model_is_that_row(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("values", "said"),
-    [({"reads": 3}, "gives 'reads'"), ({"read": -1}, "read of all is -1"), ({"flops": 1.5}, "flops is 1.5")],
+    [
+        (
+            {"reads": 3},
+            " gives 'reads'; accepted: flops, exps, extra_bytes, saved_bytes, read, write, atomic",
+        ),
+        ({3: 3}, " gives 3; accepted: flops,"),
+        ({"read": -1}, ": read of all is -1; accepted: a whole number from 0 to"),
+        ({"flops": 1.5}, ": flops is 1.5; accepted: a whole number"),
+        ({"read": float("nan")}, ": read of all is nan; accepted: a whole number"),
+        ({"write": {"o": float("inf")}}, ": write of o is inf; accepted: a whole number"),
+        ({"flops": 10**400}, ": flops is 1000"),
+        ({"exps": "3"}, ": exps is '3'; accepted: a whole number"),
+        ({"flops": None}, ": flops is None; accepted: a whole number"),
+        (None, " returned None; accepted: a dict of flops, exps,"),
+        (3, " returned 3; accepted: a dict of"),
+        ([("read", 3)], " returned [('read', 3)]; accepted: a dict of"),
+    ],
 )
 def test_a_model_that_is_no_model_says_so(values: Any, said: str) -> None:
     row = loaded(flashbench.implementation(io_model=lambda p, pass_: values)(lambda q, k, v: q))
-    with pytest.raises(Misbehaviour, match=said):
+    with pytest.raises(Misbehaviour) as error:
         row.stated(problem(), "fwd")
+    assert str(error.value).startswith(f"the io_model of mine.py:f{said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("returns", "said"),
+    [
+        ("None", "the io_model of mine.py:attention returned None; accepted: a dict of flops,"),
+        ("{'read': float('nan')}", "the io_model of mine.py:attention: read of all is nan; accepted:"),
+        ("p.heads", "the io_model of mine.py:attention raised AttributeError: 'Problem' object has no"),
+    ],
+)
+def test_a_row_whose_model_gives_no_bytes_is_wrong_and_names_the_model(returns: str, said: str) -> None:
+    text = MODELLED.replace(
+        '{"read": {"q": 100, "k": 20}, "write": 3, "flops": 7, "extra_bytes": 11}', returns
+    )
+    line = ["run", "--in-process", "--impl", write(text), "--impls", "naive", *GRID, "--causal", "no", "-q"]
+    assert flashbench_(*line, "--passes", "fwd", "--out", "o") == 0
+    found = rows("o")
+    row = found["mine.py:attention", "fwd"]
+    assert row.status == "wrong"
+    assert (row.reason or "").startswith(said)
+    assert ("(mine.py:" in (row.reason or "")) == ("raised" in said)
+    assert found["naive", "fwd"].status == "ok"
 
 
 @pytest.mark.parametrize(
