@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -632,6 +633,82 @@ def test_packages_offer_functions_by_entry_point(monkeypatch: pytest.MonkeyPatch
     assert {key[0]: one.status for key, one in rows("o").items()} == {"theirs": "ok", "broken": "unavailable"}
 
 
+NOISY = (
+    "import ctypes, os, sys\n"
+    + RIGHT
+    + """
+from flashbench import implementation
+
+def noise(what):
+    print(what, "by Python")
+    sys.__stdout__.write(what + " by its first stdout\\n")
+    os.write(1, (what + " by the system\\n").encode())
+    ctypes.CDLL(None).puts((what + " by C").encode())
+
+def traffic(problem, pass_):
+    print("model noise")
+    return {}
+
+def supports(problem, pass_):
+    print("limit noise")
+    return True
+
+@implementation(io_model=traffic, supports=supports)
+def noisy(q, k, v, causal=False, scale=None, enable_gqa=False):
+    noise("call noise")
+    return attention(q, k, v, causal, scale, enable_gqa)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "--json"], ["check", "--csv"],
+        ["run", "--in-process", "--impls", "naive", "--json"],
+        ["run", "--in-process", "--impls", "naive", "--dry-run", "--json"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_a_function_prints_is_no_part_of_the_results(
+    command: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(NOISY)
+    grid = [*GRID, "--causal", "no", "--passes", "fwd", "-q"]
+    assert flashbench_(*command, "--impl", "mine.py:noisy", *grid) == 0
+    print("and stdout is what it was")
+    out, err = capfd.readouterr()
+    assert "noise" not in out
+    assert out.endswith("and stdout is what it was\n")
+    out = out.removesuffix("and stdout is what it was\n")
+    if "--json" in command:
+        assert json.loads(out)
+    else:
+        assert out.startswith("implementation,")
+    assert "limit noise" in err
+    if "--dry-run" not in command:
+        assert "model noise" in err
+        for by in ("Python", "its first stdout", "the system", "C"):
+            assert f"call noise by {by}\n" in err
+
+
+def test_stdout_comes_back_after_the_last_of_several_threads(capfd: pytest.CaptureFixture[str]) -> None:
+    from flashbench.kernels._aside import stdout_to_stderr
+
+    first, second = stdout_to_stderr(), stdout_to_stderr()
+    with suppress(KeyError), stdout_to_stderr():
+        print("aside 1")
+        raise KeyError
+    print("here 1")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    print("aside 2")
+    second.__exit__(None, None, None)
+    print("here 2")
+    assert capfd.readouterr() == ("here 1\nhere 2\n", "aside 1\naside 2\n")
+
+
 def test_the_template_is_right_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     assert flashbench_("new-impl", "mine.py") == 0
     assert flashbench_("new-impl", "mine.py") == 2
@@ -645,6 +722,8 @@ def test_the_triton_template_is_right_and_traced_to_the_byte(capsys: pytest.Capt
     if reason := kernels.get("flash").why_unavailable(CPU):
         pytest.skip(reason)
     assert flashbench_("new-impl", "mine.py", "--triton") == 0
+    text = Path("mine.py").read_text()
+    write(text.replace("    o = torch.empty_like(q)", "    print('noise')\n    o = torch.empty_like(q)"))
     spec, grid = "mine.py:attention", ["--seqlens", "33", "--head-dims", "16", "--dtypes", "fp32"]
     assert flashbench_("check", "--impl", spec, *grid, "--passes", "fwd", "--json", "-q") == 0
     assert {row["status"] for row in json.loads(capsys.readouterr().out)} == {"checked"}

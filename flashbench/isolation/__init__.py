@@ -33,6 +33,7 @@ from flashbench._runner.outcomes import duration, with_source
 from flashbench.isolation import death, protocol
 from flashbench.isolation.supply import Supply
 from flashbench.kernels import Target
+from flashbench.kernels._aside import stdout_to_stderr
 from flashbench.problem import Cell
 from flashbench.record import Record
 from flashbench.record_json import record_from_json
@@ -139,7 +140,8 @@ class Bench:
         is done. ahead: of the cells, those that are compiled before; both are all where not given.
         """
         if self._in_process:
-            return runner.run_cells(cells, self.target, self.options, on_record, on_progress, stop)
+            with stdout_to_stderr():
+                return runner.run_cells(cells, self.target, self.options, on_record, on_progress, stop)
         start = self._began = time.monotonic()
         self._names = list(dict.fromkeys(cell.implementation for cell in cells))
         self._keep, self._begin = on_record, _once(on_progress, len(cells))
