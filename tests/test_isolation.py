@@ -120,6 +120,12 @@ def test_a_crash_that_does_not_come_again_leaves_a_time_and_says_why_it_is_apart
     assert "alone_because" not in first.timing
 
 
+def test_what_an_earlier_cell_said_is_no_reason_of_a_crash(tmp_path: Path) -> None:
+    _, record, _ = Swept(["warning", "once"], faults.LIGHT, tmp_path).of("once")
+    told = "its first try failed: its process was killed by SIGSEGV: Segmentation fault (__init__.py:"
+    assert record.timing["alone_because"].startswith(told)
+
+
 REAL = {
     "late-segfault": ("failed", "its process was killed by SIGSEGV: Segmentation fault (__init__.py:"),
     "oom-leak": ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; "),
