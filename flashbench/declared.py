@@ -142,7 +142,9 @@ def _configuration(given: Any) -> dict[str, Any]:
 def implementation(function: Function, /, **declared: Any) -> Function: ...
 @overload
 def implementation(function: None = None, /, **declared: Any) -> Callable[[Function], Function]: ...
-def implementation(function: Any = None, /, **declared: Any) -> Any:
+def implementation(
+    function: Function | None = None, /, **declared: Any
+) -> Function | Callable[[Function], Function]:
     """Declare what a function of one's own supports; arguments are the fields of Declared.
 
     With brackets or without. Returns a decorator that leaves the function as it is, or that function. Raises
@@ -154,7 +156,7 @@ def implementation(function: Any = None, /, **declared: Any) -> Any:
             raise SpecError(f"implementation(): {name!r} is not known; accepted: {', '.join(known)}")
     said = Declared(**declared)
 
-    def mark(function: Any) -> Any:
+    def mark(function: Function) -> Function:
         try:
             if not callable(function):
                 raise TypeError

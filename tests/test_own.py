@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 import sys
 from contextlib import suppress
 from importlib.metadata import EntryPoint
@@ -716,6 +718,22 @@ def test_the_template_is_right_as_it_stands(capsys: pytest.CaptureFixture[str]) 
     grid = ["--seqlens", "1,33", "--seqlens-k", "7,33", "--head-dims", "16", "--dtypes", "fp32"]
     assert flashbench_("check", "--impl", "mine.py:attention", *grid, "--json", "-q") == 0
     assert {row["status"] for row in json.loads(capsys.readouterr().out)} == {"checked"}
+
+
+@pytest.mark.parametrize("triton", [[], ["--triton"]], ids=["torch", "triton"])
+@pytest.mark.parametrize("name", ["a b.py", "it's.py", 'a"""b.py', "a\\n$HOME.py", "{spec}.py"])
+def test_what_new_impl_says_to_run_is_what_a_shell_takes(
+    name: str, triton: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flashbench_("new-impl", name, *triton) == 0
+    said = capsys.readouterr().err.partition("check it: ")[2]
+    line = ["flashbench", "check", "--impl", f"{name}:attention"]
+    assert shlex.split(said) == line
+    module = ast.parse(Path(name).read_text())
+    [told] = [line for line in (ast.get_docstring(module) or "").splitlines() if "flashbench check" in line]
+    assert shlex.split(told)[:4] == line
+    assert flashbench_("list", "implementations", *line[2:], "--json") == 0
+    assert f"{name}:attention" in [row["name"] for row in json.loads(capsys.readouterr().out)]
 
 
 def test_the_triton_template_is_right_and_traced_to_the_byte(capsys: pytest.CaptureFixture[str]) -> None:
