@@ -10,6 +10,7 @@ flashbench.io_model("standard,flash-v2", seqlens="1k-64k").to_pandas()
 from __future__ import annotations
 
 import functools
+import inspect
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -153,6 +154,10 @@ def _modelled(table: Callable[_Given, IoTable]) -> Callable[_Given, Modelled]:
         found = table(*args, **options)
         return Modelled(found.rows, found.variant)
 
+    # of what it wraps all but what it returns
+    io_model.__annotations__ = {**table.__annotations__, "return": Modelled}
+    signature = inspect.signature(table).replace(return_annotation=Modelled)
+    io_model.__signature__ = signature  # type: ignore[attr-defined]
     return io_model
 
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     "cuda-exit": _on_gpu("exit"),
     "oom-cuda": _on_gpu("oom"),
     "right": lambda: None,
+    "no-row": lambda: None,
+    "warning": lambda: os.write(2, b"RuntimeWarning: Enable tracemalloc to get the allocation traceback\n"),
 }
 """What the call of that name does before it computes attention."""
 
@@ -303,6 +306,8 @@ def registry() -> dict[str, Implementation]:
     rows.append(Implementation(name="overwrite", summary="", prepare=_overwriting, io_model=None))
     rows.append(Implementation(name="import", summary="", prepare=_at_import, io_model=None))
     rows.append(Implementation(name="import-dies", summary="", prepare=_import_dies, io_model=None))
+    for name, config in (("no-config", 3), ("unreadable", {"blocks": (128, 64)})):
+        rows.append(replace(_faulty(name, FAULTS["right"]), describe=lambda *_, config=config: config))
     return real | {row.name: row for row in rows}
 
 
@@ -328,6 +333,9 @@ class Light:
                     "timing": {"alone_because": alone} if alone else {}
                 }
         for cell, outcome in found.items():
+            if cell.implementation == "no-row":
+                self.at(cells[0])  # in turns the last one is anybody's
+                raise TypeError("no row of it can be made")
             yield Record(cell=cell, device_type="cpu", **outcome)
 
     def _call(self, cell: Cell, name: str) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -449,6 +451,15 @@ def test_the_model_becomes_a_table_and_a_page(given: dict[str, Any], tmp_path: P
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
     for said in ("standard", "flash-v1", *given.get("gpus", "").split(",")):
         assert said in page
+
+
+def test_the_signature_of_io_model_says_what_it_returns() -> None:
+    found, plain = inspect.signature(flashbench.io_model), inspect.signature(flashbench.io_table)
+    assert found.return_annotation is flashbench.Modelled
+    assert found.parameters == plain.parameters
+    assert plain.return_annotation == "IoTable"
+    assert typing.get_type_hints(flashbench.io_model)["return"] is flashbench.Modelled
+    assert typing.get_type_hints(flashbench.io_table)["return"] is flashbench.IoTable
 
 
 def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ EXPECTED = {
     "daemon": ("ok", None),
     "late-segfault": ("failed", "its process was killed by SIGSEGV"),
     "late-lost": ("failed", "RuntimeError: CUDA error: an illegal memory access"),
+    "no-row": ("failed", "TypeError: no row of it can be made"),
 }  # fmt: skip
 """Status and how the reason begins."""
 
@@ -128,11 +129,19 @@ def test_a_crash_that_does_not_come_again_leaves_a_time_and_says_why_it_is_apart
     assert "alone_because" not in first.timing
 
 
+def test_what_an_earlier_cell_said_is_no_reason_of_a_crash(tmp_path: Path) -> None:
+    _, record, _ = Swept(["warning", "once"], faults.LIGHT, tmp_path).of("once")
+    told = "its first try failed: its process was killed by SIGSEGV: Segmentation fault (__init__.py:"
+    assert record.timing["alone_because"].startswith(told)
+
+
 REAL = {
     "late-segfault": ("failed", "its process was killed by SIGSEGV: Segmentation fault (__init__.py:"),
     "oom-leak": ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; "),
     "unsayable": ("failed", "Unsayable: its message could not be made (faults.py:"),
     "overwrite": ("wrong", "it changes its input k; an attention leaves its inputs as they are"),
+    "no-config": ("failed", "ValueError: config is '3'; an object is wanted"),
+    "unreadable": ("failed", "ValueError: config.blocks is '[128, 64]'; text, a number, true or false is w"),
 }
 MORE = {
     "leak": ("ok", None),

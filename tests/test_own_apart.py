@@ -32,7 +32,11 @@ def forget(spec: str) -> None:
 def test_one_that_kills_its_process_is_a_row_of_its_source_and_costs_no_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spec = write("import os\ndef attention(q, k, v):\n    os._exit(7)\n")
+    spec = write(
+        "import os, sys\n"
+        "print('RuntimeWarning: not of the cell', file=sys.stderr)\n"
+        "def attention(q, k, v):\n    os._exit(7)\n"
+    )
     line = ["run", "--impl", spec, "--out", "o"]
     assert flashbench_(*line, "--impls", "naive", *ONE) == 0
     before = rows("o")

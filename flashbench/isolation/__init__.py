@@ -34,6 +34,7 @@ from flashbench._runner.outcomes import duration, with_source
 from flashbench.isolation import death, protocol
 from flashbench.isolation.supply import Supply
 from flashbench.kernels import Target
+from flashbench.kernels._aside import stdout_to_stderr
 from flashbench.problem import Cell
 from flashbench.record import Record
 from flashbench.runner import LOST, OnProgress, OnRecord, RunOptions
@@ -140,7 +141,8 @@ class Bench:
         is done. ahead: of the cells, those that are compiled before; both are all where not given.
         """
         if self._in_process:
-            return runner.run_cells(cells, self.target, self.options, on_record, on_progress, stop)
+            with stdout_to_stderr():
+                return runner.run_cells(cells, self.target, self.options, on_record, on_progress, stop)
         start = self._began = time.monotonic()
         self._names = list(dict.fromkeys(cell.implementation for cell in cells))
         self._keep, self._begin = on_record, _once(on_progress, len(cells))
@@ -234,7 +236,9 @@ class Bench:
             log.warning("%s stayed allocated after %s; a new process takes over", size, self._latest())
             return None
         reason = message.get("raised") or message["lost"]
-        if "raised" in message or not batch.measured:
+        if current in batch.measured and batch.rest:  # it ended where it was to tell of the next
+            current = batch.rest[0]
+        if current not in batch.measured and ("raised" in message or not batch.measured):
             return _Blame(cell=current, outcome={"status": "failed", "reason": reason})
         log.warning("%s; a new process takes over", reason)
         return None

@@ -148,7 +148,8 @@ class Worker:
             code = None
         self.kill()
         killed = death.oom_kills() > self._kills
-        output = bytes(self._output).decode(errors="replace")
+        since = bytes(self._output).rpartition(lifeline.turn_of(self._mark))[2]  # of the last cell alone
+        output = since.decode(errors="replace")
         if code is None:
             return death.Ended(said="its process closed its pipe and lived on", output=output)
         return death.Ended(code=code, output=output, oom_killed=killed)

@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench import units
 from flashbench.declared import ATTRIBUTE, Declared, Stated, declares, of
-from flashbench.errors import FlashbenchError, SpecError, UsageError
+from flashbench.errors import FlashbenchError, UsageError
 from flashbench.kernels import (
     Call,
     Implementation,
-    Misbehaviour,
     Origin,
     Target,
     _triton,
@@ -232,17 +231,9 @@ def _implementation(source: _Source, summary: str) -> Implementation:
         return prepare(loaded(Target(device=inputs.q.device.type)), problem, inputs)
 
     def stated(problem: Problem, pass_: str) -> Stated:
-        model = loaded().declared.io_model
-        if not callable(model):
-            return {}
-        from flashbench import iomodel
+        from flashbench.kernels._own_call import stated
 
-        found = model(problem, pass_)
-        try:
-            iomodel.stated(source.name, problem, pass_, found)
-        except SpecError as error:
-            raise Misbehaviour(str(error)) from None
-        return found
+        return stated(loaded().declared.io_model, source.name, problem, pass_)
 
     return _Own(
         name=source.name,
