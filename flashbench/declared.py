@@ -134,7 +134,7 @@ def _configuration(given: Any) -> dict[str, Any]:
         try:
             record_shape.check({"type": "record", "config": {name: value}})
         except ValueError:
-            raise refused(f"config[{shown(name)}]", value, record_shape.SCALAR) from None
+            raise refused(f"config[{shown(name)}]", value, record_shape.of_config(name)) from None
     return dict(given)
 
 

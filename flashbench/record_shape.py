@@ -196,6 +196,11 @@ def _check(value: Any, shape: Any, where: str) -> None:
                 _check(item, inner, f"{where}.{units.cut(name)}" if where else name)
 
 
+def of_config(name: str) -> str:
+    """What the value of that name in a row's config may be, in words."""
+    return str(_of_ending(name, _CONFIG))
+
+
 def _kind(shape: Any) -> str:
     """What is wanted, in words."""
     return shape if isinstance(shape, str) else "a list" if isinstance(shape, list) else "an object"
