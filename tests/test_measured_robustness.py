@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import sanitize  # noqa: E402
@@ -56,11 +58,12 @@ def test_no_kernel_read_past_its_inputs() -> None:
     assert {f"{name}[cuda]" for name in tests} <= set(passed("guard-pages.txt"))
 
 
-def test_a_hundred_thousand_command_lines_ended_as_documented() -> None:
-    text = (ROOT / "reports" / "cpu" / "fuzz-lines.txt").read_text("utf-8")
-    runs = re.findall(r"^lines from seed \d+: (\d+) examples$", text, re.M)
-    assert f"\nlines: {sum(map(int, runs))} examples, 0 of {len(runs)} fuzzers failed\n" in text
-    assert sum(map(int, runs)) >= 100_000
+@pytest.mark.parametrize(("kind", "least"), [("lines", 100_000), ("files", 20_000)])
+def test_command_lines_and_files_of_every_kind_ended_as_documented(kind: str, least: int) -> None:
+    text = (ROOT / "reports" / "cpu" / f"fuzz-{kind}.txt").read_text("utf-8")
+    runs = re.findall(rf"^{kind} from seed \d+: (\d+) examples$", text, re.M)
+    assert f"\n{kind}: {sum(map(int, runs))} examples, 0 of {len(runs)} fuzzers failed\n" in text
+    assert sum(map(int, runs)) >= least
 
 
 def test_cells_beside_a_crash_a_leak_and_a_full_card_measured_as_without_it() -> None:
