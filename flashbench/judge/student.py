@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 _STEPS, _PRECISE, _TINY = 400, 1e-14, 1e-300
 
@@ -27,19 +28,20 @@ def quantile(level: float, df: float) -> float:
     low, high = 0.0, 1.0
     while two_sided(high, df) > 1 - level:
         low, high = high, 2 * high
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, df) > 1 - level else (low, middle)
-    return (low + high) / 2
+    return _where(lambda t: two_sided(t, df) > 1 - level, low, high)
 
 
 @functools.lru_cache(maxsize=4096)
 def least_variance(chance: float, df: float) -> float:
     """The share of the true variance below which an estimate with ``df`` degrees lies with that chance."""
-    low, high = 0.0, 1.0
+    return _where(lambda share: _gamma(df / 2, share * df / 2) < chance, 0.0, 1.0)
+
+
+def _where(below: Callable[[float], bool], low: float, high: float) -> float:
+    """Where what is below from ``low`` on stops being so, before ``high``, to a relative 1e-9."""
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if _gamma(df / 2, middle * df / 2) < chance else (low, middle)
+        low, high = (middle, high) if below(middle) else (low, middle)
     return (low + high) / 2
 
 
