@@ -16,6 +16,7 @@ MOST = 2**30
 
 _NAMED = 50
 """Characters of a file's name in that of the neighbour which becomes it; the longest name has no room."""
+_PART = ".part"
 _PIECE = 2**24
 """Bytes that are read at a time, as Python takes the memory for what it is asked to read at most."""
 _OPEN_ALREADY = ("/dev/stdin", "/dev/fd/", "/proc/")
@@ -96,7 +97,7 @@ def put(path: Path | str, data: bytes | str) -> None:
         Path(path).write_bytes(data)
         return
     real = Path(os.path.realpath(path))
-    part = real.with_name(f".{real.name[:_NAMED]}.{os.getpid()}.part")
+    part = real.with_name(f"{_before(real)}{os.getpid()}{_PART}")
     try:
         with part.open("wb") as file:
             file.write(data)
@@ -112,6 +113,24 @@ def put(path: Path | str, data: bytes | str) -> None:
         with suppress(OSError):
             os.fsync(folder)
         os.close(folder)
+
+
+def clear_parts(path: Path | str) -> None:
+    """Take away what ``put`` left beside the path where its process was killed.
+
+    For whoever holds a lock of the folder: what another process is writing just now would be lost to it.
+    """
+    real = Path(os.path.realpath(path))
+    before = _before(real)
+    with suppress(OSError):
+        for name in os.listdir(real.parent):
+            if name.startswith(before) and name.endswith(_PART) and name[len(before) : -len(_PART)].isdigit():
+                real.with_name(name).unlink(missing_ok=True)
+
+
+def _before(real: Path) -> str:
+    """How the names of the neighbours begin that become the file; a process's number and _PART follow."""
+    return f".{real.name[:_NAMED]}."
 
 
 def _no_file(path: Path | str, found: os.stat_result) -> str:

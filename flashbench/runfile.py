@@ -171,12 +171,17 @@ def _resume(
 
 
 def _locked(path: Path) -> Lock:
-    """The lock of the path's folder, which is made. Raises UsageError as ``create`` does."""
+    """The lock of the path's folder, which is made, and cleared of what a killed run left half written.
+
+    Raises UsageError as ``create`` does.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return Lock(path.parent)
+        lock = Lock(path.parent)
     except OSError as error:
         raise unwritable(path, error) from None
+    paths.clear_parts(path)
+    return lock
 
 
 def _taken_out(found: RunFile) -> list[str]:
