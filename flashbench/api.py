@@ -10,15 +10,18 @@ flashbench.io_model("standard,flash-v2", seqlens="1k-64k").to_pandas()
 from __future__ import annotations
 
 import functools
+import inspect
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias
 
-from flashbench import whatif
+from flashbench import paths as paths_
+from flashbench import units, whatif
 from flashbench.errors import SpecError, UsageError
 from flashbench.judge import Comparison, Rules
+from flashbench.problem import DTYPES
 from flashbench.whatif import IoTable
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["Judgement", "Modelled", "Results", "compare", "io_model", "run"]
 
 _Given = ParamSpec("_Given")
+
+Asked: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]] | None
+"""Implementations: one, or a sequence of them."""
 
 _LEFT_OUT = ("counters", "trace", "cycles", "timings", "dry_run", "json", "csv", "quiet", "verbose", "strict")
 """Options of the command that are about what is shown, or that run other processes."""
@@ -133,7 +139,7 @@ def _kept(page: str, path: str | Path | None) -> str:
     """The page, also written to the path, if given."""
     if path is not None:
         try:
-            Path(path).write_text(page, encoding="utf-8", newline="\n")
+            paths_.put(path, page)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise UsageError(
@@ -148,6 +154,10 @@ def _modelled(table: Callable[_Given, IoTable]) -> Callable[_Given, Modelled]:
         found = table(*args, **options)
         return Modelled(found.rows, found.variant)
 
+    # of what it wraps all but what it returns
+    io_model.__annotations__ = {**table.__annotations__, "return": Modelled}
+    signature = inspect.signature(table).replace(return_annotation=Modelled)
+    io_model.__signature__ = signature  # type: ignore[attr-defined]
     return io_model
 
 
@@ -155,13 +165,15 @@ io_model = _modelled(whatif.io_table)
 """The model over axes, in one call: ``flashbench.io_table``, whose rows also have a page."""
 
 
-def run(impls: str | Sequence[str | Callable[..., Any]] | None = None, **options: Any) -> Results:
+def run(impls: Asked = None, **options: Any) -> Results:
     """Measure a grid of attention cells, each checked against fp64, as ``flashbench run``; prints nothing.
 
     impls: names as ``flashbench list implementations`` has them, specs such as ``FILE.py:FUNCTION``, or
-    functions of (q, k, v, causal, scale, …) themselves. options: those of the command line with underscores,
-    as text, numbers, booleans or sequences: seqlens, head_dims, dtypes, causal, passes, batch, heads, device,
-    cache, time_budget, in_process, config, …; out: a folder to keep results.jsonl in, and resume.
+    functions of (q, k, v, causal, scale, …) themselves; one or a sequence of them, and these alone are
+    measured (the command adds the default ones to ``--impl``). None: the default ones. options: those of the
+    command line with underscores, as text, numbers, booleans or sequences: seqlens, head_dims, dtypes (also
+    torch's), causal, passes, batch, heads, device, cache, time_budget, in_process, config, …; out: a folder
+    to keep results.jsonl in, and resume.
 
     Cells run in a worker process, as the command's do; where a function itself is among impls, which no other
     process could find, in this one. Returns Results; a cell that is wrong or failed is a row that says so.
@@ -172,10 +184,6 @@ def run(impls: str | Sequence[str | Callable[..., Any]] | None = None, **options
     from flashbench._cli.measure import sweep as measure
     from flashbench._cli.run import RESULTS, resolve
 
-    if impls is not None and not len(impls):
-        raise SpecError(
-            "run(): impls is empty; accepted: names, specs and functions, or None for the default"
-        )
     for name in options:
         if name in _LEFT_OUT:
             raise SpecError(f"run(): {name} is of the command line; accepted: options of the grid and timing")
@@ -244,20 +252,38 @@ def _plain(value: Any) -> Any:
     """As a config file would hold it."""
     if isinstance(value, Path):
         return str(value)
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(one) for one in value]
+    module, _, name = str(value).partition(".")
+    if module == "torch" and type(value).__name__ == "dtype":
+        return next((row.name for row in DTYPES.values() if row.torch_name == name), str(value))
+    return value
 
 
-def _implementations(impls: str | Sequence[str | Callable[..., Any]] | None) -> dict[str, str | bool]:
+def _items(impls: str | Callable[..., Any] | Iterable[Any]) -> list[Any]:
+    """One or several as a list. Raises SpecError where there is none."""
+    accepted = "accepted: names, specs and functions"
+    if callable(impls):
+        return [impls]
+    if not isinstance(impls, Iterable):
+        raise SpecError(f"run(): impls is {units.quoted(impls)}; {accepted}, or a sequence of them")
+    found = [part.strip() for part in impls.split(",")] if isinstance(impls, str) else list(impls)
+    if found in ([], [""]):
+        raise SpecError(f"run(): impls is empty; {accepted}, or None for the default")
+    return found
+
+
+def _implementations(impls: Asked) -> dict[str, str | bool]:
     """impls and impl of the command line; functions are known by their module and name from here on."""
     if impls is None:
         return {}
     from flashbench.kernels import _own
+    from flashbench.sweep import NONE
 
     names, own = list[str](), list[str]()
-    for item in impls.split(",") if isinstance(impls, str) else impls:
+    for item in _items(impls):
         if not (isinstance(item, str) or callable(item)):
             raise SpecError(f"run(): impls has {item!r}; accepted: names, specs and functions")
         name = item if isinstance(item, str) else _own.known(item, beside=own)
         (own if ":" in name else names).append(name)
-    given = {"impls": ",".join(names), "impl": ",".join(own)}
-    return {name: text for name, text in given.items() if text}
+    return {"impls": ",".join(names) or NONE, **({"impl": ",".join(own)} if own else {})}

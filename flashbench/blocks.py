@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench import devices, iomodel, kernels, plan, profilers, runner
-from flashbench._runner.outcomes import failure
+from flashbench._runner.outcomes import failure, with_source
 from flashbench.kernels import Target
 from flashbench.presets import Preset
 from flashbench.problem import Cell, Problem
@@ -77,7 +77,7 @@ def measure(task: Task, target: Target, *, seed: int = 0, time: bool = True) -> 
     attention_flags of its attention alone; what is not known is left out.
     """
     implementation, cell = kernels.get(task.implementation), _cell(task)
-    row: dict[str, Any] = {
+    row: dict[str, Any] = with_source({}, implementation) | {
         "model": task.preset.name, "implementation": task.implementation, "exact": implementation.exact,
         "mode": task.mode, "batch": task.batch, "seqlen": task.seqlen, "layers": task.layers,
         "dtype": task.dtype, "flops": task.flops,
@@ -123,6 +123,16 @@ def _free(target: Target) -> None:
         torch.cuda.empty_cache()
 
 
+def _tried(task: Task, target: Target, seed: int) -> None:
+    """Call a function of somebody's own once, on copies: what it does wrong, and that it has no gradient, is
+    raised as Misbehaviour and Refusal.
+    """
+    from flashbench.kernels._inputs import make_inputs
+
+    inputs = make_inputs(task.problem, target.device, seed)
+    kernels.get(task.implementation).prepare(task.problem, inputs.detached(grad=task.mode == "train"))
+
+
 def _step(stack: Stack, x: Tensor, task: Task) -> Callable[[], Tensor]:
     """The call that is timed: what it returns is the output, or the gradient of x."""
     import torch
@@ -155,12 +165,15 @@ def _check(task: Task, target: Target, seed: int) -> dict[str, Any]:
         replace(task, batch=1, layers=1, seqlen=min(task.seqlen, CHECK_SEQLEN)),
         torch_dtype(task.dtype),
     )
+    own = kernels.get(task.implementation).origin
+    if own:
+        _tried(small, target, seed)
     matrices = weights(task.preset, dtype=dtype, device=target.device, seed=seed)
     x = _input(small, target, seed)
 
     def found(name: str, wide: torch.dtype) -> Tensor:
-        own = [matrix.detach().to(wide).requires_grad_() for matrix in matrices]
-        stack = Stack(task.preset, small.problem, [own], name)
+        layer = [matrix.detach().to(wide).requires_grad_() for matrix in matrices]
+        stack = Stack(task.preset, small.problem, [layer], name)
         torch.manual_seed(seed)  # of dout, which is drawn in the dtype of x
         leaf = x.detach().to(wide).requires_grad_(task.mode == "train")
         if task.mode == "infer":
@@ -169,12 +182,14 @@ def _check(task: Task, target: Target, seed: int) -> dict[str, Any]:
         return torch.autograd.grad(out, leaf, x.detach().to(wide))[0].double()
 
     ref = found(EAGER, torch.float64)
-    yardstick, own = found(EAGER, dtype), found(task.implementation, dtype)
-    error = float((own - ref).abs().max())
+    yardstick, mine = found(EAGER, dtype), found(task.implementation, dtype)
+    error = float((mine - ref).abs().max())
     budget = 2 * float((yardstick - ref).abs().max()) + 2 * rounding(ref, dtype)
     status = {"status": "ok"}
     if not error <= budget:
-        status = {"status": "wrong", "reason": f"a layer is off by {error:.3g}, allowed {budget:.3g}"}
+        said = f"a layer is off by {error:.3g}, allowed {budget:.3g}"
+        hint = own.hint() if own else ""
+        status = {"status": "wrong", "reason": "; ".join([said, *([hint] if hint else [])])}
     return {"max_abs_error": error, "budget": budget, **status}
 
 

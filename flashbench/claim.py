@@ -17,10 +17,14 @@ VERDICTS = {
     "less than claimed": "of a range: the median lies below its lower end; `in n of m cells`: so many do",
     "not refuted": "what is seen is necessary and does not suffice, and every cell is within the bounds",
     "refuted in n of m cells": "what is seen is necessary for the claim, and some cells are outside",
+    "too noisy to tell": "the spread of every cell is wider than its distance from the nearest bound",
+    "…; n of m cells too noisy to tell": "that of some is: the verdict is that of the others",
     "not measured": "there is no cell, or none but those that are left out",
     "can't be tested here": "it says why",
 }
 """Every verdict and when it is given."""
+
+NOISY = "too noisy to tell"
 
 NOT_OF_THE_GPU = ("launch-bound", "suspect")
 """Flags of a time that decides nothing on speed: it is partly the host's, or no kernel can be so fast."""
@@ -69,6 +73,11 @@ class Claim:
         """Whether a number is within the bounds."""
         return self.at_least <= value <= self.at_most
 
+    def told_by(self, one: Seen) -> bool:
+        """Whether a number is farther from the bounds than its spread is wide."""
+        distance = min(abs(one.value - bound) for bound in (self.at_least, self.at_most))
+        return abs(one.value) * one.spread <= distance
+
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
@@ -81,11 +90,19 @@ class Judged:
     @property
     def verdict(self) -> str:
         """One of VERDICTS."""
-        claim, values = self.claim, [one.value for one in self.found]
-        if claim.untestable:
+        told, count = [one.value for one in self.found if self.claim.told_by(one)], len(self.found)
+        if self.claim.untestable:
             return "can't be tested here"
-        if not values:
+        if not count:
             return "not measured"
+        if not told:
+            return NOISY
+        noisy = f"; {count - len(told)} of {count} cells {NOISY}" if len(told) < count else ""
+        return self._of(told) + noisy
+
+    def _of(self, values: list[float]) -> str:
+        """The verdict on the numbers that can tell."""
+        claim = self.claim
         if claim.range and (middle := median(values)) > claim.at_most:
             return _counted("more than claimed", sum(value > claim.at_most for value in values), len(values))
         if claim.range and middle < claim.at_least:
@@ -142,7 +159,10 @@ class Judged:
         return {
             "name": claim.name, "says": claim.says, "source": claim.source, "conditions": claim.conditions,
             "command": claim.command, "verdict": self.verdict, "shown": self.shown, "cards": list(self.cards),
-            "cells": [{"cell": one.cell, "value": one.value, "spread": one.spread} for one in self.found],
+            "cells": [
+                {"cell": one.cell, "value": one.value, "spread": one.spread, "tells": claim.told_by(one)}
+                for one in self.found
+            ],
             "left_out": [{"cell": one.cell, "flags": list(one.flags)} for one in self.left_out],
         }  # fmt: skip
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flashbench import console, units
-from flashbench._cli import baseline, streams
+from flashbench._cli import baseline, interrupt, streams
 from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
 from flashbench._cli.block import block
 from flashbench._cli.calibrate import calibrate
@@ -104,10 +104,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     streams.settle()
     code: int | None
     try:
-        _check_text(arguments)
-        streams.check_folder(arguments)
-        code = _run(arguments)
-        sys.stdout.flush()
+        with interrupt.terminable():
+            _check_text(arguments)
+            streams.check_folder(arguments)
+            code = _run(arguments)
+            sys.stdout.flush()
     except FlashbenchError as problem:
         if debug:
             raise

@@ -228,20 +228,23 @@ def takes(descriptor: int) -> bool:
     return True
 
 
-def printable(text: str) -> str:
-    """The text with what would steer a terminal or turn the order of letters escaped, as ``\\x1b``; names in
-    files are anybody's."""
+def printable(text: str, *, json: bool = False) -> str:
+    """The text with what would steer a terminal or turn the order of letters escaped, as ``\\x1b``, or as
+    JSON has it; names in files are anybody's."""
     if text.isprintable():  # a look at the whole: tables have a hundred thousand lines
         return text
     steering = {character for character in text if unicodedata.category(character) in ("Cc", "Cf", "Cs")}
-    return text.translate({ord(character): ascii(character)[1:-1] for character in steering - set("\t\n")})
+    escaped = json_.dumps if json else ascii
+    return text.translate({ord(character): escaped(character)[1:-1] for character in steering - set("\t\n")})
 
 
 def tolerate(stream: TextIO) -> None:
-    """Make characters that the stream cannot encode come out as ``?`` instead of raising."""
+    """Make characters that the stream cannot encode come out as ``?`` instead of raising; in UTF-8 these are
+    lone surrogates, of names that are none, and come out escaped."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
-        reconfigure(errors="replace")
+        utf = (stream.encoding or "").lower().startswith("utf")
+        reconfigure(errors="backslashreplace" if utf else "replace")
 
 
 def shows(text: str) -> bool:

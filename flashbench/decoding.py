@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flashbench import decode_cases, decode_configs, devices, environment, iomodel, presets
+from flashbench._runfile.decodes import SCHEMA
 from flashbench.decode_cases import Case
 from flashbench.decode_configs import DecodeConfig, Shape, math_of
 from flashbench.errors import in_words
@@ -30,7 +31,6 @@ from flashbench.profilers import Clocks, measure_time, open_clocks
 if TYPE_CHECKING:
     from flashbench.devices import Device
 
-SCHEMA = 1
 DTYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp8": "bf16"}
 """A cache's dtype, and that of the queries over it."""
 

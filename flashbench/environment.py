@@ -8,6 +8,7 @@ import platform
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,8 +19,9 @@ from typing import Any
 from flashbench import __version__
 from flashbench._profilers import topology
 from flashbench._profilers.clocks import nvml, open_clocks, optional, text
-from flashbench.errors import SpecError, UnavailableError
+from flashbench.errors import SpecError, UnavailableError, in_words
 from flashbench.kernels import Target
+from flashbench.signals import postponed
 
 ROW_FIELDS = (
     "host", "device_name", "uuid", "driver", "cuda", "cudnn", "torch", "triton", "python", "flashbench",
@@ -32,8 +34,9 @@ ROW_FIELDS = (
 class GpuStatus:
     """Whether torch can use a GPU here, and if not, why and what to do.
 
-    kind: ``ok``, ``rocm-torch``, ``cpu-only-torch``, ``hidden`` (by CUDA_VISIBLE_DEVICES), ``no-driver``,
-    ``no-gpu`` or ``unusable`` (a driver and a GPU that torch still cannot use).
+    kind: ``ok``, ``no-torch`` (it cannot be imported), ``rocm-torch``, ``cpu-only-torch``, ``hidden`` (by
+    CUDA_VISIBLE_DEVICES), ``no-driver``, ``no-gpu`` or ``unusable`` (a driver and a GPU that torch still
+    cannot use).
     """
 
     kind: str
@@ -54,8 +57,31 @@ class Probe:
     torch_hip: str | None = None
 
 
+def need_torch() -> None:
+    """Import torch. Raises UnavailableError with what it said, whatever a broken installation raises."""
+    if "torch" in sys.modules:
+        return
+    try:
+        with postponed():
+            import torch  # noqa: F401
+    except Exception as error:
+        message, hint = f"torch cannot be imported: {in_words(error, 300)}", "pip install torch"
+        if isinstance(error, MemoryError) or any(words in message for words in _NO_ROOM):
+            hint = "give it more memory: raise the limit that 'ulimit -v' shows"
+        elif not (isinstance(error, ModuleNotFoundError) and error.name == "torch"):
+            hint = "reinstall it: pip install --force-reinstall torch"
+        raise UnavailableError(message, hint=f"{hint}; {WITHOUT_TORCH}") from None
+
+
+WITHOUT_TORCH = "io-model, compare, report and list work without it"
+_NO_ROOM = ("failed to map segment", "annot allocate memory")
+"""How the dynamic linker says that a library finds no room."""
+
+
 def probe() -> Probe:
-    """Look at torch, NVML and the environment; creates no CUDA context."""
+    """Look at torch, NVML and the environment; creates no CUDA context. Raises UnavailableError without
+    torch."""
+    need_torch()
     import torch
 
     library = _quiet_nvml()
@@ -72,7 +98,10 @@ def probe() -> Probe:
 
 def gpu_status(seen: Probe | None = None) -> GpuStatus:
     """Tell apart the reasons why there is no usable GPU."""
-    seen = seen or probe()
+    try:
+        seen = seen or probe()
+    except UnavailableError as error:
+        return GpuStatus(kind="no-torch", message=str(error), hint=error.hint)
     if seen.torch_hip:
         return GpuStatus(
             kind="rocm-torch",
@@ -112,7 +141,7 @@ def target(device: str | None = None, said: str | None = None) -> Target:
 
     device: ``cpu``, ``cuda`` (the first GPU), ``cuda:1``, …, or None. said: the option and value that named
     it, for messages. Raises SpecError for another text and UnavailableError, naming the cause, for a GPU that
-    is not there.
+    is not there, and without torch, where it is to say whether there is one.
     """
     if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise SpecError(f"--device {device!r}: not a device; accepted: 'cpu', 'cuda' or 'cuda:0'")
@@ -121,6 +150,8 @@ def target(device: str | None = None, said: str | None = None) -> Target:
     said = said or f"--device {device or 'cuda:0'!r}"
     _let_segments_grow()
     status = gpu_status()
+    if status.kind == "no-torch":
+        raise UnavailableError(status.message, hint=status.hint)
     if status.kind != "ok":
         if device is None:
             return Target(device="cpu", name=cpu_name())
@@ -174,8 +205,9 @@ def collect(target: Target) -> dict[str, Any]:
 
     Keys: ``ROW_FIELDS``, and device, device_type, capability, num_sms, total_bytes, l2_bytes,
     smem_per_block_bytes, power_limit_w, persistence, max_sm_clock_mhz, clocks, topology, platform, cpu,
-    cpu_threads, git_commit, git_dirty, numpy.
+    cpu_threads, git_commit, git_dirty, numpy. Raises UnavailableError without torch.
     """
+    need_torch()
     import torch
 
     facts: dict[str, Any] = {

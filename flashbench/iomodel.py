@@ -35,7 +35,7 @@ from flashbench._iomodel.kv_append import Append, append
 from flashbench._iomodel.models import MODELS
 from flashbench._iomodel.paper import PaperView, crossover, lower_bound, paper_view
 from flashbench._iomodel.roofline import Roofs, roofs
-from flashbench._iomodel.stated import stated
+from flashbench._iomodel.stated import stated, stated_numbers
 from flashbench._iomodel.tensors import compulsory, flops, flops_half_convention, flops_materialised
 from flashbench._iomodel.time import Prediction, kernels_alone, predict
 from flashbench._iomodel.types import Estimate, Model, Step, Tiles, Traffic, merge
@@ -50,7 +50,7 @@ __all__ = ["DEFAULT_SRAM_BYTES", "MODELS", "Alone", "Append", "Band", "BlockMask
            "Model", "PaperView", "Prediction", "Roofs", "Step", "Tiles", "Totals", "Traffic", "Variant",
            "append", "compulsory", "crossover", "estimate", "explain", "find", "flops",
            "flops_half_convention", "flops_materialised", "kernels_alone", "known", "lower_bound",
-           "paper_view", "predict", "roofs", "stated", "totals", "whole"]  # fmt: skip
+           "paper_view", "predict", "roofs", "stated", "stated_numbers", "totals", "whole"]  # fmt: skip
 
 
 def estimate(

@@ -230,8 +230,11 @@ def _clock(row: Row) -> float | None:
 def _cycles(row: Row) -> float | None:
     """Median over the samples of time times clock; None unless every round has a clock."""
     rounds, samples = row.record.timing.get("rounds") or (), row.record.samples
-    clocks = [one.get("sm_clock_mhz") for one in rounds for _ in range(one.get("samples", 0))]
-    if samples is None or len(clocks) != len(samples.samples_s) or not all(clocks):
+    counts = [one.get("samples") or 0 for one in rounds]
+    if samples is None or sum(counts) != len(samples.samples_s):  # before a file's number is a length
+        return None
+    clocks = [one.get("sm_clock_mhz") for at, one in enumerate(rounds) for _ in range(counts[at])]
+    if not all(clocks):
         return None
     pairs = zip(samples.samples_s, clocks, strict=True)
     return float(statistics.median(seconds * clock * 1e6 for seconds, clock in pairs))

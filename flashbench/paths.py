@@ -14,6 +14,9 @@ from typing import BinaryIO
 MOST = 2**30
 """Most bytes of a file that is read whole, where its format has no smaller bound of its own."""
 
+_NAMED = 50
+"""Characters of a file's name in that of the neighbour which becomes it; the longest name has no room."""
+_PART = ".part"
 _PIECE = 2**24
 """Bytes that are read at a time, as Python takes the memory for what it is asked to read at most."""
 _OPEN_ALREADY = ("/dev/stdin", "/dev/fd/", "/proc/")
@@ -74,17 +77,27 @@ def whole(path: Path | str, most: int = MOST) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-def put(path: Path | str, data: bytes) -> None:
-    """Write the file whole or not at all, on the disk when it returns. Raises OSError.
+def encoded(text: str) -> bytes:
+    """The text in UTF-8; a lone surrogate stands as ``\\udce9``, which a JSON string has for it, too.
+
+    A name of a file may hold any byte, which Python has as such a surrogate where it is no text.
+    """
+    return text.encode("utf-8", errors="backslashreplace")
+
+
+def put(path: Path | str, data: bytes | str) -> None:
+    """Write the file whole or not at all, on the disk when it returns; text as ``encoded``. Raises OSError.
 
     A link stays one: what it leads to is replaced. Another name of the same file (a hard link) keeps the old
     one. What is no file, such as the null device, is written to.
     """
+    if isinstance(data, str):
+        data = encoded(data)
     if os.path.exists(path) and not os.path.isfile(path):
         Path(path).write_bytes(data)
         return
     real = Path(os.path.realpath(path))
-    part = real.with_name(f".{real.name}.{os.getpid()}.part")
+    part = real.with_name(f"{_before(real)}{os.getpid()}{_PART}")
     try:
         with part.open("wb") as file:
             file.write(data)
@@ -100,6 +113,24 @@ def put(path: Path | str, data: bytes) -> None:
         with suppress(OSError):
             os.fsync(folder)
         os.close(folder)
+
+
+def clear_parts(path: Path | str) -> None:
+    """Take away what ``put`` left beside the path where its process was killed.
+
+    For whoever holds a lock of the folder: what another process is writing just now would be lost to it.
+    """
+    real = Path(os.path.realpath(path))
+    before = _before(real)
+    with suppress(OSError):
+        for name in os.listdir(real.parent):
+            if name.startswith(before) and name.endswith(_PART) and name[len(before) : -len(_PART)].isdigit():
+                real.with_name(name).unlink(missing_ok=True)
+
+
+def _before(real: Path) -> str:
+    """How the names of the neighbours begin that become the file; a process's number and _PART follow."""
+    return f".{real.name[:_NAMED]}."
 
 
 def _no_file(path: Path | str, found: os.stat_result) -> str:

@@ -16,6 +16,7 @@ from flashbench._profilers.flush import Flush
 from flashbench._profilers.gpm import measure as measure_gpm
 from flashbench._profilers.methods import Candidate, time_together
 from flashbench._profilers.overheads import measure_overheads
+from flashbench._profilers.patience import Patience
 from flashbench._profilers.rounds import LEAD_S, SUSTAINED, DeviceLost, Setting, Timing
 from flashbench._profilers.steadiness import drifted, multimodal
 from flashbench._profilers.stopping import LEAST_ROUNDS, Policy
@@ -34,6 +35,7 @@ __all__ = [
     "Flush",
     "Launch",
     "Moved",
+    "Patience",
     "Policy",
     "Setting",
     "Timeline",

@@ -150,10 +150,11 @@ class Record:
     clocks: SM and memory clock (MHz), power (W), temperature (C) and cap reasons before and after the
     samples, a summary of readings ``during`` them, and ``throttled_by``, why a row is flagged so.
     timing: how it was timed: ``rounds`` in order, each with the number of its ``samples``, its ``place`` in
-    the round, SM clock, power and ``caps``; ``schedule``: ``interleaved`` with the other implementations of
-    the same work, or ``alone`` (``alone_because``); ``order_seed``; why it ``stopped`` and the median's
-    ``half_width``; ``warmup``; rounds ``set_aside`` under a cap; ``method_refused``: why another method than
-    the one wanted was used; ``doubts``: why the row is suspect.
+    the round, what was waited right before it (``waited_s``), SM clock, power and ``caps``; ``schedule``:
+    ``interleaved`` with the other implementations of the same work, or ``alone`` (``alone_because``);
+    ``order_seed``; why it ``stopped`` and the median's ``half_width``; ``warmup``; rounds ``set_aside`` under
+    a cap; ``method_refused``: why another method than the one wanted was used; ``doubts``: why the row is
+    suspect.
     spent: seconds of the cell by what they went to.
     energy: joules per call, as in profilers.measure_energy; empty where it was not asked for.
     counters: what the hardware counted, as in counting/__init__.py; empty where it was not asked for.

@@ -20,7 +20,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
     cell = values.pop("cell")
     for name in ("samples", "memory", "accuracy"):
         values[name] = asdict(values[name]) if values[name] is not None else None
-    return {"type": "record", "key": cell.key, "cell": cell.to_json(), **json_able(values)}
+    return {"type": "record", "key": cell.key, "cell": json_able(cell.to_json()), **json_able(values)}
 
 
 def record_from_json(value: Mapping[str, Any], where: str = "record") -> Record:

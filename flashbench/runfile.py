@@ -49,9 +49,6 @@ from flashbench.record_json import json_able, record_to_json
 NOT_STARTED = ("time budget of", "the device was lost")
 """How the reason of a skipped row begins that ``resume`` measures after all."""
 
-MOST_TOLD = 5
-"""Lines that cannot be read of which each is told."""
-
 __all__ = [
     "AFTERWARDS", "CONDITIONS", "NOT_STARTED", "SCHEMA", "SOURCE_HASH", "Resumed", "RunFile", "Verdict",
     "Writer", "create", "header", "intact", "is_final", "load", "resume", "verify",
@@ -111,7 +108,7 @@ def create(path: Path | str, head: Mapping[str, Any]) -> Writer:
 def verify(path: Path | str) -> Verdict:
     """Look for lines that are not as they were written. Raises UsageError for a path that cannot be read."""
     path = Path(path)
-    return _verify(path, *read(path), SCHEMA)
+    return _verify(path, read(path), SCHEMA)
 
 
 def is_final(record: Record) -> bool:
@@ -157,7 +154,7 @@ def _resume(
     missing = tuple(cell for cell in cells if cell.key not in known)
     names = list(dict.fromkeys([*found.header.get("cells", ()), *(cell.key for cell in cells)]))
     notes = [*found.notes, *alike.environment_notes(found.header.get("environment", {}), environment)]
-    if found.edited or found.unread:
+    if found.edited or found.left_out:
         notes += _taken_out(found)
     if changed:
         notes.append(
@@ -174,12 +171,17 @@ def _resume(
 
 
 def _locked(path: Path) -> Lock:
-    """The lock of the path's folder, which is made. Raises UsageError as ``create`` does."""
+    """The lock of the path's folder, which is made, and cleared of what a killed run left half written.
+
+    Raises UsageError as ``create`` does.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return Lock(path.parent)
+        lock = Lock(path.parent)
     except OSError as error:
         raise unwritable(path, error) from None
+    paths.clear_parts(path)
+    return lock
 
 
 def _taken_out(found: RunFile) -> list[str]:
@@ -188,9 +190,9 @@ def _taken_out(found: RunFile) -> list[str]:
         copy = set_aside(found.path, "damaged")
     except OSError as error:
         raise unwritable(found.path.with_name(f"{found.path.name}.damaged"), error) from None
-    said = [f"{text}; the line is taken out" for text in found.unread[:MOST_TOLD]]
-    if len(found.unread) > MOST_TOLD:
-        said.append(f"{found.path}: {len(found.unread) - MOST_TOLD} more such lines are taken out")
+    said = [f"{text}; the line is taken out" for text in found.unread]
+    if more := found.left_out - len(found.unread):
+        said.append(f"{found.path}: {more} more such lines are taken out")
     if found.edited:
         said.append(f"{found.path}: {len(found.edited)} rows that are not as they were written are taken out")
     return [*said, f"the file as it was is kept as {copy}"]

@@ -17,13 +17,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from flashbench import environment, plan, profilers, tuned
+from flashbench import environment, plan, profilers, record_shape, tuned
 from flashbench._runner import gates, leftover
 from flashbench._runner.entry import Entry, How, Shared, does_not_fit
 from flashbench._runner.outcomes import duration, what, why_wrong, with_source
 from flashbench.kernels import Target
 from flashbench.problem import Cell, Problem
 from flashbench.record import LOADS, Record, Samples
+from flashbench.record_json import record_to_json
 
 __all__ = [
     "LOST", "OnProgress", "OnRecord", "RunOptions", "Session", "groups", "never", "over_budget", "precompile",
@@ -162,6 +163,7 @@ class Session:
         self._facts = environment.row_fields(facts)
         self._usual = leftover.held_bytes(target)
         self._clocks = profilers.open_clocks(target.device) if options.time else None
+        self._patience = profilers.Patience()
         self._how = How(
             target=target, timed=options.time, call_limit_s=options.call_limit_s, at=at,
             tuned=lambda cell: options.tuned.source(cell) if options.tuned else {},
@@ -252,7 +254,7 @@ class Session:
             return
         setting = profilers.Setting(
             policy=options.policy or profilers.policy_for(device), cache=options.cache, clocks=self._clocks,
-            load=options.load,
+            load=options.load, patience=self._patience,
             seed=f"{options.seed} {entries[0].cell.problem.key} {entries[0].cell.pass_}",
         )  # fmt: skip
         try:
@@ -313,8 +315,16 @@ class Session:
             return []
 
     def _record(self, entry: Entry) -> Record:
-        spent, outcome = dict(entry.spent), with_source(entry.outcome or {}, entry.implementation)
+        spent, outcome = dict(entry.spent), entry.outcome or {}
         entry.drop()
+        try:
+            found = self._row(entry, spent, outcome)
+            record_shape.check(record_to_json(found))
+        except Exception as error:  # an implementation says what no file could give back
+            return self._row(entry, spent, {"status": "failed", "reason": what(error)})
+        return found
+
+    def _row(self, entry: Entry, spent: Mapping[str, float], outcome: Mapping[str, Any]) -> Record:
         wall_s = sum(seconds for name, seconds in spent.items() if name not in OF_OTHERS)
         return Record(
             cell=entry.cell,
@@ -325,7 +335,7 @@ class Session:
             started_at=entry.started_at,
             wall_s=wall_s,
             spent=spent,
-            **outcome,
+            **with_source(outcome, entry.implementation),
         )
 
     def _not_started(self) -> dict[str, Any] | None:

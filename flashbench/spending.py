@@ -17,7 +17,9 @@ PARTS = {
     "warm-up": ("warmup_s", "load_s"),
     "samples": ("samples_s",),
     "flushes of the L2": ("flushes_s",),
+    "rounds put aside": (),
     "the rest of the rounds": ("rounds_s",),
+    "timing by events that was given up": ("given_up_s",),
     "waiting for a cap to end": ("paused_s",),
     "energy": ("energy_s",),
 }
@@ -27,6 +29,7 @@ NEEDED = (
     "flushes of the L2",
 )  # fmt: skip
 """What nobody can do without; the overhead is what comes on top."""
+IN_ROUNDS = ("samples", "flushes of the L2", "rounds put aside")
 ELSE = "everything else"
 
 
@@ -36,7 +39,8 @@ def seconds(records: Sequence[Record], timings: Sequence[Mapping[str, Any]]) -> 
         part: sum(record.spent.get(name, 0.0) for record in records for name in names)
         for part, names in PARTS.items()
     }
-    found["the rest of the rounds"] -= found["samples"] + found["flushes of the L2"]
+    found["rounds put aside"] = sum(_put_aside_s(record) for record in records)
+    found["the rest of the rounds"] -= sum(found[part] for part in IN_ROUNDS)
     found["compiling ahead"] = sum(one.get("precompile_s", 0.0) for one in timings)
     found["starting workers"] = sum(one.get("starting_s", 0.0) for one in timings)
     if timings:
@@ -44,6 +48,10 @@ def seconds(records: Sequence[Record], timings: Sequence[Mapping[str, Any]]) -> 
             found.values()
         )
     return found
+
+
+def _put_aside_s(record: Record) -> float:
+    return sum(sum((one or {}).get("samples_s") or ()) for one in record.timing.get("set_aside") or ())
 
 
 def rows(records: Sequence[Record], timings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-import tomllib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashbench import features, paths, units
+from flashbench import features, units
+from flashbench.configfile import read_toml
 from flashbench.errors import SpecError, UsageError
 from flashbench.problem import ALIGNMENTS, DTYPES, MAX_SEQLEN, PASSES, Cell, Problem
 from flashbench.record import LOADS, TIMINGS
@@ -25,7 +25,6 @@ from flashbench.record import LOADS, TIMINGS
 MAX_CELLS = 100_000
 MAX_HEAD_DIM = 65536
 MAX_HEADS = 65536
-MAX_CONFIG_BYTES = 2**20
 CAUSAL: Mapping[str, tuple[bool | str, ...]] = {
     "yes": (True,), "no": (False,), "both": (False, True), "top-left": ("top-left",)
 }  # fmt: skip
@@ -82,9 +81,24 @@ def _of_feature(row: features.Feature) -> Callable[[str, str, Collection[str]], 
     return None if rule is None else lambda text, label, _: rule(text, label)
 
 
+def _implementations(text: str, label: str, known: Collection[str]) -> tuple[str, ...]:
+    return () if text.strip() == NONE else units.parse_names(text, label, known)
+
+
+def _names(known: Collection[str] | None) -> Callable[[str, str, Collection[str]], tuple[str, ...]]:
+    return lambda text, label, _: units.parse_names(text, label, known)
+
+
+def _listed(one: str, two: str) -> str:
+    return f"names such as '{one},{two}' or ['{one}', '{two}']"
+
+
 _NUMBER = "a whole number such as 16 or '16k'"
 _LENGTHS = "lengths such as '1k-64k' or [512, 1024]"
-_NAMES = "names such as 'naive,sdpa' or ['naive', 'sdpa']"
+_FLAGS = ("resume", "energy", "cycles", "timings", "counters", "trace", "dry_run", "strict", "quiet",
+          "verbose", "json", "csv")  # fmt: skip
+NONE = "none"
+"""In place of names of implementations: those of --impl alone."""
 _SPECS = "names such as 'my_kernels.py:attention'"
 
 OPTIONS = {
@@ -94,16 +108,16 @@ OPTIONS = {
         Opt(name="seqlens_k", accepted=_LENGTHS, parse=_axis(MAX_SEQLEN, minimum=0)),
         Opt(name="head_dims", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
         Opt(name="head_dims_v", accepted=_LENGTHS, parse=_axis(MAX_HEAD_DIM)),
-        Opt(name="dtypes", accepted=_NAMES, parse=lambda t, label, _: units.parse_names(t, label, DTYPES)),
-        Opt(name="impls", accepted=_NAMES, parse=units.parse_names),
-        Opt(name="impl", accepted=_SPECS, parse=lambda t, label, _: units.parse_names(t, label, None)),
+        Opt(name="dtypes", accepted=_listed("fp16", "bf16"), parse=_names(DTYPES)),
+        Opt(name="impls", accepted=_listed("naive", "sdpa"), parse=_implementations),
+        Opt(name="impl", accepted=_SPECS, parse=_names(None)),
         Opt(
             name="causal",
             accepted="'yes', 'no', 'both', 'top-left', true or false",
             parse=lambda t, label, _: CAUSAL[units.parse_choice(t, label, CAUSAL)],
         ),
         *(Opt(name=row.name, accepted=row.accepted, parse=_of_feature(row)) for row in features.ROWS),
-        Opt(name="passes", accepted=_NAMES, parse=lambda t, label, _: units.parse_names(t, label, PASSES)),
+        Opt(name="passes", accepted=_listed("fwd", "bwd"), parse=_names(PASSES)),
         Opt(name="batch", accepted=_NUMBER, parse=_int(units.MAX_INT)),
         Opt(name="tokens", accepted=_NUMBER, parse=_int(2**40)),
         Opt(name="heads", accepted=_NUMBER, parse=_int(MAX_HEADS)),
@@ -126,18 +140,7 @@ OPTIONS = {
         Opt(name="in_process", accepted="true or false"),
         Opt(name="tuned", accepted="a path such as 'tuned.json'", parse=_path),
         Opt(name="out", accepted="a path such as 'results/today'", parse=_path),
-        Opt(name="resume", accepted="true or false"),
-        Opt(name="energy", accepted="true or false"),
-        Opt(name="cycles", accepted="true or false"),
-        Opt(name="timings", accepted="true or false"),
-        Opt(name="counters", accepted="true or false"),
-        Opt(name="trace", accepted="true or false"),
-        Opt(name="dry_run", accepted="true or false"),
-        Opt(name="strict", accepted="true or false"),
-        Opt(name="quiet", accepted="true or false"),
-        Opt(name="verbose", accepted="true or false"),
-        Opt(name="json", accepted="true or false"),
-        Opt(name="csv", accepted="true or false"),
+        *(Opt(name=name, accepted="true or false") for name in _FLAGS),
     )
 }
 """Every option of ``run`` that a config file may hold; the key is the option with underscores."""
@@ -319,10 +322,18 @@ ASKED = (*AXES, "impl", *features.NAMES)
 def sweep_of(options: Mapping[str, Any]) -> Sweep:
     """The Sweep within joined options, which may hold others beside."""
     axes = {name: options[name] for name in AXES if name in options}
-    axes["impls"] = tuple(dict.fromkeys((*options.get("impls", ()), *options.get("impl", ()))))
+    axes["impls"] = implementations(options)
     if options.get("varlen"):
         axes |= {"seqlens": (1,), "batch": 1}
     return Sweep(**axes, features={name: options[name] for name in features.NAMES if name in options})
+
+
+def implementations(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of impls and of impl among parsed options, each once. Raises SpecError where there is none."""
+    found = tuple(dict.fromkeys((*options.get("impls", ()), *options.get("impl", ()))))
+    if not found:
+        raise SpecError(f"--impls '{NONE}': nothing is left; accepted: names, or {NONE} beside --impl")
+    return found
 
 
 def load_config(path: str | Path) -> dict[str, str | bool]:
@@ -333,24 +344,6 @@ def load_config(path: str | Path) -> dict[str, str | bool]:
     """
     where = f"--config {units.quoted(path, 400)}"
     return options_of(read_toml(path), where, OPTIONS)
-
-
-def read_toml(path: str | Path) -> dict[str, Any]:
-    """The table of a file of --config. Raises UsageError where it cannot be read or is not TOML in UTF-8."""
-    where = f"--config {units.quoted(path, 400)}"
-    try:
-        with paths.opened(path) as file:
-            data = file.read(MAX_CONFIG_BYTES + 1)
-        if len(data) > MAX_CONFIG_BYTES:
-            raise UsageError(f"{where}: too large; accepted: at most {MAX_CONFIG_BYTES} bytes of TOML")
-        return tomllib.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where}: not UTF-8 (byte {error.start}); accepted: a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{where}: not TOML: {error}; accepted: a TOML file") from None
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError(f"{where}: {reason}; accepted: a TOML file that can be read") from None
 
 
 def options_of(

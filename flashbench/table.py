@@ -101,6 +101,11 @@ def ring(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
     return {name: file.ring for name, file in named(files) if file.ring}
 
 
+def decode(files: Sequence[RunFile]) -> dict[str, Sequence[Mapping[str, Any]]]:
+    """The rows of ``decode --out`` of each file that has some, by run name."""
+    return {name: file.decode for name, file in named(files) if file.decode}
+
+
 def ceilings(files: Sequence[RunFile], given: Sequence[Ceilings] = ()) -> dict[str, Ceilings]:
     """What each run's card was measured to reach, by run name; a run without is left out.
 

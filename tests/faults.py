@@ -9,11 +9,17 @@ python tests/faults.py --light                           that of the second: it 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
+import signal
+import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +50,23 @@ class OutOfMemoryError(RuntimeError):
 
 def _segfault() -> None:
     ctypes.string_at(1)
+
+
+def _segfault_beside_many() -> None:
+    for _ in range(120):
+        threading.Thread(target=lambda: time.sleep(600), daemon=True).start()
+    ctypes.string_at(1)
+
+
+def _hang_deaf() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    time.sleep(600)
+
+
+def _retried() -> None:
+    """Says, the second time, how many cells its process was given before."""
+    _first_time(_segfault, "retried")()
+    raise RuntimeError(f"after {DONE['given'] - 1} others")
 
 
 def _abort() -> None:
@@ -115,6 +138,33 @@ def _garbage() -> None:
     os.write(2, os.urandom(2**17))
 
 
+def _to_the_pipe(data: bytes) -> Callable[[], None]:
+    """To whatever may be the pipe of the worker's messages."""
+
+    def write() -> None:
+        for file in range(3, 40):
+            with suppress(OSError):
+                if stat.S_ISFIFO(os.fstat(file).st_mode):
+                    os.write(file, data)
+
+    return write
+
+
+def _flood() -> None:
+    while True:
+        _to_the_pipe(b"x" * 2**16)()
+
+
+def _forged(**message: Any) -> Callable[[], None]:
+    """As the worker itself would say it."""
+
+    def send() -> None:
+        [channel] = [found for found in gc.get_objects() if isinstance(found, child.Channel)]
+        channel.send(**message)
+
+    return send
+
+
 def _lost_device() -> None:
     """What a sticky CUDA error looks like from torch."""
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -159,11 +209,11 @@ def _on_gpu(kind: str) -> Callable[[], None]:
     return fault
 
 
-def _first_time(then: Callable[[], None]) -> Callable[[], None]:
+def _first_time(then: Callable[[], None], name: str = "") -> Callable[[], None]:
     """Only in the first process that comes here."""
 
     def once() -> None:
-        mark = Path(os.environ["FAULTS_ONCE"])
+        mark = Path(os.environ["FAULTS_ONCE"] + name)
         if not mark.exists():
             mark.touch()
             then()
@@ -173,6 +223,9 @@ def _first_time(then: Callable[[], None]) -> Callable[[], None]:
 
 FAULTS: dict[str, Callable[[], object]] = {
     "segfault": _segfault,
+    "segfault-many": _segfault_beside_many,
+    "hang-deaf": _hang_deaf,
+    "retried": _retried,
     "abort": _abort,
     "os-exit": lambda: os._exit(7),
     "exit": lambda: sys.exit("bye"),
@@ -182,6 +235,10 @@ FAULTS: dict[str, Callable[[], object]] = {
     "leak": _leak,
     "oom-leak": _oom_and_leak,
     "garbage": _garbage,
+    "pipe-done": _to_the_pipe(b'{"done": true}\n'),
+    "pipe-broken": _to_the_pipe(b"\xff\x1b[2J"),
+    "pipe-flood": _flood,
+    "forged-done": _forged(done=True),
     "unsayable": _raise_unsayable,
     "fork": _fork,
     "fork-sleeper": _fork_sleeper,
@@ -197,6 +254,8 @@ FAULTS: dict[str, Callable[[], object]] = {
     "cuda-exit": _on_gpu("exit"),
     "oom-cuda": _on_gpu("oom"),
     "right": lambda: None,
+    "no-row": lambda: None,
+    "warning": lambda: os.write(2, b"RuntimeWarning: Enable tracemalloc to get the allocation traceback\n"),
 }
 """What the call of that name does before it computes attention."""
 
@@ -247,6 +306,8 @@ def registry() -> dict[str, Implementation]:
     rows.append(Implementation(name="overwrite", summary="", prepare=_overwriting, io_model=None))
     rows.append(Implementation(name="import", summary="", prepare=_at_import, io_model=None))
     rows.append(Implementation(name="import-dies", summary="", prepare=_import_dies, io_model=None))
+    for name, config in (("no-config", 3), ("unreadable", {"blocks": (128, 64)})):
+        rows.append(replace(_faulty(name, FAULTS["right"]), describe=lambda *_, config=config: config))
     return real | {row.name: row for row in rows}
 
 
@@ -272,12 +333,16 @@ class Light:
                     "timing": {"alone_because": alone} if alone else {}
                 }
         for cell, outcome in found.items():
+            if cell.implementation == "no-row":
+                self.at(cells[0])  # in turns the last one is anybody's
+                raise TypeError("no row of it can be made")
             yield Record(cell=cell, device_type="cpu", **outcome)
 
     def _call(self, cell: Cell, name: str) -> dict[str, Any]:
         if self.lost is not None:
             return {"status": "skipped", "reason": self.lost}
         self.at(cell)
+        DONE["given"] = DONE.get("given", 0) + 1
         try:
             FAULTS.get(name, lambda: None)()
         except Exception as error:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import fuzz_sealed
 import numpy
 from hypothesis import strategies as st
 from judging import cell, written
@@ -106,6 +107,17 @@ TIMELINE = [{
     "busy_share": 0.5, "kernels": [{"kernel": "k", "start_s": 0.0, "duration_s": 1e-3}], "event_s": 2e-3,
     "launch_bound": True, "backend": None, "gpm": {"sm_utilisation": 0.5, "occupancy": 0.25},
 }]  # fmt: skip
+DECODE = {
+    "type": "decode", "schema": 1, "created_at": "2026-01-01T00:00:00Z", "argv": ["flashbench", "decode"],
+    "environment": {"device_name": H100}, "copy": {"value": 3e12, "unit": "B/s"},
+    "rows": [
+        {"model": "llama-3-8b", "dtype": "bf16", "batch": 1, "queries": 1, "kv_len": 1024, "page_size": page,
+         "splits": 4, "status": "ok", "reason": None, "time_s": 2e-5, "samples_s": [2e-5, 2e-5], "flags": [],
+         "bytes_per_s": 2e11, "copy_fraction": 0.1, "model_s": 1e-5, "bound_s": 5e-6, "counted_ratio": 1.0,
+         "max_abs_error": 1e-4, "budget": 1e-2}
+        for page in (0, 16)
+    ],
+}  # fmt: skip
 
 
 @cache
@@ -138,7 +150,7 @@ def good() -> dict[str, bytes]:
         found |= {f"store/b/c/{file.name}": file.read_bytes() for file in kept.folder.iterdir()}
     data = Path(__file__).parent / "data"
     return {
-        **found,
+        **found, **fuzz_sealed.others(),
         "cpu.jsonl": (data / "cpu.jsonl").read_bytes(), "ncu.csv": (data / "ncu_wide.csv").read_bytes(),
         "mine.py": b"def f(q, k, v, causal=False, scale=None):\n    return q\n",
         "cudnn.csv": CUDNN.format(3.5).encode(), "flash.csv": FLASH.format(3.5).encode(),
@@ -181,7 +193,7 @@ def _documents(folder: Path, here: Target) -> dict[str, Any]:
     exact = json.loads(measured.read_text())
     parts = ("model", "tiles", "trace", "check", "static")
     return {
-        "timeline": TIMELINE,
+        "timeline": TIMELINE, "decode": DECODE,
         "gate": exact | {part: exact[part][:2] for part in parts},
         "pyperf": pyperf(0.1), "asv": asv(0.1), "nvbench": nvbench(0.1, folder), "static": static(0),
         "noise": {
@@ -203,6 +215,7 @@ READERS: dict[str, Sequence[str]] = {
         "compare results.jsonl other.jsonl -o junit=x -o csv=y -o markdown=z",
     ),
     "mixed.jsonl": ("report mixed.jsonl", "verify mixed.jsonl", "report mixed.jsonl other.jsonl"),
+    "decode.json": ("report decode.json", "report decode.json other.jsonl", "report decode.json --markdown"),
     "timeline.json": ("report other.jsonl --timeline timeline.json",),
     "claims.toml": ("claims claims.toml --results .", "claims claims.toml --results . --json"),
     "cpu.jsonl": ("report cpu.jsonl", "compare cpu.jsonl cpu.jsonl --json",

@@ -79,7 +79,26 @@ def ratios(
             pairs.append(pair)
         seen = judge.repeats({str(index): [one.logs for one in pair] for index, pair in enumerate(pairs)})
         spreads = judge.steadied(seen, [str(index) for index in range(cells)], assumed)
-        found.append([judge.ratio_of(*pair, spreads[str(index)]) for index, pair in enumerate(pairs)])
+        found.append([judge.ratio_of(*pair, *spreads[str(index)]) for index, pair in enumerate(pairs)])
+    return found
+
+
+def halves(
+    *, trials: int, runs: int, half: int, shift: float, between: float, common: float, seed: int = 11
+) -> list[list[Ratio]]:
+    """The ratios of comparisons of so many cells that are shifted, and as many that are not."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(trials):
+        shared = random.normal(0, between * math.sqrt(common), (2, runs))
+        pairs = []
+        for index in range(2 * half):
+            own = random.normal(0, between * math.sqrt(1 - common), (2, runs))
+            levels = np.exp(shared + own) * np.array([[1.0], [shift if index < half else 1.0]])
+            pairs.append([judge.medians([list(one * normal(random, 40)) for one in row]) for row in levels])
+        seen = judge.repeats({str(index): [one.logs for one in pair] for index, pair in enumerate(pairs)})
+        spreads = judge.steadied(seen, list(map(str, range(2 * half))), 0.01)
+        found.append([judge.ratio_of(*pair, *spreads[str(index)]) for index, pair in enumerate(pairs)])
     return found
 
 
@@ -87,6 +106,37 @@ def coverage(found: list[list[Ratio]], shift: float) -> float:
     """Share of the intervals that hold the truth."""
     every = [ratio for row in found for ratio in row]
     return sum(ratio.low <= shift <= ratio.high for ratio in every) / len(every)
+
+
+def compared(
+    counts: tuple[int, int], *, between: float, common: float, trials: int, cells: int = 16,
+    shift: float = 1.0, noisy: int = 0, seed: int = 3,
+) -> list[judge.Comparison]:  # fmt: skip
+    """Comparisons by the default rules of sides with so many runs, whose medians are known to 0.3 %.
+
+    common: share of the variance that cells of a run share. noisy: so many cells are ten times as noisy.
+    """
+    random = np.random.default_rng(seed)
+    spreads = between * np.where(np.arange(cells) < noisy, 10, 1)
+    found = []
+    for _ in range(trials):
+        sides = []
+        for count, level in zip(counts, (0.0, math.log(shift)), strict=True):
+            shared = random.normal(0, math.sqrt(common), (count, 1))
+            own = random.normal(0, math.sqrt(1 - common), (count, cells))
+            logs = level + spreads * (shared + own) + random.normal(0, 0.003, (count, cells))
+            sides.append(judge.Side(name="side", runs=tuple(map(_bare, np.exp(logs)))))
+        found.append(judge.compare(*sides, judge.MEASURES["time_s"], judge.Rules()))
+    return found
+
+
+def _bare(times: np.ndarray) -> judge.Run:
+    """A run with one sample a cell."""
+    made = {
+        str(index): judge.Measured(samples=lambda name, value=value: (1e-3 * value,))
+        for index, value in enumerate(map(float, times))
+    }
+    return judge.Run(path=Path("run"), kind="made up", cells=made)
 
 
 def cell(time_s: float, seqlen: int = 1024, spread: float = 0.004, **changes: object) -> Record:

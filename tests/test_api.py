@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -386,6 +388,24 @@ def test_run_takes_functions_and_names_and_returns_values(capsys: pytest.Capture
     assert (frame["time_s"] > 0).all()
 
 
+@pytest.mark.parametrize("impls", [[slow], slow, (one for one in [slow])], ids=["list", "one", "any"])
+def test_run_measures_what_it_is_given_and_nothing_beside(impls: Any) -> None:
+    found = flashbench.run(impls, **GRID)
+    assert [one.cell.implementation for one in found.records] == [f"{__name__}:slow"]
+
+
+def test_a_run_of_one_function_is_resumed_with_nothing_beside(tmp_path: Path) -> None:
+    kept = flashbench.run(slow, out=tmp_path / "o", **GRID)
+    again = flashbench.run(slow, out=tmp_path / "o", resume=True)
+    assert again.records == kept.records
+
+
+@pytest.mark.parametrize("dtypes", [[torch.bfloat16, "fp16"], torch.bfloat16], ids=str)
+def test_dtypes_may_be_torchs(dtypes: Any) -> None:
+    found = flashbench.run("naive", **{**GRID, "dtypes": dtypes})
+    assert found.records[0].cell.problem.dtype == "bf16"
+
+
 def test_results_become_a_page_and_a_side_of_a_comparison(tmp_path: Path) -> None:
     kept = flashbench.run("naive", out=str(tmp_path / "o"), **GRID)
     assert kept.path == tmp_path / "o" / "results.jsonl"
@@ -433,6 +453,15 @@ def test_the_model_becomes_a_table_and_a_page(given: dict[str, Any], tmp_path: P
         assert said in page
 
 
+def test_the_signature_of_io_model_says_what_it_returns() -> None:
+    found, plain = inspect.signature(flashbench.io_model), inspect.signature(flashbench.io_table)
+    assert found.return_annotation is flashbench.Modelled
+    assert found.parameters == plain.parameters
+    assert plain.return_annotation == "IoTable"
+    assert typing.get_type_hints(flashbench.io_model)["return"] is flashbench.Modelled
+    assert typing.get_type_hints(flashbench.io_table)["return"] is flashbench.IoTable
+
+
 def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "nowhere" / "page.html"
     measured = flashbench.Results(file=runfile.load(Path(__file__).parent / "data" / "cpu.jsonl"))
@@ -460,6 +489,11 @@ def test_functions_of_one_name_are_told_apart() -> None:
         (lambda: flashbench.run("x.py:f"), UsageError, "there is no file x.py"),
         (lambda: flashbench.run([]), SpecError, "run(): impls is empty"),
         (lambda: flashbench.run(["naive", 3]), SpecError, "run(): impls has 3"),
+        (lambda: flashbench.run(3), SpecError, "run(): impls is '3'; accepted: names, specs and functions"),
+        (lambda: flashbench.run("none"), SpecError, "--impls 'none': nothing is left"),
+        (lambda: flashbench.run(["naive"], dtypes=[torch.int8]), UnknownName, "--dtypes 'torch.int8'"),
+        (lambda: flashbench.run("naive", dtypes=[1]), UsageError, "such as 'fp16,bf16' or ['fp16', 'bf16']"),
+        (lambda: flashbench.run("naive", passes=[1]), UsageError, "such as 'fwd,bwd' or ['fwd', 'bwd']"),
         (lambda: flashbench.run("naive", json=True), SpecError, "run(): json"),
         (lambda: flashbench.run("naive", seqlen=8), UsageError, "did you mean 'seqlens'"),
         (lambda: flashbench.run("naive", batch=[1]), UsageError, "run(): batch = '[1]' is a list"),

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "flashbench"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"errors", "paths", "units"},
+    {"errors", "paths", "signals", "units"},
     {
         "problem",
         "block_masks",
@@ -23,6 +23,7 @@ LAYERS = [
         "devicefile",
         "links",
         "presets",
+        "configfile",
         "ceilings",
         "flash_configs",
         "decode_configs",
@@ -71,7 +72,7 @@ LAYERS = [
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
 TORCH_FREE = {"errors", "paths", "units", "problem", "block_masks", "named_masks", "devices", "devicefile",
-              "links", "presets", "ceilings", "sweep",
+              "links", "presets", "ceilings", "configfile", "sweep",
               "iomodel", "_iomodel", "kvcache", "record", "record_json", "record_shape", "runfile",
               "metrics", "table", "whatif",
               "console", "report", "flash_configs", "decode_configs", "hopper_configs",

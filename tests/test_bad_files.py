@@ -19,6 +19,15 @@ from flashbench._runfile import lines
 LONG = "9" * 400
 ROWS = (
     ("config", "4", "config is '4'; an object"), ("config", {"a": []}, "config.a is '[]'"),
+    ("config", {"fwd_block_k": "64"}, "config.fwd_block_k is '64'; a whole number"),
+    ("config", {"block_q": None}, "config.block_q is 'None'; a whole number"),
+    ("config", {"fwd_block_q": 64.5}, "config.fwd_block_q is '64.5'; a whole number"),
+    ("counters", {"total": {"spill_write_bytes": 0.5}}, "counters.total.spill_write_bytes is '0.5'; a whole"),
+    ("counters", {"kernels": [{"kernel": "x"}]}, "the field 'grid' of counters.kernels[0] is missing"),
+    ("counters", {"kernels": [None]}, "counters.kernels[0] is null"),
+    ("trace", {"kernels": [{"step": "x", "tensors": [{"read_bytes": 1, "write_bytes": 0}]}]},
+    "the field 'atomic_bytes' of trace.kernels[0].tensors[0] is missing"),
+    ("trace", {"difference_bytes": 0.5}, "trace.difference_bytes is '0.5'; a whole number"),
     ("energy", [], "energy is '[]'"), ("apart", "x", "apart is 'x'; an object"),
     ("exact", "yes", "exact is 'yes'; true or false"),
     ("timing", {"rounds": [1]}, "timing.rounds[0] is '1'; an object"),
@@ -70,6 +79,12 @@ def test_so_is_one_of_the_problem(name: str, value: Any) -> None:
     found = check(["report", "r.jsonl"], ("r.jsonl",))
     assert found.code == 4
     assert f"cell.problem.{name}" in found.err
+
+
+@pytest.mark.parametrize("count", [2**62, None])
+def test_rounds_of_other_counts_than_there_are_samples_have_no_cycles(count: int | None) -> None:
+    edited(lambda row: row.update(timing={"rounds": [{"samples": count, "sm_clock_mhz": 1980}]}))
+    assert check(["report", "r.jsonl"]).code == 0
 
 
 def test_null_is_what_is_not_told() -> None:

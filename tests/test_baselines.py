@@ -54,7 +54,10 @@ def test_what_is_saved_is_found_by_device_and_environment(
 def test_several_runs_are_kept_as_they_are_and_listed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    paths = [written(tmp_path / f"{n}.jsonl", [cell(1e-3), cell(2e-3, 2048)]) for n in range(3)]
+    paths = [
+        written(tmp_path / f"{n}.jsonl", [cell((1 + (n - 1) / 1e6) * 1e-3), cell(2e-3, 2048)])
+        for n in range(3)
+    ]
     code, _, err = baseline(capsys, "save", str(tmp_path / "*.jsonl"), "--name", "pr-7", "--commit", "abc")
     assert (code, "3 runs" in err) == (0, True)
     (row,) = json.loads(baseline(capsys, "list", "--json")[1])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from flashbench import blocks, kernels, presets, report, runfile, table
+from flashbench._cli import block as command
 from flashbench.cli import main
-from flashbench.kernels import Target
+from flashbench.kernels import Target, _layer
 
 TASK = blocks.Task(
     preset=presets.TINY, implementation="sdpa", mode="train", batch=2, seqlen=48, layers=2, dtype="fp32"
@@ -102,6 +106,112 @@ def test_the_command_writes_what_the_report_shows(tmp_path: Path, capsys: pytest
     assert "exists and is not overwritten" in capsys.readouterr().err
 
 
+OWN = """
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import flashbench
+
+
+def attention(q, k, v, causal=False, scale=None):
+    return sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
+
+
+@flashbench.implementation(layout="bshd")
+def rows_first(q, k, v, causal=False, scale=None):
+    assert q.is_contiguous() and q.shape[2] == 4, "rows before heads"
+    return attention(*(x.transpose(1, 2) for x in (q, k, v)), causal, scale).transpose(1, 2)
+
+
+def blind(q, k, v, causal=False):
+    return attention(q.detach(), k.detach(), v.detach(), causal)
+
+
+def off(q, k, v, causal=False):
+    return 1.01 * attention(q, k, v, causal)
+
+
+def writes(q, k, v, causal=False):
+    o = attention(q, k, v, causal)
+    with torch.no_grad():
+        k.zero_()
+    return o
+
+
+def other(q, k, v):
+    return attention(q, k, v)
+
+
+def counted(q, k, v, causal=False):
+    global calls
+    calls += 1
+    return attention(q, k, v, causal)
+
+
+calls = 0
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    yield
+    for name in [name for name in kernels.registry() if name.startswith("own.py:")]:
+        del kernels.registry()[name]  # another test's file is another
+
+
+BLIND = ("unsupported", "its o has no gradient: it has a forward only")
+
+
+@pytest.mark.usefixtures("own")
+@pytest.mark.parametrize(
+    ("name", "train", "infer"),
+    [
+        ("attention", ("ok", ""), ("ok", "")), ("rows_first", ("ok", ""), ("ok", "")),
+        ("blind", BLIND, ("ok", "")),
+        ("off", ("wrong", "a layer is off by"), ("wrong", "rows first: @flashbench.implementation")),
+        ("writes", ("failed", "modified by an inplace operation"), ("wrong", "it changes its input k")),
+        ("other", ("unsupported", "its signature has no causal"), ("unsupported", "no causal")),
+    ],
+)  # fmt: skip
+def test_a_function_of_ones_own_takes_part(
+    name: str, train: tuple[str, str], infer: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = f"own.py:{name}"
+    wrong = {"wrong", "failed"} & {train[0], infer[0]}
+    line = ("block", "--model", "tiny", "--impls", "none", "--impl", spec, "--seqlens", "32",
+            "--dtype", "fp32", "--device", "cpu", "--out", "o.jsonl", "-q")  # fmt: skip
+    assert flashbench(*line) == (5 if wrong else 0)
+    capsys.readouterr()
+    rows = {row["mode"]: row for row in runfile.load("o.jsonl").blocks}
+    assert set(rows) == {"train", "infer"}
+    for mode, (status, reason) in (("train", train), ("infer", infer)):
+        row = rows[mode]
+        assert (row["implementation"], row["status"]) == (spec, status), row
+        assert reason in row.get("reason", "")
+        assert ("time_s" in row) == (status == "ok")
+        assert row["config"]["source"] == spec
+        assert len(row["config"]["source_sha256"]) == 16
+
+
+@pytest.mark.usefixtures("own")
+def test_it_stands_beside_the_default_ones_and_is_called_once_a_layer() -> None:
+    spec = "own.py:counted"
+    texts = command.DEFAULTS | {"impl": spec, "model": "tiny"}
+    assert [task.implementation for task in command.parse_tasks(texts)][:4] == [
+        "naive", "sdpa", "flash", spec,
+    ]  # fmt: skip
+    task = replace(TASK, implementation=spec, layers=3, mode="infer")
+    module = sys.modules[kernels.get(spec).origin.load(Target()).function.__module__]  # type: ignore
+    stack = _layer.Stack(
+        task.preset, task.problem,
+        [_layer.weights(task.preset, dtype=torch.float32, device="cpu", seed=0)] * task.layers, spec,
+    )  # fmt: skip
+    stack(torch.randn(task.batch, task.seqlen, task.preset.hidden))
+    assert module.calls == 3
+
+
 ROW = {"type": "blocks", "model": "tiny", "implementation": "flash", "exact": True, "mode": "train",
        "batch": 1, "seqlen": 64, "layers": 2, "dtype": "bf16", "status": "ok", "time_s": 2e-3,
        "tokens_per_s": 32e3,
@@ -145,6 +255,9 @@ def test_flags_and_spread_are_shown_and_a_share_that_is_the_hosts_is_said_to_be(
         ("--model", "mistral-7b", "--model"), ("--modes", "trial", "--modes"),
         ("--layers", "none", "all, or 1"),
         ("--dtype", "fp8", "--dtype"), ("--impls", "flesh", "flash"),
+        ("--impls", "none", "--impls 'none': nothing is left"),
+        ("--impl", "nowhere.py:f", "--impl 'nowhere.py:f': there is no file"),
+        ("--impl", "f", "--impl 'f': not a function"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(

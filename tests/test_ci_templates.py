@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,13 @@ def test_what_a_workflow_reads_is_named_in_its_head_and_in_the_docs(path: Path) 
     assert not_named(files, row) == set()
     for name in re.findall(r"configs/[\w./-]+\.toml", head + row):
         assert name in files, f"{path.name} does not read {name}"
+
+
+@pytest.mark.parametrize("name", ["ci.toml", "noise.toml"])
+def test_a_timed_gate_names_its_method(name: str) -> None:
+    """As docs/method.md advises: ``auto`` may differ between runs, which ``compare`` then refuses."""
+    config = tomllib.loads((ROOT / "configs" / name).read_text(encoding="utf-8"))
+    assert config["timing"] == "events"
 
 
 def test_a_file_that_is_not_named_is_seen() -> None:

@@ -17,6 +17,7 @@ from flashbench import claims, kernels, runfile
 from flashbench.claim import VERDICTS
 from flashbench.cli import main
 from flashbench.errors import RunFileError, UsageError
+from flashbench.units import parse_int
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
@@ -131,6 +132,41 @@ def test_only_cells_that_differ_in_nothing_else_are_set_beside_each_other(tmp_pa
         tmp_path, RATIO, row("a", 3.0, dtype="bf16"), row("b", 1.0, dtype="fp16"), row("a", 2.0, dtype="fp16")
     )
     assert [seen.value for seen in one.found] == [2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "cells", "verdict"),
+    [
+        (RATIO, ((2.2, 0.05), (2.2, 0.2)), "holds; 1 of 2 cells too noisy to tell"),
+        (
+            RATIO,
+            ((3.0, 0.05), (1.0, 0.05), (1.9, 0.2)),
+            "holds in 1 of 2 cells; 1 of 3 cells too noisy to tell",
+        ),
+        (RATIO, ((1.9, 0.2), (4.1, 306.0)), "too noisy to tell"),
+        (RATIO, ((2.0, 0.0),), "holds"),
+        (RATIO, ((1.0, 0.9),), "does not hold"),
+        (RANGE, ((4.2, 0.1), (3.0, 0.1)), "holds; 1 of 2 cells too noisy to tell"),
+        (NECESSARY, ((4.2, 0.1), (3.0, 0.1)), "not refuted; 1 of 2 cells too noisy to tell"),
+    ],
+    ids=str,
+)
+def test_a_cell_within_its_spread_of_a_bound_decides_nothing(
+    tmp_path: Path, text: str, cells: tuple[tuple[float, float], ...], verdict: str
+) -> None:
+    """Of b, which is 1.0 sharp, the spread is 0: a ratio's is that of a."""
+    rows = []
+    for n, (middle, spread) in enumerate(cells, 1):
+        half = middle * spread / 2
+        samples = [middle - half, middle - half, middle, middle + half, middle + half]
+        rows += [row("a", middle, seqlen_q=n, samples_s=samples), row("b", 1.0, seqlen_q=n)]
+    one = judged(tmp_path, text, *rows)
+    assert one.verdict == verdict
+    assert len(one.found) == len(cells)
+    told = [cell["tells"] for cell in one.row()["cells"]]
+    assert told.count(False) == (len(cells) if verdict == "too noisy to tell" else int("noisy" in verdict))
+    said = re.sub(r"\d+ of \d+", "n of m", verdict.rpartition("; ")[2])
+    assert {said, f"…; {said}", said.removesuffix(" in n of m cells")} & set(VERDICTS)
 
 
 def test_spread_is_that_of_both_sides(tmp_path: Path) -> None:
@@ -277,6 +313,20 @@ def test_every_claim_is_measured_by_a_command_that_there_is() -> None:
         assert {word for word in rest if word.startswith("--")} <= set(options(command)), one.name
         names = rest[rest.index("--impls") + 1].split(",") if "--impls" in rest else []
         assert set(names) <= set(kernels.registry()), one.name
+
+
+def test_cells_of_layers_are_those_that_their_command_measures() -> None:
+    """At batches that keep a GPU busy: launch-bound cells would decide nothing."""
+    found = [one for one in claims.load(FILE) if one.command.startswith("flashbench block")]
+    assert {one.name for one in found} == {"gpt2-3x", "bert-15-percent"}
+    for one in found:
+        words = shlex.split(one.command)
+        asked = {name: words[words.index(f"--{name}") + 1] for name in ("model", "batch", "seqlens", "out")}
+        for side in (side for pair in one.seen["ratio"] for side in pair.values()):
+            assert (side["model"], str(side["batch"])) == (asked["model"], asked["batch"])
+            assert side["seqlen"] == parse_int(asked["seqlens"], "seqlens")
+            assert asked["out"].endswith("/" + side["file"])
+            assert side["batch"] * side["seqlen"] >= 2**15
 
 
 TABLES = re.findall(

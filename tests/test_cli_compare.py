@@ -299,7 +299,10 @@ def test_text_from_a_file_cannot_break_out(capsys: pytest.CaptureFixture[str], t
 def test_noise_is_stored_and_found_by_the_device(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A 4 % change of a cell that is known to repeat to 0.1 % is sure from one run a side."""
     for number in range(6):
-        written(tmp_path / f"r{number}.jsonl", [cell((1 + (number % 3) / 1000) * 1e-3, spread=0.001)])
+        written(
+            tmp_path / f"r{number}.jsonl",
+            [cell((1 + (number % 3) / 1000 + number * 1e-9) * 1e-3, spread=0.001)],
+        )
     base = written(tmp_path / "base.jsonl", [cell(1e-3, spread=0.001)])
     new = written(tmp_path / "new.jsonl", [cell(1.03e-3, spread=0.001)])
     assert json.loads(run(capsys, base, new, "--json")[1])["cells"][0]["verdict"] == "undecided"

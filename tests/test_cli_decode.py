@@ -141,14 +141,25 @@ def test_csv_and_table_have_a_row_per_step(capsys: pytest.CaptureFixture[str]) -
     assert "not timed" in err
 
 
-def test_the_file_holds_machine_and_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_holds_machine_and_rows_and_a_report_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "decode.json"
-    run([*SMALL, "--out", str(path), "-q"], capsys)
+    line = [*SMALL, "--out", str(path), "-q"]
+    monkeypatch.setattr("sys.argv", ["flashbench", *line])
+    run(line, capsys)
     document = json.loads(path.read_text())
     assert (document["type"], document["schema"]) == ("decode", decoding.SCHEMA)
     assert document["environment"]["device_type"] == "cpu"
     assert document["copy"] is None
     assert [row["kv_len"] for row in document["rows"]] == [1, 40]
+    assert document["argv"] == ["flashbench", *line]
+    code, page, _ = run(["report", str(path)], capsys)
+    assert code == 0
+    shown = Path(page.strip()).read_text(encoding="utf-8")
+    assert "batch 1, 1 query, bf16 cache" in shown
+    assert f"<td>{document['rows'][1]['max_abs_error']:.1e}</td>" in shown
+    assert "flashbench decode --check --kv-lens 1,40" in shown
 
 
 BAD = {

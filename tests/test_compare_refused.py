@@ -48,6 +48,36 @@ def errors(err: str) -> list[str]:
     return [line for line in err.splitlines() if line.startswith("error:")]
 
 
+# ---- what differs in some cells
+
+
+def test_one_cell_that_was_timed_another_way_leaves_the_others_judged(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    """Three runs a side; in one of the new ones a cell was timed by graph."""
+    graph = Samples(samples_s=(1e-3,) * 21, cache="cold", method="graph")
+
+    def side(name: str, last: list[Record]) -> str:
+        runs = [*([cell((1 + at / 1e4) * 1e-3, n) for n in LENGTHS] for at in range(2)), last]
+        return ",".join(written(tmp_path / f"{name}{at}.jsonl", rows) for at, rows in enumerate(runs))
+
+    rows = [cell(1.0003e-3, n) for n in LENGTHS]
+    base = side("base", rows)
+    new = side("new", [replace(rows[0], samples=graph), *rows[1:]])
+    code, out, err = run(capsys, base, new, "--json")
+    found = {row["cell"]: row for row in json.loads(out)["cells"]}
+    assert (code, [row["verdict"] for row in found.values()].count("same")) == (EXIT_UNDECIDED, 2)
+    odd = found[rows[0].cell.key]
+    assert odd["verdict"] == "incomparable"
+    assert odd["reason"] == "method is events on the base side and events and graph on the new one"
+    assert "method differs between the sides in 1 of 3 cells" in err
+    assert rows[0].cell.key in errors(err)[0]
+    assert run(capsys, base, new, "--allow", "method")[0] == 0
+
+
+LENGTHS = (1024, 2048, 4096)
+
+
 # ---- nothing measured
 
 
@@ -267,3 +297,82 @@ def test_a_folder_as_output_is_called_one(capsys: Capture, tmp_path: Path) -> No
     assert (code, out) == (EXIT_USAGE, "")
     (line,) = errors(err)
     assert f"{str(tmp_path)!r} is a folder; accepted: a file in a folder that exists" in line
+
+
+# ---- names of anybody's
+
+
+@pytest.mark.parametrize("shown", ["--markdown", "--csv", "--json", "--all"])
+def test_no_name_steers_a_terminal(capsys: Capture, tmp_path: Path, shown: str) -> None:
+    """Escapes, bells and letters turned round in a cell's name, in what is printed and what is written."""
+    name = "evil\x1b[31m\x07\x9b\u202e"
+    document = {"version": "1.0", "metadata": {"name": name, "unit": "second"}, "benchmarks": [
+        {"metadata": {}, "runs": [{"metadata": {}, "values": [1.0]}]}
+    ]}  # fmt: skip
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, value in zip(paths, (1.0, 2.0), strict=True):
+        document["benchmarks"][0]["runs"][0]["values"] = [value]  # type: ignore[index]
+        path.write_text(json.dumps(document))
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "markdown", "junit", "bencher",
+                                                         "github-lower")}  # fmt: skip
+    written_to = [word for kind, path in files.items() for word in ("-o", f"{kind}={path}")]
+    code, out, err = run(capsys, *map(str, paths), shown, *written_to)
+    assert code == EXIT_GATE
+    for text in (out, err, *(path.read_text(encoding="utf-8") for path in files.values())):
+        assert not set(text) & set("\x1b\x07\x9b\u202e")
+        assert "evil" in text
+    assert json.loads(files["json"].read_text(encoding="utf-8"))["cells"][0]["cell"] == name
+
+
+# ---- what a torn file says, and a baseline that is not there
+
+
+def test_a_file_cut_in_its_first_record_is_said_to_be(capsys: Capture, tmp_path: Path) -> None:
+    good = written(tmp_path / "good.jsonl", [cell(1e-3)])
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(Path(good).read_bytes()[:-40])
+    code, _, err = run(capsys, good, str(torn), "-q")
+    (line,) = errors(err)
+    assert (code, "no cell in common" in line) == (EXIT_UNDECIDED, True)
+    assert f"{torn}: the last line was torn off" in line
+
+
+def test_a_baseline_of_no_name_is_usage_and_one_of_another_device_cannot_be_told(
+    capsys: Capture, tmp_path: Path
+) -> None:
+    """As the table of docs/ci.md has it."""
+    rows = {
+        text.split(" | ")[0].strip("| "): text
+        for text in (Path(__file__).parents[1] / "docs/ci.md").read_text(encoding="utf-8").splitlines()
+        if text.startswith("| ")
+    }
+    base = written(tmp_path / "a.jsonl", [cell(1e-3)])
+    other = written(tmp_path / "b.jsonl", [cell(1e-3)], device_name="NVIDIA H200")
+    assert command(capsys, "baseline", "save", base, "--name", "main", "-q")[0] == 0
+    assert run(capsys, base, "--baseline", "man")[0] == EXIT_USAGE
+    assert "a baseline's name that the store does not have" in rows["2, 3, 4"]
+    assert run(capsys, other, "--baseline", "main")[0] == EXIT_UNDECIDED
+    assert "the baseline has nothing of this device" in rows["6"]
+
+
+# ---- copies of a file
+
+
+def test_copies_of_a_file_are_one_run(capsys: Capture, tmp_path: Path) -> None:
+    path = Path(written(tmp_path / "a0.jsonl", [cell(1e-3)]))
+    for at in (1, 2):
+        (tmp_path / f"a{at}.jsonl").write_bytes(path.read_bytes())
+    other = written(tmp_path / "b.jsonl", [cell(1.001e-3)])
+    code, out, err = run(capsys, str(tmp_path / "a*.jsonl"), other, "--json")
+    (row,) = json.loads(out)["cells"]
+    assert (code, row["base_runs"], row["new_runs"]) == (0, 1, 1)
+    assert "runs of a side differ" not in err
+    for at in (1, 2):
+        assert f"a{at}.jsonl has the same content and is counted once" in err
+    assert run(capsys, str(path), str(path))[0] == 0  # a side may be the other's copy
+    code, _, err = command(capsys, "noise", str(tmp_path / "a*.jsonl"))
+    assert (code, "no cell was measured by two runs" in err) == (EXIT_UNDECIDED, True)
+    assert "a1.jsonl has the same content" in err
+    assert not (tmp_path / "noise").exists()
+    code, out, err = command(capsys, "noise", f"{tmp_path / 'a*.jsonl'},{other}", "--json")
+    assert (code, json.loads(out)[0]["runs"], "counted once" in err) == (0, 2, True)

@@ -3,64 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 import re
 from typing import Any
 
 import pytest
 import torch
+from drop_in import DEVICE, SLACK, assert_as_good, normal, of_plain, plain, qkv, runs
 from peer_packages import fa2
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from flashbench import environment, flash_attn, kernels
-
-TARGET = environment.target(None)
-REASON = kernels.get("flash").why_unavailable(TARGET)
-runs = pytest.mark.skipif(REASON is not None, reason=str(REASON))
-DEVICE = TARGET.type
-SLACK = 2e-5 if DEVICE == "cpu" else 1e-4
-
-
-def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32, device: str = DEVICE) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(shape, generator=generator).to(device, dtype)
-
-
-def qkv(
-    rows: int, keys: int, *, heads: tuple[int, int] = (2, 1), batch: int = 2, dim: int = 16, **more: Any
-) -> list[Tensor]:
-    sizes = (rows, heads[0]), (keys, heads[1]), (keys, heads[1])
-    return [normal(batch, *size, dim, seed=seed, **more).requires_grad_() for seed, size in enumerate(sizes)]
-
-
-def plain(
-    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0, alibi_slopes: Tensor | None = None, softmax_scale: float | None = None,
-    kept: Tensor | None = None, dropout_p: float = 0.0, dtype: torch.dtype = torch.float64,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """(o, lse, probabilities) by the textbook in a dtype, rows before heads; kept: what dropout leaves."""
-    (rows, heads, dim), keys = q.shape[1:], k.shape[1]
-    q, k, v = (x.to(dtype).transpose(1, 2) for x in (q, k, v))
-    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
-    s = q @ k.mT * (dim**-0.5 if softmax_scale is None else softmax_scale)
-    if softcap:
-        s = softcap * torch.tanh(s / softcap)
-    ahead = torch.arange(keys, device=q.device) - torch.arange(rows, device=q.device)[:, None] - keys + rows
-    if alibi_slopes is not None:
-        slopes = alibi_slopes.to(dtype)
-        s = s - slopes.reshape(-1, heads, 1, 1) * ahead.abs()
-    left, right = window_size
-    hidden = torch.zeros_like(ahead, dtype=torch.bool)
-    if causal or right >= 0:
-        hidden |= ahead > (0 if causal else right)
-    if left >= 0:
-        hidden |= ahead < -left
-    s = s.masked_fill(hidden, -math.inf)
-    p = s.softmax(-1).nan_to_num(0.0)
-    weights = p if kept is None else p * kept / (1 - dropout_p)
-    return (weights @ v).transpose(1, 2), s.logsumexp(-1), p
-
+from flashbench import flash_attn
 
 SLOPES = torch.tensor([0.5, 0.1], device=DEVICE)
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -75,10 +30,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 SLOW = "causal", "window", "slopes"
 """What the others of OPTIONS have, too."""
-
-
-def of_plain(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != "deterministic"}
 
 
 @pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_varlen_func"])
@@ -508,10 +459,17 @@ def test_the_operator_with_dropout_is_what_torch_takes_it_for() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
-@pytest.mark.parametrize("options", [{"dropout_p": 0.2}, {"deterministic": True}], ids=str)
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ({"dropout_p": 0.2}, "default"),
+        ({"deterministic": True}, "default"),
+        ({"deterministic": True}, "reduce-overhead"),
+    ],
+    ids=str,
+)
 def test_compiled_calls_on_a_gpu_are_the_eager_ones(options: dict[str, Any], mode: str) -> None:
-    """To the bit, gradients too, in each of five calls: a captured graph would drop the same in all."""
+    """To the bit, gradients too, in each of five calls."""
     inputs = qkv(300, 300, dim=64, dtype=torch.bfloat16)
     do = normal(2, 300, 2, 64, seed=3, dtype=torch.bfloat16)
 
@@ -529,6 +487,37 @@ def test_compiled_calls_on_a_gpu_are_the_eager_ones(options: dict[str, Any], mod
     for mine, theirs in zip(*found, strict=True):
         assert all(torch.equal(x, y) for x, y in zip(mine, theirs, strict=True))
     assert torch.equal(found[0][0][0], found[0][1][0]) == ("dropout_p" not in options)
+
+
+@runs
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_calls_beside_cuda_graphs_drop_anew() -> None:
+    """A captured call would drop the same in all; gradients are of what the call says that it dropped."""
+    rows, dim = (300, 64) if DEVICE == "cuda" else (40, 16)
+    inputs = qkv(rows, rows, dim=dim, dtype=torch.bfloat16)
+    do = normal(2, rows, 2, dim, seed=3, dtype=torch.bfloat16)
+
+    def layer(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        o, _, told = flash_attn.flash_attn_func(
+            q * 2, k, v, causal=True, dropout_p=0.2, return_attn_probs=True
+        )
+        return o * 2, told
+
+    compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
+    masks = list[Tensor]()
+    for _ in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        o, told = compiled(*inputs)
+        masks.append(torch.signbit(told).logical_not())
+        found = o.clone(), *(x.clone() for x in torch.autograd.grad(o, inputs, do))
+        sides = []
+        for exactly in (torch.float64, torch.bfloat16):
+            q, k, v = inputs
+            side = plain(q * 2, k, v, causal=True, kept=masks[-1], dropout_p=0.2, dtype=exactly)[0] * 2
+            sides.append((side, *torch.autograd.grad(side, inputs, do.to(exactly))))
+        assert_as_good(found, *sides, str(len(masks)))
+    assert not any(torch.equal(x, y) for x, y in itertools.combinations(masks, 2))
 
 
 LENGTHS = [(113, 203), (128, 217), (113, 211), (108, 256), (256, 512), (512, 256), (1024, 1024), (1023, 1024)]
@@ -562,7 +551,4 @@ def test_a_grid_as_the_packages_own(
         for exactly in (torch.float64, dtype):
             side = plain(*inputs, **of_plain(options), **drops, dtype=exactly)[0]
             sides.append((side, *torch.autograd.grad(side, inputs, do.to(exactly))))
-        for mine, exact, theirs in zip(found, *sides, strict=True):
-            error = lambda x, exact=exact: float((x.double() - exact.double()).detach().abs().max())  # noqa: E731
-            rounding = error(((exact.to(dtype) + 0.3) - 0.3).double())
-            assert error(mine) <= 2 * error(theirs) + 2 * rounding, (rows, keys, options)
+        assert_as_good(found, *sides, str((rows, keys, options)))

@@ -6,6 +6,9 @@ import json
 import logging
 import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,6 +188,18 @@ def test_a_results_file_that_is_a_link_stays_one(whole: Path, there: bool) -> No
         write(whole, PLANNED[:3], [done(cell) for cell in PLANNED[:3]])
     assert whole.is_symlink()
     assert len(runfile.load(real).records) == 3
+
+
+def test_what_a_killed_run_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+    """Of this file alone: another's neighbour may be one that is written just now."""
+    path, others = tmp_path / "r.jsonl", tmp_path / ".s.jsonl.1.part"
+    others.touch()
+    dies = "os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)"
+    code = f"import os, signal; from flashbench import paths; {dies}; paths.put({str(path)!r}, b'x')"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    write(path, PLANNED[:3], [done(cell) for cell in PLANNED[:2]])
+    assert sorted(tmp_path.iterdir()) == [others, path]
 
 
 def _cut(path: Path) -> None:

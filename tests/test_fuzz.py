@@ -6,6 +6,8 @@ fit in that many seconds, in rounds of another seed each, whose numbers are told
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import time
@@ -13,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fuzz_sealed
 import pytest
 import typer
 from fuzz_files import READERS, good, mutated
@@ -20,12 +23,16 @@ from fuzzing import check, nothing_measured
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from flashbench import runfile
+from flashbench._cli import joined
 from flashbench.cli import app
 from flashbench.console import printable
+from flashbench.errors import FlashbenchError
+from flashbench.kernels import Target
 
 BUDGET_S = float(os.environ.get("FLASHBENCH_FUZZ_S", "0"))
 ROUND, ROUND_FILES = 500, 100
-SHORT_LINES, SHORT_FILES = 60, 3
+SHORT_LINES, SHORT_FILES, SHORT_SEALED = 60, 3, 40
 FIRST_SEED = int(os.environ.get("FLASHBENCH_FUZZ_SEED", "1"))
 
 assert nothing_measured  # a fixture
@@ -236,7 +243,7 @@ PARENTS = {name: [str(path) for path in Path(name).parents if path.name] for nam
 ANY_NAME = (
     "FILE", "RUNS", "BASE", "NEW", "COMMAND", "SUBJECT", "subject", "name", "files", "is not a command",
     "baseline '", "claims file '", "claim ", "calibration '", "timeline", "model '", "path '", "argument",
-    "flashbench --help", "is not an option of",
+    "flashbench --help", "is not an option of", "in the header of ",
 )  # fmt: skip
 """How an error calls what a line has beside options."""
 
@@ -249,7 +256,39 @@ def test_files(name: str, world: Callable[..., None]) -> None:
         check(line.split(), (name, Path(name).stem, *PARENTS[name], *ANY_NAME))
 
     strategy = st.tuples(st.sampled_from(READERS[name]), mutated(name))
-    rounds(holds, strategy, SHORT_FILES, 0.5 / len(READERS), ROUND_FILES)
+    rounds(holds, strategy, SHORT_FILES, 0.25 / len(READERS), ROUND_FILES)
+
+
+def test_files_sealed_again(world: Callable[..., None]) -> None:
+    """Whose checksums fit, so that nothing but their shape is between them and what reads them."""
+    data = good()[fuzz_sealed.NAME]
+
+    def holds(example: tuple[str, int]) -> None:
+        line, number = example
+        edited = fuzz_sealed.changed(data, number)
+        world(**{fuzz_sealed.NAME: edited, **({"results.jsonl": edited} if "--resume" in line else {})})
+        if line == JOINED:
+            _show_joined()
+        else:
+            check(line.split(), (fuzz_sealed.NAME, "results.jsonl", *ANY_NAME))
+
+    strategy = st.tuples(st.sampled_from((*fuzz_sealed.READERS, JOINED)), st.integers(0, 2**40))
+    rounds(holds, strategy, SHORT_SEALED, 0.25, ROUND_FILES)
+
+
+JOINED = "joined"
+"""For a line: the table of ``profile --counters --trace``, which a GPU's run ends with."""
+
+
+def _show_joined() -> None:
+    try:
+        records = runfile.load(fuzz_sealed.NAME).records
+    except FlashbenchError:
+        return
+    target = Target(device="cuda:0", name="NVIDIA H200")
+    with contextlib.redirect_stdout(io.StringIO()):
+        for as_json in (True, False):
+            joined.show(records, target, kernels=True, detail=True, json=as_json)
 
 
 @pytest.mark.slow
@@ -260,3 +299,11 @@ def test_the_good_files_are_read(name: str, world: Callable[..., None]) -> None:
         world()
         found = check(line.split(), (name, *ANY_NAME))
         assert found.code not in (2, 4), found.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", fuzz_sealed.READERS)
+def test_the_good_sealed_file_is_read(line: str, world: Callable[..., None]) -> None:
+    world()
+    found = check(line.split(), (fuzz_sealed.NAME, *ANY_NAME))
+    assert found.code not in (2, 4), found.err

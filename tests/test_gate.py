@@ -12,7 +12,7 @@ import pytest
 from gates import BASELINE, ROOT, with_baseline
 from judging import run
 
-from flashbench import cli, gating, sweep
+from flashbench import cli, configfile, gating
 from flashbench._cli import gate as command
 from flashbench.errors import EXIT_GATE, EXIT_UNDECIDED, EXIT_UNREADABLE, EXIT_USAGE
 
@@ -59,7 +59,7 @@ def test_the_job_holds_this_repository_to_its_baseline(
 ) -> None:
     """``make gate`` is of the job. Here the parts of its config that no compiler takes part in."""
     assert "make gate" in (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
-    plan = command.plan_of(sweep.read_toml(ROOT / "configs" / "ci-static.toml"), "the config")
+    plan = command.plan_of(configfile.read_toml(ROOT / "configs" / "ci-static.toml"), "the config")
     fresh = gating.document(replace(plan, static=(), trace=()), lambda *_: None)
     (tmp_path / "gate.json").write_text(command.text_of(fresh))
     code, _, err = run(

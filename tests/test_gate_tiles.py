@@ -17,7 +17,7 @@ import pytest
 from gates import BASELINE, ROOT, with_baseline
 from judging import run
 
-from flashbench import decode_configs, flash_configs, gating, hopper_configs, launched, sweep
+from flashbench import configfile, decode_configs, flash_configs, gating, hopper_configs, launched
 from flashbench._cli import gate as command
 from flashbench.errors import EXIT_GATE, EXIT_UNDECIDED
 from flashbench.flash_configs import Config
@@ -53,7 +53,7 @@ def forgotten() -> Iterator[Callable[[], None]]:
 
 def grid_of(*names: str) -> launched.Grid:
     """That of this repository's gate; names: of some implementations alone."""
-    plan = command.plan_of(sweep.read_toml(ROOT / "configs" / "ci-static.toml"), "the config")
+    plan = command.plan_of(configfile.read_toml(ROOT / "configs" / "ci-static.toml"), "the config")
     (grid,) = plan.tiles
     return replace(grid, implementations=names) if names else grid
 

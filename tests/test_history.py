@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from judging import cell, written
 
 from flashbench import cli
 from flashbench._cli.history import sparkline
-from flashbench.errors import EXIT_USAGE
+from flashbench.errors import EXIT_UNDECIDED, EXIT_USAGE
 from flashbench.judge.changepoints import change_points, exact_changes, noise_of, partition, penalty_of
 
 
@@ -110,6 +111,38 @@ def test_kept_baselines_are_points(capsys: pytest.CaptureFixture[str], tmp_path:
                       "--store", str(tmp_path / "store")])  # fmt: skip
     rows = json.loads(history(capsys, str(tmp_path / "store"), "--json")[1])
     assert (rows[0]["points"], rows[0]["values"]) == (["c0", "c1", "c2"], [1e-3, 2e-3, 3e-3])
+
+
+@pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]], ids=str)
+def test_what_no_file_has_is_said_in_one_line(
+    form: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for number in range(2):
+        written(tmp_path / f"{number}.jsonl", [cell(1e-3)])
+    page = tmp_path / "page.html"
+    for asked, code, said in (
+        (["--metric", "j_per_tflop"], EXIT_UNDECIDED,
+         "--metric 'j_per_tflop': no cell of the files has a value of it; they have time_s, "),
+        (["--metric", "time_s,j_per_tflop"], EXIT_UNDECIDED, "--metric 'j_per_tflop': no cell"),
+        (["--cells", "*n99*"], EXIT_USAGE, "--cells '*n99*': matches no cell; accepted: a pattern"),
+    ):  # fmt: skip
+        found, out, err = history(capsys, str(tmp_path), "-q", *asked, *form, "--html", str(page))
+        assert (found, out, page.exists()) == (code, "", False)
+        assert err.startswith(f"error: {said}")
+        assert err.count("\n") <= 2
+
+
+def test_runs_without_any_number_are_said_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for number in range(2):
+        written(
+            tmp_path / f"{number}.jsonl",
+            [replace(cell(1e-3), status="failed", reason="no luck", samples=None)],
+        )
+    code, out, err = history(capsys, str(tmp_path), "-q")
+    assert (code, out) == (EXIT_UNDECIDED, "")
+    assert err == "error: RUNS: nothing to draw; they have no cell that was measured\n"
 
 
 def test_one_run_is_no_history(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ import pytest
 from attention import problem
 
 from flashbench import kernels, runner
-from flashbench.isolation import Bench, death, protocol
+from flashbench.isolation import Bench, death, protocol, wire
 from flashbench.kernels import Target
 from flashbench.problem import Cell
 from flashbench.profilers import Policy
 from flashbench.record import Record, Samples
+from flashbench.record_json import record_to_json
 from flashbench.runner import RunOptions
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for children in /proc")
@@ -26,8 +27,12 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason=
 QUICK = Policy(limit_s=0.001, min_samples=3, max_samples=3, warmup=1)
 OPTIONS: dict[str, Any] = {"policy": QUICK, "environment": {"device_name": "CPU"}, "cell_timeout_s": 20.0}
 
+WROTE = "it wrote to the pipe of its process's messages:"
 EXPECTED = {
     "segfault": ("failed", "its process was killed by SIGSEGV"),
+    "segfault-many": ("failed", "its process was killed by SIGSEGV: Segmentation fault (__init__.py:"),
+    "hang-deaf": ("timeout", "no sign of life for 2s (faults.py:"),
+    "retried": ("failed", "RuntimeError: after 0 others (faults.py:"),
     "abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered (fau"),
     "killed": ("failed", "its process was killed by SIGKILL"),
     "os-exit": ("failed", "its process exited with code 7"),
@@ -37,6 +42,10 @@ EXPECTED = {
     "lost": ("failed", "RuntimeError: CUDA error: an illegal memory access was encountered (faults.py:"),
     "once": ("ok", None),
     "garbage": ("ok", None),
+    "pipe-done": ("failed", f"""{WROTE} b'{{"done": true}}\\n'"""),
+    "pipe-broken": ("failed", f"{WROTE} b'\\xff\\x1b[2J"),
+    "pipe-flood": ("failed", f"{WROTE} b'xxxxx"),
+    "forged-done": ("failed", "its process said what cannot be: ['done']"),
     "fork": ("ok", None),
     "fork-sleeper": ("ok", None),
     "guard-killed": ("failed", "its process was killed by SIGKILL"),
@@ -44,6 +53,7 @@ EXPECTED = {
     "daemon": ("ok", None),
     "late-segfault": ("failed", "its process was killed by SIGSEGV"),
     "late-lost": ("failed", "RuntimeError: CUDA error: an illegal memory access"),
+    "no-row": ("failed", "TypeError: no row of it can be made"),
 }  # fmt: skip
 """Status and how the reason begins."""
 
@@ -119,11 +129,19 @@ def test_a_crash_that_does_not_come_again_leaves_a_time_and_says_why_it_is_apart
     assert "alone_because" not in first.timing
 
 
+def test_what_an_earlier_cell_said_is_no_reason_of_a_crash(tmp_path: Path) -> None:
+    _, record, _ = Swept(["warning", "once"], faults.LIGHT, tmp_path).of("once")
+    told = "its first try failed: its process was killed by SIGSEGV: Segmentation fault (__init__.py:"
+    assert record.timing["alone_because"].startswith(told)
+
+
 REAL = {
     "late-segfault": ("failed", "its process was killed by SIGSEGV: Segmentation fault (__init__.py:"),
     "oom-leak": ("oom", "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB; "),
     "unsayable": ("failed", "Unsayable: its message could not be made (faults.py:"),
     "overwrite": ("wrong", "it changes its input k; an attention leaves its inputs as they are"),
+    "no-config": ("failed", "ValueError: config is '3'; an object is wanted"),
+    "unreadable": ("failed", "ValueError: config.blocks is '[128, 64]'; text, a number, true or false is w"),
 }
 MORE = {
     "leak": ("ok", None),
@@ -132,6 +150,7 @@ MORE = {
     "late-abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered"),
     "late-hang": ("timeout", "no sign of life for 20s (faults.py:"),
     "late-garbage": ("ok", None),
+    "late-pipe-done": ("failed", f"{WROTE} b'"),
     "late-fork": ("ok", None),
     "fork-sleeper": ("ok", None),
     "late-os-exit": ("failed", "its process exited with code 7"),
@@ -227,6 +246,38 @@ def test_options_and_times_arrive_as_they_were_sent() -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [b"", b"5", b"[]", b"{}", b'{"done": true}', b"no token {}", b"TOKEN", b"TOKEN5", b"TOKEN[]",
+     b'TOKEN"at"', b"TOKEN" + b"[" * 100_000, b"TOKEN" + b'{"a":' * 100_000, b"TOKEN\xff{}",
+     b"TOKEN" + b"9" * 10_000],
+)  # fmt: skip
+def test_what_is_no_message_of_the_worker_is_noise(line: bytes) -> None:
+    assert wire.message(b'TOKEN{"done": true}\n', b"TOKEN") == {"done": True}
+    with pytest.raises(wire.Noise):
+        wire.message(line + b"\n", b"TOKEN")
+
+
+def test_a_message_that_cannot_be_is_the_end_of_the_worker_and_nothing_else() -> None:
+    cell, other = (Cell(implementation=name, problem=problem(), pass_="fwd") for name in ("naive", "sdpa"))
+    record = record_to_json(Record(cell=cell, status="failed", reason="x", device_type="cpu"))
+    assert protocol.told({"at": cell.to_json()}, [cell], []) == cell
+    assert protocol.told({"record": record}, [cell], []) is not None
+    for last in ({"done": True}, {"lost": "why"}, {"raised": "why"}, {"left": 5, "done": False}):
+        assert protocol.told(last, [cell], [cell]) is None
+    for message, measured in [
+        ({}, []), ({"at": 5}, []), ({"at": {"problem": 5}}, []), ({"at": other.to_json()}, []),
+        ({"record": {}}, []), ({"record": []}, []), ({"record": {**record, "status": 1}}, []),
+        ({"record": record}, [cell]), ({"record": {**record, "cell": other.to_json()}}, []),
+        ({"done": True}, []), ({"left": "all", "done": True}, []), ({"left": 10**400, "done": True}, []),
+        ({"lost": 5}, []), ({"raised": None}, []), ({"\x1b": 1}, []), ({"done": True, "lost": "x"}, [cell]),
+    ]:  # fmt: skip
+        with pytest.raises(death.Ended) as ended:
+            protocol.told(message, [cell], measured)
+        assert str(ended.value).startswith("its process said what cannot be: ")
+        assert str(ended.value).isprintable()
+
+
+@pytest.mark.parametrize(
     ("output", "words"),
     [
         ("", ""),
@@ -237,11 +288,26 @@ def test_options_and_times_arrive_as_they_were_sent() -> None:
         ("Fatal Python error: Segmentation fault\n\nThread 0x2 (most recent call first):\n"
          '  File "/a/t.py", line 3 in wait\n\nCurrent thread 0x1 (most recent call first):\n'
          '  File "/a/x.py", line 12 in call\n', "Segmentation fault (x.py:12 in call)"),
+        ("Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n"
+         '  File "/a/x.py", line 12 in call\n', "Segmentation fault (x.py:12 in call)"),
+        ("Fatal Python error: Aborted\n\nThread 0x2 (most recent call first):\n"
+         '  File "/a/t.py", line 3 in wait\n...\n', "Aborted"),
         ("x" * 1000, "x" * 300),
     ],
 )  # fmt: skip
 def test_last_words(output: str, words: str) -> None:
     assert death.last_words(output) == words
+
+
+def test_a_hang_is_where_the_thread_that_measures_is() -> None:
+    dump = (
+        'Current thread 0x00a1 [listens] (most recent call first):\n  File "/a/c.py", line 3 in listen\n\n'
+        'Thread 0x00b2 (most recent call first):\n  File "/a/x.py", line 12 in call\n  File "/a/y.py", line'
+    )
+    assert death.place(dump, 0xB2) == " (x.py:12 in call)"
+    assert death.place(dump, 0xC3) == ""
+    assert death.place(dump.partition(" in call")[0], 0xB2) == ""
+    assert death.place(dump) == " (c.py:3 in listen)"
 
 
 def test_killed_for_want_of_memory_is_oom_and_by_anybody_else_is_not() -> None:
@@ -281,38 +347,46 @@ def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Pa
     assert processes.left(tag) == []
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["late-segfault", "cuda-assert", "cuda-illegal", "cuda-leak", "oom-cuda"])
-def test_on_a_gpu_the_others_measure_as_if_it_had_not_happened(name: str, tmp_path: Path) -> None:
-    """Memory exactly, time within noise; and the card has its memory back."""
-    import torch
-
+def of_a_gpu(faulty: str) -> list[Record]:
+    """Two shapes of naive, an implementation and SDPA on the first GPU, in the order of the cells."""
     from flashbench import environment
 
     target = environment.target("cuda:0")
     shape = {"dtype": "fp16", "seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64, "head_dim_v": 64}
     problems = [problem(**shape, batch=batch) for batch in (2, 4)]
-    rows: dict[str, list[Record]] = {}
+    cells = [
+        Cell(implementation=one, problem=p, pass_="fwd")
+        for p in problems
+        for one in ("naive", faulty, "sdpa")
+    ]
+    found: list[Record] = []
+    about = environment.collect(target)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        Bench(target, RunOptions(environment=about), command=faults.WORKER) as bench,
+    ):
+        patch.setattr(kernels, "registry", faults.registry)
+        bench.run(cells, found.append)
+    order = {cell: number for number, cell in enumerate(cells)}
+    return sorted(found, key=lambda record: order[record.cell])
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[Record]:
+    return of_a_gpu("right")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["late-segfault", "cuda-assert", "cuda-illegal", "cuda-leak", "oom-cuda"])
+def test_on_a_gpu_the_others_measure_as_if_it_had_not_happened(name: str, undisturbed: list[Record]) -> None:
+    """Memory exactly, time within noise; and the card has its memory back."""
+    import torch
+
     free = torch.cuda.mem_get_info(0)[0]
-    for faulty in ("right", name):
-        cells = [
-            Cell(implementation=one, problem=p, pass_="fwd")
-            for p in problems
-            for one in ("naive", faulty, "sdpa")
-        ]
-        found: list[Record] = []
-        about = environment.collect(target)
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            Bench(target, RunOptions(environment=about), command=faults.WORKER) as bench,
-        ):
-            patch.setattr(kernels, "registry", faults.registry)
-            bench.run(cells, found.append)
-        order = {cell: number for number, cell in enumerate(cells)}
-        rows[faulty] = sorted(found, key=lambda record: order[record.cell])
-    bad = [record for record in rows[name] if record.cell.implementation == name]
+    found = of_a_gpu(name)
+    bad = [record for record in found if record.cell.implementation == name]
     assert all(record.status != "ok" or name == "cuda-leak" for record in bad), bad
-    for one, other in zip(rows["right"], rows[name], strict=True):
+    for one, other in zip(undisturbed, found, strict=True):
         if one.cell.implementation in ("naive", "sdpa"):
             assert one.samples is not None
             assert other.samples is not None, other.reason

@@ -111,6 +111,16 @@ def test_pyperf(tmp_path: Path) -> None:
         read(tmp_path / "y.json", json.loads(json.dumps(pyperf(1)).replace("second", "integer")))
 
 
+def test_pyperf_benchmarks_of_one_name_are_refused_by_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    document = pyperf(1e-3)
+    document["benchmarks"] *= 2
+    path = saved(tmp_path / "x.json", document)
+    code, _, err = run(capsys, path, path)
+    assert (code, "two benchmarks are named 'attention'" in err) == (EXIT_UNREADABLE, True)
+
+
 def test_asv(tmp_path: Path) -> None:
     found = read(tmp_path / "x.json", asv(1e-3))
     assert found.kind == "asv"
@@ -125,10 +135,36 @@ def test_asv(tmp_path: Path) -> None:
     assert "suite.track_loss" in found.notes[0]
 
 
+@pytest.mark.parametrize("version", [1, 3, "3"])
+def test_asv_of_another_version_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, version: object
+) -> None:
+    path = saved(tmp_path / "x.json", {**asv(1e-3), "version": version})
+    code, _, err = run(capsys, path, path)
+    assert (code, f"not what asv writes: version {version!r}; this flashbench reads 2" in err) == (
+        EXIT_UNREADABLE, True
+    )  # fmt: skip
+
+
 def test_asv_code_that_changed_is_not_compared(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     base, new = saved(tmp_path / "a.json", asv(1e-3)), saved(tmp_path / "b.json", asv(1e-3, version="def"))
     code, _, err = run(capsys, base, new, "--metric", "time_s")
     assert (code, "benchmark is abc on the base side and def on the new one" in err) == (EXIT_UNDECIDED, True)
+
+
+def test_of_asv_benchmarks_only_those_whose_code_changed_are_not_compared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    documents = [asv(1e-3), asv(1e-3, version="def")]
+    for document in documents:
+        document["results"]["suite.time_other"] = [[1e-3], [], "other"]
+    paths = [saved(tmp_path / f"{at}.json", document) for at, document in enumerate(documents)]
+    code, out, err = run(capsys, *paths, "--metric", "time_s", "--json", "--allow", "failed")
+    found = {row["cell"]: row["verdict"] for row in json.loads(out)["cells"]}
+    assert code == EXIT_UNDECIDED
+    assert found["suite.time_other"] == "same"
+    assert found["suite.time_attention(1, 'a')"] == "incomparable"
+    assert "first: suite.time_attention(1, 'a'): benchmark is abc on the base side and def" in err
 
 
 @pytest.mark.parametrize("tag", ["mean", "median"])

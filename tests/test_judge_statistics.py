@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flashbench import judge
 from flashbench.judge import Spread, bootstrap, groups, spread, student
+from flashbench.judge.statistics import interval, together
 from flashbench.judge.verdicts import Rules, weigh
 
 WARN, FAIL, RATE = 0.02, 0.05, Rules().rate
@@ -90,13 +91,10 @@ def test_unsteady_samples_are_covered_or_undecided_in_many_trials(
 def power(trials: int, runs: int, common: float) -> None:
     """Cells slowed by 3 % among as many that were not: most are found, few of what is found is chance."""
     half = 10
-    changed = judging.ratios(judging.normal, trials=trials, runs=runs, cells=half, shift=1.03, between=0.004,
-                             common=common)  # fmt: skip
-    still = judging.ratios(judging.normal, trials=trials, runs=runs, cells=half, between=0.004, common=common,
-                           seed=12)  # fmt: skip
+    rows = judging.halves(trials=trials, runs=runs, half=half, shift=1.03, between=0.004, common=common)
     found = false = 0
-    for one, other in zip(changed, still, strict=True):
-        named = verdicts([one + other])
+    for row in rows:
+        named = verdicts([row])
         found += named[:half].count("slower")
         false += named[half:].count("slower") + named[half:].count("faster")
     assert found / (trials * half) >= 0.95
@@ -121,6 +119,83 @@ def test_cells_of_one_run_are_not_many_witnesses(common: float) -> None:
     assert at_least(judging.coverage(found, 1.0), 0.94, 150)  # at worst all cells of a trial are one
     wrong = [set(verdicts([row])) & {"slower", "faster"} for row in found]
     assert at_least(1 - sum(map(bool, wrong)) / 150, 1 - RATE, 150)
+
+
+SHIFTING = {
+    "2v1": ((2, 1), 0.015, 1.0, 0), "2v1, far": ((2, 1), 0.03, 1.0, 0), "2v2": ((2, 2), 0.015, 1.0, 0),
+    "2v2, far": ((2, 2), 0.03, 1.0, 0), "2v1, most": ((2, 1), 0.015, 0.9, 0),
+    "3v1": ((3, 1), 0.01, 1.0, 0), "3v1, half": ((3, 1), 0.01, 0.5, 0), "3v3": ((3, 3), 0.01, 1.0, 0),
+    "3v3, half": ((3, 3), 0.01, 0.5, 0), "noisy cells": ((2, 2), 0.003, 0.0, 3),
+    "noisy cells, 3v1": ((3, 1), 0.003, 0.0, 3),
+}  # fmt: skip
+"""By name: runs a side, spread between runs, share of it that is of all cells of a run, noisy cells."""
+
+
+def shifting(name: str, trials: int) -> None:
+    """Runs that shift as a whole, and nothing changed: verdicts, summary and intervals are held to it."""
+    counts, between, common, noisy = SHIFTING[name]
+    found = judging.compared(counts, between=between, common=common, noisy=noisy, trials=trials)
+    ratios = [cell.ratio for one in found for cell in one.cells if cell.ratio]
+    assert at_least(sum(ratio.low <= 1 <= ratio.high for ratio in ratios) / len(ratios), 0.94, trials)
+    wrong = sum(one.count("slower") + one.count("faster") > 0 for one in found)
+    assert at_least(1 - wrong / trials, 1 - RATE, trials)
+    summed = [one.groups[0] for one in found]
+    assert at_least(sum(one.ratio.low <= 1 <= one.ratio.high for one in summed) / trials, 0.94, trials)
+    alarms = [one for one in summed if one.verdict in ("slower", "faster")]
+    assert at_least(1 - len(alarms) / trials, 1 - RATE, trials)
+
+
+@pytest.mark.parametrize("name", ["2v1", "2v1, far", "noisy cells"])
+def test_runs_that_shift_as_a_whole_give_no_verdicts(name: str) -> None:
+    shifting(name, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHIFTING)
+def test_runs_that_shift_as_a_whole_give_no_verdicts_in_many_trials(name: str) -> None:
+    shifting(name, 2000)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5, 1.0])
+def test_three_runs_a_side_find_three_percent_whatever_cells_share(common: float) -> None:
+    found = judging.compared((3, 3), between=0.004, common=common, shift=1.03, trials=100)
+    assert at_least(sum(one.count("slower") for one in found) / 1600, 0.95, 100)
+    assert sum(one.groups[0].verdict == "slower" for one in found) >= 90
+
+
+def test_a_few_samples_at_the_other_sides_level_are_said() -> None:
+    """Base has two samples where new has nearly all: a run may stay at either level."""
+    random = np.random.default_rng(1)
+    low, high = (list(level * (1 + random.normal(0, 0.002, 60))) for level in (1.0, 1.04))
+    base, new = judge.medians([low[:58] + high[:2]]), judge.medians([high])
+    noise = Spread(0.005, math.inf)
+    forth, back = judge.ratio_of(base, new, noise), judge.ratio_of(new, base, noise)
+    assert "some of the base side's samples are 4." in forth.trouble
+    assert "at the new side's level" in forth.trouble
+    assert "some of the new side's samples" in back.trouble
+    assert weigh(forth, False, WARN, FAIL)[0] == weigh(back, False, WARN, FAIL)[0] == "undecided"
+    steady = judge.ratio_of(judge.medians([low]), new, noise)
+    assert weigh(steady, False, WARN, FAIL)[0] == "slower"
+    away = judge.medians([low[:58] + [1 / one for one in high[:2]]])  # as far off, the other way
+    assert judge.ratio_of(away, new, noise).trouble == ""
+
+
+@pytest.mark.slow
+def test_levels_that_a_run_hardly_shows_give_few_verdicts() -> None:
+    found = judging.ratios(judging.bimodal, trials=300, cells=16, between=0.006, count=60, seed=5)
+    named = [set(verdicts([row])) & {"slower", "faster"} for row in found]
+    assert at_least(1 - sum(map(bool, named)) / 300, 0.98, 300)
+    every = [name for row in found for name in verdicts([row])]
+    assert every.count("slower") + every.count("faster") <= 0.0025 * len(every)
+
+
+def test_the_summary_says_what_it_may_be_sure_of() -> None:
+    """An interval that holds no 1 may be chance one time in twenty; the verdict is one time in a hundred."""
+    ratio = interval(0.03, Spread(0.0135, math.inf))
+    assert (ratio.low > 1, 0.01 < ratio.p < 0.05) == (True, True)
+    verdict, reason, _ = weigh(ratio, False, WARN, FAIL)
+    assert (verdict, "chance alone may do that" in reason) == ("undecided", True)
+    assert weigh(ratio, False, WARN, FAIL, rate=0.05)[0] == "slower"
 
 
 @settings(max_examples=60, deadline=None)
@@ -241,20 +316,45 @@ def test_runs_that_drift_alike_are_compared_as_they_are() -> None:
     assert apart.extra == pytest.approx(0.75 * math.log(1.06), abs=0.004)
 
 
+def test_parts_of_an_error_have_their_own_degrees() -> None:
+    """Alone each keeps its own; together the shared one, with few, has the weight of a larger."""
+    own, shared = Spread(0.01, 30.0), Spread(0.01, 2.0)
+    assert together(own, judge.spread.NONE) == own
+    assert together(Spread(0.0, 5.0), shared) == shared
+    both = together(own, shared)
+    assert both.deviation == pytest.approx(0.01 * math.sqrt(2))
+    assert both.df < 0.7 * (0.5**2 / 2 + 0.5**2 / 30) ** -1  # Welch and Satterthwaite's
+    assert both.df > shared.df
+    known = together(Spread(0.01, 10.0), Spread(0.01, math.inf))
+    assert known.df == pytest.approx(40.0)
+    assert together(Spread(0.01, math.inf), Spread(0.01, math.inf)).df == math.inf
+
+
+@pytest.mark.parametrize(
+    ("df", "tenth"), [(1, 0.01579), (2, 0.21072), (4, 1.06362), (10, 4.86518), (30, 20.59923)]
+)
+def test_the_least_variance_is_that_of_the_tables(df: float, tenth: float) -> None:
+    assert student.least_variance(0.1, df) * df == pytest.approx(tenth, rel=1e-3)
+
+
 def test_spreads_are_drawn_together_as_far_as_cells_agree() -> None:
     random = np.random.default_rng(8)
     alike = judge.repeats({str(n): [random.normal(0, 0.01, 3), random.normal(0, 0.01, 3)] for n in range(40)})
     assert alike.correlation < 0.3
     found = judge.steadied(alike, [*map(str, range(40)), "never repeated"], 0.05)
-    assert all(0.005 < one.deviation < 0.02 and one.df > 8 for one in found.values())
-    assert found["never repeated"].deviation == pytest.approx(0.01, rel=0.25)
+    assert all(0.005 < one.own.deviation < 0.02 and one.own.df > 8 for one in found.values())
+    assert found["never repeated"].own.deviation == pytest.approx(0.01, rel=0.25)
+    assert found["0"].shared.deviation < 0.004
     shared = [random.normal(0, 0.01, 3), random.normal(0, 0.01, 3)]
     one = judge.repeats({str(n): shared for n in range(40)})
     assert one.correlation > 0.9
-    assert judge.steadied(one, ["0"], 0.05)["0"].df < 6  # forty copies are one witness
+    copies = judge.steadied(one, ["0"], 0.05)["0"]  # forty copies are one witness
+    assert (copies.own.deviation, copies.shared.df) == (pytest.approx(0.0, abs=1e-12), 4.0)
+    assert copies.shared.deviation == pytest.approx(one.cells["0"].deviation)
     few = judge.repeats({"0": [[0.0, 0.01]]})
     assert judge.steadied(few, ["0", "1"], 0.05) == {
-        "0": Spread(pytest.approx(0.01 / math.sqrt(2)), 1.0), "1": Spread(0.05, math.inf)
+        "0": judge.Parts(Spread(pytest.approx(0.01 / math.sqrt(2)), 1.0)),
+        "1": judge.Parts(Spread(0.05, math.inf)),
     }  # fmt: skip
 
 
@@ -264,6 +364,23 @@ def test_spreads_of_two_sources_are_pooled() -> None:
     both = one.joined(other)
     assert both.cells["a"] == Spread(pytest.approx(math.sqrt((0.01**2 + 0.02**2) / 2)), 8.0)
     assert (both.cells["b"], both.correlation) == (Spread(pytest.approx(0.03), 2.0), 0.6)
+
+
+def test_parts_of_two_sources_are_pooled() -> None:
+    """Runs of both sides and a profile: shared and own spreads add up as estimates of the same."""
+    random = np.random.default_rng(2)
+    levels = random.normal(0, 0.01, 5)
+    profile = judge.repeats({str(n): [levels + random.normal(0, 0.002, 5)] for n in range(12)})
+    assert profile.shared is not None
+    assert profile.shared == Spread(pytest.approx(levels.std(ddof=1), rel=0.2), 4.0)
+    few = judge.repeats({"0": [[0.0, 0.01]]})
+    both = few.joined(profile)
+    assert (both.shared is not None and both.shared.df, both.own["0"].df, both.own["1"].df) == (5.0, 5.0, 4.0)
+    assert judge.Repeats().joined(profile).shared == profile.shared
+    older = judge.Repeats(cells=profile.cells, correlation=profile.correlation)  # whose parts were not kept
+    parts = [judge.steadied(one, ["0"], 0.05)["0"] for one in (profile, older)]
+    assert parts[1].shared.deviation == pytest.approx(parts[0].shared.deviation, rel=0.2)
+    assert parts[1].own.deviation == pytest.approx(parts[0].own.deviation, rel=0.5)
 
 
 @pytest.mark.parametrize("x", [0.5, 1.0, 2.5, 7.0, 30.0])

@@ -16,9 +16,10 @@ from fuzzing import check
 from test_cli_doctor import GPU, fake_nvml
 
 from flashbench import environment
-from flashbench._cli import doctor, driver, surroundings
+from flashbench._cli import doctor, driver, profile_static, surroundings
 from flashbench._cli.finding import Finding
 from flashbench.environment import Probe
+from flashbench.errors import UnavailableError
 
 CUDA = Probe(
     torch_version="2.11.0+cu130", torch_cuda="13.0", devices=0, visible=None, driver="580.1", nvml_gpus=1
@@ -172,3 +173,85 @@ def test_what_can_work_does_on_a_poor_machine(tmp_path: Path) -> None:
     )  # fmt: skip
     ended = [line for line in done.stdout.decode("ascii").splitlines() if line.startswith("ended")]
     assert ended == [f"ended 0 {line}" for line in WORKING], done.stderr.decode("ascii", "replace")[-2000:]
+
+
+BROKEN = {
+    "absent": ModuleNotFoundError("No module named 'torch'", name="torch"),
+    "library": OSError("libcudart.so.12: cannot open shared object file"),
+    "symbol": ImportError("undefined symbol: _ZN3c10"), "other": RuntimeError("no such\noperator"),
+    "dependency": ModuleNotFoundError("No module named 'sympy'", name="sympy"), "memory": MemoryError(),
+}  # fmt: skip
+NEED_TORCH = (
+    "run --seqlens 16", "run --device cpu --seqlens 16", "run --dry-run", "run --device cuda",
+    "check --seqlens 16", "check --device cpu --seqlens 16", "check --numerics --device cpu",
+    "tune --dry-run",
+    "decode", "decode --check", "decode --check --device cpu", "decode --check --pairs --device cpu",
+    "calibrate", "block", "ring", "ring --check", "profile", "profile --trace --seqlens 16",
+    "gate --config plan.toml --out g.json",
+)  # fmt: skip
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Exception], None]:
+    """A call makes every import of torch end so."""
+
+    class Finder:
+        said: Exception
+
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "torch":
+                raise self.said
+
+    finder = Finder()
+
+    def broken(said: Exception) -> None:
+        finder.said = said
+        monkeypatch.delitem(sys.modules, "torch")
+        monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+
+    monkeypatch.chdir(tmp_path)
+    Path("plan.toml").write_text("[check]\nseqlens = 16\n")
+    return broken
+
+
+@pytest.mark.parametrize("line", NEED_TORCH)
+def test_without_torch_a_line_says_so_and_what_to_do(
+    line: str, without_torch: Callable[[Exception], None]
+) -> None:
+    without_torch(BROKEN["library"])
+    found = check(line.split())
+    assert found.code == 3
+    assert "torch cannot be imported: OSError: libcudart.so.12: cannot open" in found.err
+    assert "hint: reinstall it: pip install --force-reinstall torch; io-model" in found.err
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_whatever_a_broken_torch_raises(kind: str, without_torch: Callable[[Exception], None]) -> None:
+    without_torch(BROKEN[kind])
+    found = check(["run", "--dry-run"])
+    assert found.code == 3
+    assert f"torch cannot be imported: {type(BROKEN[kind]).__name__}" in found.err
+    assert ("hint: pip install torch;" in found.err) == (kind == "absent")
+    listed = {row["name"]: row for row in json.loads(check(["list", "implementations", "--json"]).out)}
+    assert "torch cannot be imported" in listed["naive"]["why_not"]
+    told = {row["name"]: row for row in json.loads(check(["doctor", "--json"]).out)}
+    assert "torch cannot be imported" in told["torch"]["detail"]
+    assert "list work without it" in told["torch"]["todo"]
+    assert check(["run", "--dry-run", "--device", "cpu", "--seqlens", "16"]).code == 0
+
+
+def test_kernels_that_did_not_compile_for_want_of_torch(
+    without_torch: Callable[[Exception], None],
+) -> None:
+    without_torch(BROKEN["library"])
+    with pytest.raises(UnavailableError, match="torch cannot be imported"):
+        profile_static._verdict([{"kernel": "flash"}], 1)
+
+
+def test_a_real_torch_that_finds_no_room_for_itself() -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (400_000 << 10,) * 2)"
+    line = f"{limited}; from flashbench.cli import main; main(['run', '--dry-run'])"
+    run = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=False)
+    assert run.returncode == 3, run.stderr
+    assert "error: torch cannot be imported: " in run.stderr
+    assert "hint: give it more memory: raise the limit that 'ulimit -v' shows" in run.stderr

@@ -8,6 +8,8 @@ import re
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tools"))
 import sanitize  # noqa: E402
@@ -25,11 +27,56 @@ def test_thousands_of_random_problems_were_within_the_bound() -> None:
     assert "failed" not in text
 
 
+def passed(name: str) -> list[str]:
+    """The tests that a log's last line counts."""
+    text = (CHECK / name).read_text("utf-8")
+    found = re.findall(r"^PASSED tests/\w+\.py::(.+)$", text, re.M)
+    assert re.search(rf"^{len(found)} passed(, \d+ deselected)? in ", text, re.M)
+    assert re.search("^ran on device_name NVIDIA H200, ", text, re.M)
+    return found
+
+
 def test_sweeps_outlived_every_fault_of_a_card() -> None:
-    text = (CHECK / "faults.txt").read_text("utf-8")
-    asked = re.findall(r"test_a_sweep_outlives_it\[([\w-]+)\] PASSED", text)
-    assert {"cuda-illegal", "cuda-assert", "cuda-hang", "oom-cuda"} <= set(asked)
-    assert f"{len(asked)} passed" in text
+    faults = (
+        "cuda-assert",
+        "cuda-illegal",
+        "cuda-hang",
+        "cuda-exit",
+        "late-segfault",
+        "oom-cuda",
+        "overwrite",
+    )
+    assert {
+        "test_the_card_has_its_memory_back",
+        *(f"test_a_sweep_outlives_it[{name}]" for name in faults),
+    } <= set(passed("faults.txt"))
+
+
+def test_no_kernel_read_past_its_inputs() -> None:
+    """And one that does was found."""
+    tests = ("test_no_kernel_reads_past_its_inputs", "test_whoever_reads_past_them_is_found")
+    assert {f"{name}[cuda]" for name in tests} <= set(passed("guard-pages.txt"))
+
+
+@pytest.mark.parametrize(("kind", "least"), [("lines", 100_000), ("files", 20_000)])
+def test_command_lines_and_files_of_every_kind_ended_as_documented(kind: str, least: int) -> None:
+    text = (ROOT / "reports" / "cpu" / f"fuzz-{kind}.txt").read_text("utf-8")
+    runs = re.findall(rf"^{kind} from seed \d+: (\d+) examples$", text, re.M)
+    assert f"\n{kind}: {sum(map(int, runs))} examples, 0 of {len(runs)} fuzzers failed\n" in text
+    assert sum(map(int, runs)) >= least
+
+
+def test_cells_beside_a_crash_a_leak_and_a_full_card_measured_as_without_it() -> None:
+    name = "test_on_a_gpu_the_others_measure_as_if_it_had_not_happened"
+    assert {f"{name}[{one}]" for one in ("cuda-illegal", "cuda-leak", "oom-cuda")} <= set(
+        passed("isolation.txt")
+    )
+
+
+def test_the_drop_in_functions_keep_the_packages_rule() -> None:
+    found = passed("drop-in-grids.txt")
+    assert sum(name.startswith("test_packed_sequences_as_the_package_has_them[") for name in found) == 36
+    assert sum(name.startswith("test_a_cache_as_the_package_has_it[") for name in found) == 33
 
 
 def test_a_hundred_thousand_launches_kept_nothing() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import shlex
 import sys
+from contextlib import suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -95,6 +98,21 @@ def test_without_impls_run_adds_it_to_the_default_and_check_takes_it_alone(
         flashbench_("check", "--impl", spec, *GRID, "--causal", "no", "--passes", "fwd", "--json", "-q") == 0
     )
     assert {row["implementation"] for row in json.loads(capsys.readouterr().out)} == {spec}
+
+
+@pytest.mark.parametrize("command", ["run", "check", "profile"])
+def test_impls_none_leaves_it_alone(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write(RIGHT)
+    more = {"run": ["--dry-run", "--json", "-q"], "check": ["--json", "-q"], "profile": ["--trace", "--json"]}
+    flashbench_(command, "--impls", "none", *GRID, "--causal", "no", *more[command])
+    assert (
+        "--impls 'none': nothing is left; accepted: names, or none beside --impl" in capsys.readouterr().err
+    )
+    flashbench_(command, "--impl", spec, "--impls", "none", *GRID, "--causal", "no", *more[command])
+    out, err = capsys.readouterr()
+    assert spec in out + err
+    assert "naive" not in out
+    assert "nothing is left" not in err
 
 
 def test_a_resumed_run_measures_again_what_was_of_another_source(capsys: pytest.CaptureFixture[str]) -> None:
@@ -219,6 +237,21 @@ def test_the_declaration_refuses_in_its_own_words() -> None:
     raising = loaded(flashbench.implementation(supports=lambda p, pass_: 1 / 0)(f))
     said = "its supports(problem, pass_) raised ZeroDivisionError: division by zero"
     assert raising.why_unsupported(problem(), "fwd", CPU) == said
+
+
+class _Unshown:
+    def __repr__(self) -> str:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize("said", [None, 0, 1, ["no"], _Unshown()])
+def test_supports_that_answers_neither_yes_nor_no_is_no_yes(said: Any) -> None:
+    @flashbench.implementation(supports=lambda problem, pass_: said)
+    def f(q: Any, k: Any, v: Any, causal: bool = False) -> Any: ...
+
+    shown = "a value of _Unshown" if isinstance(said, _Unshown) else repr(said)
+    why = f"its supports(problem, pass_) returned {shown}; accepted: True, or why not as text"
+    assert loaded(f).why_unsupported(problem(), "fwd", CPU) == why
 
 
 def test_every_argument_that_it_asks_for_is_what_the_problem_says() -> None:
@@ -415,12 +448,52 @@ def test_a_named_model_is_that_row(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("values", "said"),
-    [({"reads": 3}, "gives 'reads'"), ({"read": -1}, "read of all is -1"), ({"flops": 1.5}, "flops is 1.5")],
+    [
+        (
+            {"reads": 3},
+            " gives 'reads'; accepted: flops, exps, extra_bytes, saved_bytes, read, write, atomic",
+        ),
+        ({3: 3}, " gives 3; accepted: flops,"),
+        ({"read": -1}, ": read of all is -1; accepted: a whole number from 0 to"),
+        ({"flops": 1.5}, ": flops is 1.5; accepted: a whole number"),
+        ({"read": float("nan")}, ": read of all is nan; accepted: a whole number"),
+        ({"write": {"o": float("inf")}}, ": write of o is inf; accepted: a whole number"),
+        ({"flops": 10**400}, ": flops is 1000"),
+        ({"exps": "3"}, ": exps is '3'; accepted: a whole number"),
+        ({"flops": None}, ": flops is None; accepted: a whole number"),
+        (None, " returned None; accepted: a dict of flops, exps,"),
+        (3, " returned 3; accepted: a dict of"),
+        ([("read", 3)], " returned [('read', 3)]; accepted: a dict of"),
+    ],
 )
 def test_a_model_that_is_no_model_says_so(values: Any, said: str) -> None:
     row = loaded(flashbench.implementation(io_model=lambda p, pass_: values)(lambda q, k, v: q))
-    with pytest.raises(Misbehaviour, match=said):
+    with pytest.raises(Misbehaviour) as error:
         row.stated(problem(), "fwd")
+    assert str(error.value).startswith(f"the io_model of mine.py:f{said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("returns", "said"),
+    [
+        ("None", "the io_model of mine.py:attention returned None; accepted: a dict of flops,"),
+        ("{'read': float('nan')}", "the io_model of mine.py:attention: read of all is nan; accepted:"),
+        ("p.heads", "the io_model of mine.py:attention raised AttributeError: 'Problem' object has no"),
+    ],
+)
+def test_a_row_whose_model_gives_no_bytes_is_wrong_and_names_the_model(returns: str, said: str) -> None:
+    text = MODELLED.replace(
+        '{"read": {"q": 100, "k": 20}, "write": 3, "flops": 7, "extra_bytes": 11}', returns
+    )
+    line = ["run", "--in-process", "--impl", write(text), "--impls", "naive", *GRID, "--causal", "no", "-q"]
+    assert flashbench_(*line, "--passes", "fwd", "--out", "o") == 0
+    found = rows("o")
+    row = found["mine.py:attention", "fwd"]
+    assert row.status == "wrong"
+    assert (row.reason or "").startswith(said)
+    assert ("(mine.py:" in (row.reason or "")) == ("raised" in said)
+    assert found["naive", "fwd"].status == "ok"
 
 
 @pytest.mark.parametrize(
@@ -428,7 +501,7 @@ def test_a_model_that_is_no_model_says_so(values: Any, said: str) -> None:
     [
         ({"layouts": "bhsd"}, SpecError), ({"layout": "x"}, UnknownName), ({"passes": "back"}, UnknownName),
         ({"dtypes": ("fp12",)}, UnknownName), ({"features": "windows"}, UnknownName),
-        ({"io_model": "flash-v9"}, UnknownName),
+        ({"io_model": "flash-v9"}, UnknownName), ({"dtypes": ["fp32", "fp12"]}, UnknownName),
     ],
 )  # fmt: skip
 def test_a_declaration_that_cannot_be_is_refused_where_it_stands(
@@ -438,11 +511,99 @@ def test_a_declaration_that_cannot_be_is_refused_where_it_stands(
         flashbench.implementation(**fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"config": 3}, "config is 3; accepted: a dict of names, each text, a number, true or false"),
+        ({"config": {"blocks": (128, 64)}},
+         "config['blocks'] is (128, 64); accepted: text, a number, true or false"),
+        ({"config": {"blocks": [[1]]}}, "config['blocks'] is [[1]]; accepted: text,"),
+        ({"config": {"scale": float("nan")}}, "config['scale'] is nan; accepted: text,"),
+        ({"config": {"scale": 10**30}}, "config['scale'] is 1000"),
+        ({"config": {"x": _Unshown()}}, "config['x'] is a value of _Unshown; accepted: text,"),
+        ({"config": {3: "x"}}, "a name in config is 3; accepted: text"),
+        ({"layout": None}, "layout is None; accepted: bhsd or bshd"),
+        ({"passes": 3}, "passes is 3; accepted: names among fwd, bwd"),
+        ({"passes": ("fwd", None)}, "passes is ('fwd', None); accepted: names among"),
+        ({"dtypes": 16}, "dtypes is 16; accepted: names among fp16,"),
+        ({"features": None}, "features is None; accepted: names among"),
+        ({"supports": "fwd"}, "supports is 'fwd'; accepted: a function (problem, pass_)"),
+        ({"io_model": 3}, "io_model is 3; accepted: a row of 'flashbench list models' or a function"),
+        ({"triton": "yes"}, "triton is 'yes'; accepted: True, False or None"),
+    ],
+)  # fmt: skip
+def test_a_field_that_holds_what_it_cannot_is_named_with_its_value(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError) as error:
+        flashbench.implementation(**fields)
+    assert str(error.value).startswith(f"implementation(): {said}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("given", ["bhsd", len, {"layout": "bhsd"}])
+def test_what_takes_no_declaration_is_told_so(given: Any) -> None:
+    for declare in (flashbench.implementation, flashbench.implementation(passes="fwd")):
+        with pytest.raises(SpecError, match=r"takes no declaration; accepted: a function of \(q, k, v\)"):
+            declare(given)
+
+
+def test_the_decorator_without_brackets_declares_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = write(RIGHT.replace("def ", "import flashbench\n@flashbench.implementation\ndef "))
+    line = ["check", "--impl", spec, *GRID, "--causal", "no", "--passes", "fwd", "--json", "-q"]
+    assert flashbench_(*line) == 0
+    assert [row["status"] for row in json.loads(capsys.readouterr().out)] == ["checked"]
+
+
+CONFIGURED = RIGHT.replace("def ", "import flashbench\n@flashbench.implementation(config=CONFIG)\ndef ")
+
+
+@pytest.mark.parametrize(
+    ("config", "accepted"),
+    [
+        ("{'blocks': (128, 64)}", "text, a number, true or false"),
+        ("3", "a dict of names, each text, a number, true or false"),
+        ("{'fwd_block_q': 'x'}", "a whole number, 1 to 2147483647"),
+        ("{'fwd_block_q': -2.5}", "a whole number, 1 to 2147483647"),
+        ("{'block_k': None}", "a whole number, 1 to 2147483647"),
+        ("{'block_q': 2**62}", "a whole number, 1 to 2147483647"),
+    ],
+)
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_a_config_that_no_file_could_give_back_ends_no_run(
+    command: str, config: str, accepted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is refused before anything is measured; what a declaration took is what the file holds."""
+    assert flashbench_(command, "--impl", write(CONFIGURED.replace("CONFIG", config)), *GRID, "-q") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    assert error.startswith("error: --impl 'mine.py:attention': importing it raised SpecError: ")
+    assert f"; accepted: {accepted} (mine.py:" in error
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    ["{'fwd_block_q': 128, 'fwd_block_k': 1}", "{'block_q': 2**31 - 1}", "{'block_n': 'x', 'warps': 4.5}"],
+)
+def test_a_config_is_read_back_as_it_was_declared(tiles: str) -> None:
+    """Also where nothing of its named model follows from it, and where it was changed since."""
+    text = CONFIGURED.replace("config=CONFIG", "io_model='flash-v2', config=CONFIG, passes='fwd'")
+    text = text.replace("CONFIG", "SHARED").replace("import torch", f"SHARED = {tiles}")
+    spec = write(text + "SHARED['late'] = ((1, 2),)\n")
+    line = ["run", "--in-process", "--impl", spec, "--impls", "naive", *GRID, "--causal", "no", "-q"]
+    assert flashbench_(*line, "--passes", "fwd", "--out", "o") == 0
+    row = rows("o")[spec, "fwd"]
+    assert row.status == "ok", row.reason
+    assert {name: row.config[name] for name in row.config if "source" not in name} == eval(tiles)
+
+
 def test_a_declaration_leaves_the_function_as_it_is() -> None:
     def f(q: Any, k: Any, v: Any) -> Any: ...
 
     assert flashbench.implementation(passes="fwd")(f) is f
     assert declared.of(f).passes == ("fwd",)
+    assert flashbench.implementation(f, passes="bwd") is f
+    assert declared.of(f).passes == ("bwd",)
+    assert flashbench.implementation(f) is f
+    assert declared.of(f) == declared.Declared()
     assert declared.of(len) == declared.Declared()
 
 
@@ -494,6 +655,82 @@ def test_packages_offer_functions_by_entry_point(monkeypatch: pytest.MonkeyPatch
     assert {key[0]: one.status for key, one in rows("o").items()} == {"theirs": "ok", "broken": "unavailable"}
 
 
+NOISY = (
+    "import ctypes, os, sys\n"
+    + RIGHT
+    + """
+from flashbench import implementation
+
+def noise(what):
+    print(what, "by Python")
+    sys.__stdout__.write(what + " by its first stdout\\n")
+    os.write(1, (what + " by the system\\n").encode())
+    ctypes.CDLL(None).puts((what + " by C").encode())
+
+def traffic(problem, pass_):
+    print("model noise")
+    return {}
+
+def supports(problem, pass_):
+    print("limit noise")
+    return True
+
+@implementation(io_model=traffic, supports=supports)
+def noisy(q, k, v, causal=False, scale=None, enable_gqa=False):
+    noise("call noise")
+    return attention(q, k, v, causal, scale, enable_gqa)
+"""
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "--json"], ["check", "--csv"],
+        ["run", "--in-process", "--impls", "naive", "--json"],
+        ["run", "--in-process", "--impls", "naive", "--dry-run", "--json"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_a_function_prints_is_no_part_of_the_results(
+    command: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(NOISY)
+    grid = [*GRID, "--causal", "no", "--passes", "fwd", "-q"]
+    assert flashbench_(*command, "--impl", "mine.py:noisy", *grid) == 0
+    print("and stdout is what it was")
+    out, err = capfd.readouterr()
+    assert "noise" not in out
+    assert out.endswith("and stdout is what it was\n")
+    out = out.removesuffix("and stdout is what it was\n")
+    if "--json" in command:
+        assert json.loads(out)
+    else:
+        assert out.startswith("implementation,")
+    assert "limit noise" in err
+    if "--dry-run" not in command:
+        assert "model noise" in err
+        for by in ("Python", "its first stdout", "the system", "C"):
+            assert f"call noise by {by}\n" in err
+
+
+def test_stdout_comes_back_after_the_last_of_several_threads(capfd: pytest.CaptureFixture[str]) -> None:
+    from flashbench.kernels._aside import stdout_to_stderr
+
+    first, second = stdout_to_stderr(), stdout_to_stderr()
+    with suppress(KeyError), stdout_to_stderr():
+        print("aside 1")
+        raise KeyError
+    print("here 1")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    print("aside 2")
+    second.__exit__(None, None, None)
+    print("here 2")
+    assert capfd.readouterr() == ("here 1\nhere 2\n", "aside 1\naside 2\n")
+
+
 def test_the_template_is_right_as_it_stands(capsys: pytest.CaptureFixture[str]) -> None:
     assert flashbench_("new-impl", "mine.py") == 0
     assert flashbench_("new-impl", "mine.py") == 2
@@ -503,10 +740,28 @@ def test_the_template_is_right_as_it_stands(capsys: pytest.CaptureFixture[str]) 
     assert {row["status"] for row in json.loads(capsys.readouterr().out)} == {"checked"}
 
 
+@pytest.mark.parametrize("triton", [[], ["--triton"]], ids=["torch", "triton"])
+@pytest.mark.parametrize("name", ["a b.py", "it's.py", 'a"""b.py', "a\\n$HOME.py", "{spec}.py"])
+def test_what_new_impl_says_to_run_is_what_a_shell_takes(
+    name: str, triton: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert flashbench_("new-impl", name, *triton) == 0
+    said = capsys.readouterr().err.partition("check it: ")[2]
+    line = ["flashbench", "check", "--impl", f"{name}:attention"]
+    assert shlex.split(said) == line
+    module = ast.parse(Path(name).read_text())
+    [told] = [line for line in (ast.get_docstring(module) or "").splitlines() if "flashbench check" in line]
+    assert shlex.split(told)[:4] == line
+    assert flashbench_("list", "implementations", *line[2:], "--json") == 0
+    assert f"{name}:attention" in [row["name"] for row in json.loads(capsys.readouterr().out)]
+
+
 def test_the_triton_template_is_right_and_traced_to_the_byte(capsys: pytest.CaptureFixture[str]) -> None:
     if reason := kernels.get("flash").why_unavailable(CPU):
         pytest.skip(reason)
     assert flashbench_("new-impl", "mine.py", "--triton") == 0
+    text = Path("mine.py").read_text()
+    write(text.replace("    o = torch.empty_like(q)", "    print('noise')\n    o = torch.empty_like(q)"))
     spec, grid = "mine.py:attention", ["--seqlens", "33", "--head-dims", "16", "--dtypes", "fp32"]
     assert flashbench_("check", "--impl", spec, *grid, "--passes", "fwd", "--json", "-q") == 0
     assert {row["status"] for row in json.loads(capsys.readouterr().out)} == {"checked"}

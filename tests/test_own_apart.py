@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +12,7 @@ from typing import Any
 import pytest
 from test_own import GRID, RIGHT, flashbench_, here, rows, write
 
-from flashbench import kernels, runfile
+from flashbench import environment, kernels, runfile
 from flashbench.errors import UsageError
 from flashbench.kernels import Target
 
@@ -29,7 +32,11 @@ def forget(spec: str) -> None:
 def test_one_that_kills_its_process_is_a_row_of_its_source_and_costs_no_other(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    spec = write("import os\ndef attention(q, k, v):\n    os._exit(7)\n")
+    spec = write(
+        "import os, sys\n"
+        "print('RuntimeWarning: not of the cell', file=sys.stderr)\n"
+        "def attention(q, k, v):\n    os._exit(7)\n"
+    )
     line = ["run", "--impl", spec, "--out", "o"]
     assert flashbench_(*line, "--impls", "naive", *ONE) == 0
     before = rows("o")
@@ -124,3 +131,60 @@ def test_a_resumed_run_without_it_keeps_its_rows(kept: str) -> None:
     assert flashbench_("run", "--resume", "--out", "o", "--impls", "naive", "-q") == 0
     assert rows("o") == before
     assert runfile.verify("o/results.jsonl").ok
+
+
+HOSTILE = {
+    "raise BaseException('x')": "importing it raised BaseException: x (mine.py:1)",
+    "raise GeneratorExit": "importing it raised GeneratorExit: no message (mine.py:1)",
+    "def __getattr__(name): raise RuntimeError(name)":
+        "importing it raised RuntimeError: attention (mine.py:1)",
+    "import os; os._exit(0)": "importing it called os._exit(0)",
+}  # fmt: skip
+
+
+def test_modules_that_raise_anything_at_import_are_one_line_each() -> None:
+    said, line = {}, ["list", "implementations", "--json"]
+    for number, (text, why) in enumerate(HOSTILE.items()):
+        spec = write(text, f"mine{number}.py")
+        said[spec] = f"--impl {spec!r}: {why.replace('mine.py', f'mine{number}.py')}"
+        line += ["--impl", spec]
+    done = started(*line)
+    assert (done.returncode, done.stderr) == (0, "")
+    why_not = {row["name"]: row["why_not"] for row in json.loads(done.stdout)}
+    assert said.items() <= why_not.items()
+    assert why_not["naive"] is None
+    spec = max(said)  # the one that would exit with code 0
+    done = started("run", "--impl", spec, *GRID, "--out", "o")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", f"error: {said[spec]}\n")
+    assert not Path("o").exists()
+
+
+def test_an_installed_package_that_raises_anything_is_a_row_beside_the_others() -> None:
+    Path("evil.py").write_text("raise BaseException('boo')\n")
+    about = Path("evil-1.0.dist-info")
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[flashbench.implementations]\nevil = evil:attention\n")
+    path = os.pathsep.join((environment.for_child()["PYTHONPATH"], os.getcwd()))
+    done = started("list", "implementations", "--json", PYTHONPATH=path)
+    assert (done.returncode, done.stderr) == (0, "")
+    why = {row["name"]: row["why_not"] for row in json.loads(done.stdout)}
+    assert why["evil"] == (
+        "--impls evil (entry point 'evil:attention'): importing it raised BaseException: boo"
+    )
+    assert why["naive"] is None
+
+
+@pytest.mark.parametrize("text", ["sys.stdout.close(); sys.stderr.close()", "os.close(1); os.close(2)"])
+def test_a_module_that_closes_the_streams_takes_no_word_away(text: str) -> None:
+    write(f"import os, sys; {text}\n{RIGHT}")
+    done = started("run", "--impl", "mine.py:attention", "--impl", "mine.py:none", *GRID, "--out", "o")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: --impl 'mine.py:none': mine.py has no 'none'; ")
+
+
+def started(*line: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flashbench", *line], env=environment.for_child() | more,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip

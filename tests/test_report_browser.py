@@ -407,6 +407,32 @@ def test_the_roofline_is_by_the_bytes_that_are_chosen_and_kernels_are_bars(
     assert bars == rows > 10
 
 
+@pytest.mark.parametrize("dark", [False, True])
+def test_decode_steps_fit_a_narrow_page_and_axe_finds_nothing_serious(
+    browser: Browser, tmp_path: Path, dark: bool
+) -> None:
+    files = sorted((Path(__file__).parent.parent / "reports" / "h200-sxm" / "decode").glob("*.json"))
+    path = tmp_path / "report.html"
+    loaded = [runfile.load(file, documents=True) for file in files]
+    path.write_text(report.of(results_of(loaded)), encoding="utf-8")
+    browser.open(path, width=390, dark=dark)
+    assert browser.run("document.documentElement.scrollWidth") <= 390
+    browser.click("nav a[href='#decode']")
+    assert abs(browser.run("document.getElementById('decode').getBoundingClientRect().top")) < 300
+    rows = browser.run(
+        "[...document.querySelectorAll('#decode tbody tr')].map(row =>"
+        " [...row.cells].slice(0, 4).map(cell => cell.textContent).join(' '))"
+    )
+    assert len(rows) == sum(len(file.decode) for file in loaded)
+    assert {"64k contiguous ok 16", "64k contiguous ok 1", "64k pages of 16 ok 32"} <= set(rows)
+    browser.run((DATA / "axe" / "axe.min.js").read_text(encoding="utf-8") + ";0")
+    found = browser.run(
+        "axe.run(document, {resultTypes: ['violations']}).then(({violations}) => violations.filter("
+        "({impact}) => ['serious', 'critical'].includes(impact)).map(({id, nodes}) => [id, nodes[0].html]))"
+    )
+    assert found == []
+
+
 @pytest.mark.slow
 def test_5000_cells_are_under_8_mb_and_answer_within_3_seconds(browser: Browser, tmp_path: Path) -> None:
     records = []

@@ -69,7 +69,7 @@ def test_runs_are_not_set_beside_each_other() -> None:
 def test_layers_count(naive_s: float, verdict: str) -> None:
     file = synthetic.run_file([])
     rows = [
-        {"model": "gpt2-medium", "mode": "train", "batch": 4, "seqlen": 1024, "layers": 4, "dtype": "bf16",
+        {"model": "gpt2-medium", "mode": "train", "batch": 32, "seqlen": 1024, "layers": 4, "dtype": "bf16",
          "implementation": name, "status": "ok", "time_s": time_s, "samples_s": [time_s] * 5}
         for name, time_s in (("naive", naive_s), ("flash", 1e-3))
     ]  # fmt: skip

@@ -334,7 +334,8 @@ def test_a_rank_that_dies_ends_all_with_one_line() -> None:
 
 
 def speaking(code: str) -> tuple[str, ...]:
-    return (sys.executable, "-c", f"import sys, time\n{code}\ntime.sleep(60)")
+    """A rank that does so once it was told the token with which it speaks."""
+    return (sys.executable, "-c", f"import sys, time\ntoken = input()\n{code}\ntime.sleep(60)")
 
 
 @pytest.mark.parametrize(
@@ -342,14 +343,15 @@ def speaking(code: str) -> tuple[str, ...]:
     [
         ("", group.RankLost, "no answer in 0.5 s"),
         (
-            """print('{"raised": "ValueError: no"}', flush=True)""",
+            """print(token + '{"raised": "ValueError: no"}', flush=True)""",
             group.CellFailed,
             r"rank \d of 2: ValueError: no",
         ),
-        ("""print('{"ready"', flush=True)""", group.RankLost, "in the middle of a message"),
+        ("""print(token + '{"ready"', flush=True)""", group.RankLost, r"messages: b'{\"ready\"\\n'"),
+        ("""print('{"raised": "no"}', flush=True)""", group.RankLost, r"messages: b'{\"raised\": "),
         ("sys.exit(3)", group.RankLost, "exited with code 3"),
     ],
-    ids=["silent", "raises", "babbles", "exits"],
+    ids=["silent", "raises", "babbles", "forges", "exits"],
 )
 def test_other_ends_of_ranks(
     code: str, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch

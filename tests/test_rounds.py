@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from flashbench._profilers import rounds
+from flashbench._profilers import patience, rounds
 from flashbench._profilers.methods import Candidate, time_together
 from flashbench._profilers.rounds import RETRIES, Entrant, Setting, Timing, launch_bound, order, take
 from flashbench._profilers.steadiness import multimodal
@@ -193,7 +193,7 @@ def test_a_chip_that_is_always_held_back_gives_samples_that_are_flagged_in_bound
         assert len(found.how["set_aside"]) <= RETRIES
         assert all(one["caps"] == ["power cap"] for one in found.how["rounds"] + found.how["set_aside"])
         assert found.how["pauses"] == len(card.waited) / 2
-    assert sum(card.waited) == pytest.approx(2 * rounds.WAITED_MOST_S)
+    assert sum(card.waited) == pytest.approx(2 * patience.WAITED_MOST_S)
     assert min(card.waited) > 0
 
 
@@ -211,7 +211,7 @@ def test_a_cap_that_ends_at_once_costs_another_round_each_time_and_no_more_than_
     timer.samples = capped  # type: ignore[method-assign, assignment]
     [found] = timings(card, [timer])
     assert len(found.how["set_aside"]) == RETRIES
-    assert sum(card.waited) < rounds.WAITED_MOST_S
+    assert sum(card.waited) < patience.WAITED_MOST_S
 
 
 def test_a_burst_waits_for_a_cap_to_end_and_its_samples_are_those_of_a_free_chip() -> None:
@@ -400,9 +400,11 @@ def test_where_the_time_went_adds_up() -> None:
         (1.0, 300e-6, 270e-6, True),  # what events read of many launches is the host's own time
         (0.1, 30e-6, 10e-6, False),  # hidden behind the flush
         (0.5, 30e-6, 30e-6, True),
-        (1.0, 30e-6, 1e-3, True),  # a busy host: 3 % of each
+        (0.5, 30e-6, 55e-6, True),  # one kernel of 25 us that each time comes 30 us late
+        (1.0, 30e-6, 61e-6, False),  # the device has more to do than the host
+        (1.0, 30e-6, 1e-3, False),  # a busy host
         (1.0, 700e-6, 0.1, False),  # one sample a round, whose launch is next to nothing
-        (1 / 3, 700e-6, 0.02, False),  # three samples a round, the first of them
+        (1 / 3, 700e-6, 700e-6, False),  # three samples a round, the first of them
     ],
 )
 def test_calls_that_the_device_waits_for_are_launch_bound(
@@ -414,13 +416,13 @@ def test_calls_that_the_device_waits_for_are_launch_bound(
 def test_late_samples_count_from_the_first_round_on() -> None:
     card = Card()
     timer = Fake(card, "A", call_s=1e-4)
-    timer.host = 1e-5
+    timer.host = 1e-4
     timer.late_of = lambda taken: taken > 4  # the pilots' first four are in time
     [found] = timings(card, [timer])
     assert found.how["late"] == 1.0
     assert "launch-bound" in found.flags
     timer = Fake(card, "B", call_s=1e-4)
-    timer.host = 1e-5
+    timer.host = 1e-4
     timer.late_of = lambda taken: taken <= 4
     [found] = timings(card, [timer])
     assert found.how["late"] == 0.0
@@ -489,6 +491,22 @@ def test_all_calls_of_a_cell_share_one_method(method: str, host: float, refuses:
         assert bool(reason) is bool(refuses)
         assert (f"{refuses} refuses it (RuntimeError: operation not permitted" in reason) is bool(refuses)
         assert "\n" not in reason
+
+
+def test_what_a_timing_that_was_given_up_cost_stands_apart_from_the_warm_up() -> None:
+    ticking, card = rounds.time.perf_counter, Card()
+    try:
+        rounds.time.perf_counter = lambda: card.now  # type: ignore[assignment]
+        kept = together(Methods(card), "events")
+        twice = together(Methods(card, 1.0), "auto")
+    finally:
+        rounds.time.perf_counter = ticking
+    for one, other in zip(kept, twice, strict=True):
+        assert (one.samples.method, other.samples.method) == ("events", "graph")
+        assert "given_up_s" not in one.how["spent"]
+        lost = sum(one.how["spent"][name] for name in ("warmup_s", "rounds_s", "load_s", "paused_s"))
+        assert other.how["spent"]["given_up_s"] == pytest.approx(lost)
+        assert other.how["spent"]["warmup_s"] == pytest.approx(one.how["spent"]["warmup_s"])
 
 
 def test_calls_that_were_not_done_when_another_cost_the_device_are_told_from_it() -> None:

@@ -249,3 +249,58 @@ def test_a_folder_that_cannot_be_written_is_one_line(out: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "Read-only file system" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
+
+
+WAITING = """
+import sys, threading, time
+def wait(seconds):
+    time.sleep(0.3)  # until the main thread waits, too
+    print("waiting", file=sys.stderr, flush=True)
+    time.sleep(seconds)
+"""
+STAGES = {
+    "imports": ("typer", "wait(30)", 130),
+    "torch": ("torch", "wait(1)", 130),
+    "threads": (
+        "sitecustomize",
+        "threading.Thread(target=lambda: (threading.main_thread().join(), wait(30))).start()",
+        130,
+    ),
+    "freeing": ("sitecustomize", "import atexit; atexit.register(wait, 1)", 0),
+}
+"""What is held up, from which module and by what, and how a command ends that is told to stop there: while it
+is imported, while torch is, while the interpreter waits for threads, and after everything is done."""
+
+
+@pytest.mark.parametrize("name", tiers(["SIGTERM"], ["SIGINT", "SIGHUP"]))
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_signal_before_and_after_the_command_is_an_interruption(
+    stage: str, name: str, tmp_path: Path
+) -> None:
+    module, body, code = STAGES[stage]
+    (tmp_path / f"{module}.py").write_text(f"{WAITING}{body}\n")
+    paths = (str(tmp_path), str(Path(runfile.__file__).parents[1]))
+    line = ["run", "--out", str(tmp_path / "out")] if stage == "torch" else ["list", "presets", "--csv"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flashbench", *line], env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=_in_the_foreground,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "waiting\n"
+    process.send_signal(getattr(signal, name))
+    said = process.communicate(timeout=60)[1]
+    assert (process.returncode, said) == (code, "")
+
+
+def test_an_interruption_in_code_that_was_compiled_meanwhile_is_forgotten_once_it_is_caught() -> None:
+    """As in a dataclass's methods: Python would end by SIGINT, whatever the exit code."""
+    lines = """
+import os, signal, sys
+from flashbench._cli.interrupt import terminable
+try:
+    with terminable():
+        exec("os.kill(os.getpid(), signal.SIGTERM)\\nwhile True: pass")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    assert subprocess.run([sys.executable, "-c", lines], check=False).returncode == 130

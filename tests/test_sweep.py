@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flashbench import sweep
+from flashbench import configfile, sweep
 from flashbench.errors import FlashbenchError, SpecError, UsageError
 from flashbench.sweep import Sweep
 
@@ -169,7 +169,7 @@ def test_config_takes_every_option_in_every_spelling(tmp_path: Path) -> None:
         (b"\xff\xfe", "not UTF-8"),
         ("config = 'x.toml'", "key 'config' is not known"),
         ("a = " + "[" * 5000, "accepted: a TOML file"),
-        ("#" * (sweep.MAX_CONFIG_BYTES + 1), "too large"),
+        ("#" * (configfile.MAX_CONFIG_BYTES + 1), "too large"),
     ],
 )
 def test_bad_config_names_file_key_value_and_what_is_accepted(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import faults
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -230,6 +233,41 @@ def test_a_lock_file_that_a_kill_left_behind_holds_nothing(tmp_path: Path) -> No
     with Lock(tmp_path), pytest.raises(UsageError):
         Lock(tmp_path)
     assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "hard link", "folder", "pipe"])
+def test_a_lock_that_leads_elsewhere_is_refused_and_what_it_leads_to_is_left(
+    kind: str, tmp_path: Path
+) -> None:
+    victim, out = tmp_path / "victim", tmp_path / "out"
+    out.mkdir()
+    name = out / NAME
+    if kind != "dangling link":
+        victim.write_text("precious\n")
+    if kind == "hard link":
+        os.link(victim, name)
+    elif kind == "folder":
+        name.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(name)
+    else:
+        name.symlink_to("../victim")
+    if kind == "link":
+        line = ["run", "--device", "cpu", "--impls", "naive", "--seqlens", "8", "--out", str(out)]
+        said = subprocess.run(
+            [sys.executable, faults.__file__, "--quick", *line], capture_output=True, text=True, check=False
+        )
+        assert (said.returncode, said.stdout) == (2, "")
+        assert "Traceback" not in said.stderr
+        [error] = [text for text in said.stderr.splitlines() if text.startswith("error: ")]
+    else:
+        with pytest.raises(UsageError) as refused:
+            Lock(out)
+        error = str(refused.value)
+    assert f"{NAME}' is a link or no file" in error
+    assert victim.exists() == (kind != "dangling link")
+    assert kind == "dangling link" or victim.read_text() == "precious\n"
+    assert [one.name for one in out.iterdir()] == [NAME]
 
 
 @pytest.mark.parametrize(

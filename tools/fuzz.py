@@ -2,6 +2,7 @@
 
 python tools/fuzz.py --seconds 300 --out fuzz.txt                 as many as there are cores
 python tools/fuzz.py --seconds 300 --jobs 15 --seed 1000000       other examples
+python tools/fuzz.py --seconds 300 --only files --out fuzz.txt    of one kind
 
 Each runs tests/test_fuzz.py, that is the real command in one process after the other, with seeds of its own
 (a million apart) and without a GPU; two of three take command lines, the third files. A failure's shrunk
@@ -64,10 +65,11 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=600.0)
     arguments.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--only", choices=KINDS)
     arguments.add_argument("--out", type=Path, required=True)
     given = arguments.parse_args()
     began = time.monotonic()
-    kinds = [("lines", "lines", "files")[n % 3] for n in range(given.jobs)]
+    kinds = [given.only or ("lines", "lines", "files")[n % 3] for n in range(given.jobs)]
     asked = [(kind, given.seed + n * APART, given.seconds) for n, kind in enumerate(kinds)]
     with ThreadPoolExecutor(given.jobs) as pool:
         done = list(pool.map(lambda each: one(*each), asked))

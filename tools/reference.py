@@ -116,6 +116,8 @@ def _signature(name: str, thing: Any) -> str:
     kinds = [one.kind for one in found.parameters.values()]
     if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
         shown.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    if inspect.Parameter.POSITIONAL_ONLY in kinds and not inspect.isclass(thing):
+        shown.insert(kinds.count(inspect.Parameter.POSITIONAL_ONLY), "/")
     back = (
         ""
         if inspect.isclass(thing) or found.return_annotation is found.empty
@@ -133,7 +135,7 @@ def _parameter(one: inspect.Parameter) -> str:
 
 
 def _annotation(one: Any) -> str:
-    return one if isinstance(one, str) else inspect.formatannotation(one)
+    return one if isinstance(one, str) else inspect.formatannotation(one).removeprefix("flashbench.api.")
 
 
 def _members(thing: type) -> Iterator[tuple[str, str]]:

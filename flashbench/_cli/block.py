@@ -22,6 +22,21 @@ DEFAULTS = {"model": "gpt2-medium", "impls": "naive,sdpa,flash", "modes": "train
             "batch": "1", "layers": "1", "dtype": "bf16"}  # fmt: skip
 
 
+Impls = Annotated[
+    str | None,
+    typer.Option(
+        help="Implementations, a comma list; none: --impl alone. Default: naive,sdpa,flash.", metavar="NAMES"
+    ),
+]
+Impl = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A function of your own beside them, FILE.py:FUNCTION or MODULE:FUNCTION; repeatable.",
+        metavar="SPEC",
+    ),
+]
+
+
 def block(
     model: Annotated[
         str | None,
@@ -31,10 +46,8 @@ def block(
             autocompletion=options.models,
         ),
     ] = None,
-    impls: Annotated[
-        str | None,
-        typer.Option(help="Implementations, a comma list. Default: naive,sdpa,flash.", metavar="NAMES"),
-    ] = None,
+    impls: Impls = None,
+    impl: Impl = None,
     modes: Annotated[
         str | None,
         typer.Option(
@@ -70,6 +83,8 @@ def block(
     """
     names = {name: value for name, value in locals().items() if isinstance(value, str)}
     texts = DEFAULTS | {name: names[name] for name in DEFAULTS if name in names}
+    if impl:
+        texts["impl"] = ",".join(impl)
     options.one_format(json, csv)
     from flashbench import units
 
@@ -110,11 +125,14 @@ def _new_file(out: str | None) -> Path | None:
 
 def parse_tasks(texts: dict[str, str]) -> list[Task]:
     """One task per model, length, mode and implementation, that innermost. Raises UsageError, SpecError."""
-    from flashbench import kernels, units
+    from flashbench import kernels, sweep, units
     from flashbench.blocks import MODES, Task
 
     models = [_known(name) for name in units.parse_names(texts["model"], "--model", _names())]
-    impls = units.parse_names(texts["impls"], "--impls", kernels.registry())
+    named = {name: text for name, text in texts.items() if name in ("impls", "impl")}
+    given = sweep.parse(named, options.on_line, kernels.registry())
+    options.own(given.get("impl", ()))
+    impls = sweep.implementations(given)
     modes = units.parse_names(texts["modes"], "--modes", MODES)
     units.parse_choice(texts["dtype"], "--dtype", ("bf16", "fp16", "fp32", "tf32"))
     lengths = units.parse_axis(texts["seqlens"], "--seqlens", maximum=2**24)

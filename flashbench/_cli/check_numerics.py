@@ -86,6 +86,7 @@ def _resolve(line: dict[str, str]) -> tuple[tuple[Grid, ...], Target, Path | Non
     rest = {name: text for name, text in DEFAULTS[target.type].items() if name not in ("dtypes", "ranges")}
     merged = {**sweep.parse(rest, options.on_line, known), **typed}
     options.settle([*merged["impls"], *numerics.IN_FP8.values()], target)
+    environment.need_torch()
     grids = tuple(
         numerics.Grid(
             impls=merged["impls"],

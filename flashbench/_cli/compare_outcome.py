@@ -24,9 +24,9 @@ def refuse_unlike(base: Side, new: Side, allowed: Collection[str]) -> None:
     from flashbench import console
 
     if not set(base.keys) & set(new.keys):
-        console.error(
-            UsageError("the two sides have no cell in common", hint="compare runs of the same grid")
-        )
+        told = [text for side in (base, new) for run in side.runs for text in run.told]
+        text = "; ".join(["the two sides have no cell in common", *told])
+        console.error(UsageError(text, hint="compare runs of the same grid"))
         raise typer.Exit(EXIT_UNDECIDED)
     differ = {name: pair for name, pair in judge.unlike(base, new).items() if name not in allowed}
     if differ:
@@ -79,7 +79,7 @@ def nothing(comparisons: Sequence[Comparison], base: Side, new: Side, *, every: 
     empty = [one.measure.name for one in comparisons if not one.compared]
     if not empty or (len(empty) < len(comparisons) and not every):
         return None
-    has = [_metrics(side) for side in (base, new)]
+    has = [metrics(side) for side in (base, new)]
     said = (
         f"both sides have {has[0]}" if has[0] == has[1]
         else f"the base side has {has[0]}, the new side has {has[1]}"
@@ -89,7 +89,7 @@ def nothing(comparisons: Sequence[Comparison], base: Side, new: Side, *, every: 
     return UsageError(text, hint=hint)
 
 
-def _metrics(side: Side) -> str:
+def metrics(side: Side) -> str:
     """What any cell of a side that was measured has a value of, the usual first, in words."""
     cells = [cell for key in side.keys for cell in side.of(key) if cell.ok]
     names = dict.fromkeys([*(name for run in side.runs for name in run.measures), *MEASURES])

@@ -57,7 +57,7 @@ class Outputs:
         failing: Collection[str],
     ) -> None:
         """Print and write everything. Raises UsageError for a file that cannot be written."""
-        from flashbench import console
+        from flashbench import console, paths
         from flashbench.judge import render
 
         notes, warnings = _notes(comparisons, base, new)
@@ -71,7 +71,7 @@ class Outputs:
                     _page(comparisons, about, facts(base, new)) if name == "html"
                     else _text(name, comparisons, about, strict)
                 )  # fmt: skip
-                path.write_text(text, encoding="utf-8")
+                paths.put(path, text)
             except OSError as error:
                 raise UsageError(f"--output {name}={path}: {error.strerror or error}") from None
         if self.shown == "table":
@@ -98,7 +98,14 @@ def _why_no_file(path: Path) -> str:
 
 
 def _text(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any], strict: bool) -> str:
-    """A judgement in one format. strict: undecided cells fail."""
+    """A judgement in one format, without characters that steer a terminal. strict: undecided cells fail."""
+    from flashbench import console
+
+    text = _raw(name, comparisons, about, strict)
+    return console.printable(text, json=name not in ("csv", "markdown", "junit"))
+
+
+def _raw(name: str, comparisons: Sequence[Comparison], about: Mapping[str, Any], strict: bool) -> str:
     from flashbench.judge import render
 
     if name == "json":
@@ -187,12 +194,13 @@ def _notes(comparisons: Sequence[Comparison], base: Side, new: Side) -> tuple[li
 
     notes = [text for one in comparisons for text in _spread(one)]
     notes += sides.changes(base, new)
-    warnings = [f"{run.path}: {text}" for side in (base, new) for run in side.runs for text in run.notes]
+    warnings = [text for side in (base, new) for run in side.runs for text in run.told]
     warnings += _untold(sides.untold(base, new))
     warnings += [
         f"allowed to differ: {name} is {one} on the base side and {other} on the new one"
         for name, (one, other) in judge.unlike(base, new).items()
     ]
+    warnings += sides.partly_unlike(base, new)
     return notes, warnings
 
 
@@ -230,7 +238,7 @@ def _table(comparison: Comparison, *, everything: bool) -> None:
     if comparison.groups:
         means = [
             {"group": one.name, "cells": one.cells, "ratio": one.ratio.value, "low": one.ratio.low,
-             "high": one.ratio.high}
+             "high": one.ratio.high, "verdict": one.verdict}
             for one in comparison.groups
         ]  # fmt: skip
         console.show_table(_group_columns(), means, title=f"{name}, geometric mean of new over base")
@@ -249,7 +257,9 @@ def _group_columns() -> list[Column]:
     from flashbench.console import Column
 
     cells = Column(name="cells", header="cells", justify="right")
-    return [Column(name="group", header="group"), cells, *_ratios()]
+    return [
+        Column(name="group", header="group"), cells, *_ratios(), Column(name="verdict", header="verdict")
+    ]  # fmt: skip
 
 
 def _columns(comparison: Comparison) -> list[Column]:

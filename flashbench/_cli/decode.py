@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -134,7 +135,8 @@ def decode(
 
         from flashbench import decoding
 
-        document = console.raw_value(decoding.document(rows, target, copy))
+        argv = ["flashbench", *sys.argv[1:]]
+        document = console.raw_value(decoding.document(rows, target, copy, argv=argv))
         options.write_out(path, json_.dumps(document) + "\n")
     hidden = ("samples_s", "clocks", "counters")
     shown = [{name: value for name, value in row.items() if name not in hidden} for row in rows]
@@ -186,6 +188,7 @@ def _ready(target: Target, check: bool) -> None:
             hint="'--check' decodes small caches in Triton's interpreter",
         )
     options.settle(["flash-decode"], target)
+    environment.need_torch()
     if reason := kernels.get("flash-decode").why_unavailable(target):
         raise UnavailableError(f"flash-decode: {reason}")
 

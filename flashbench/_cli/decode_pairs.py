@@ -84,6 +84,7 @@ def _target(device: str | None) -> Target:
 
     target = environment.target(device)
     options.settle([NAME], target)
+    environment.need_torch()
     if reason := kernels.get(NAME).why_unavailable(target):
         raise UnavailableError(f"{NAME}: {reason}")
     return target

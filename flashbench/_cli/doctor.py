@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from flashbench._cli import options, streams
 from flashbench._cli.finding import OK, PROBLEM, WARN, Finding
-from flashbench.errors import in_words
+from flashbench.errors import UnavailableError, in_words
 
 if TYPE_CHECKING:
     from flashbench._cli.driver import Driver, Gpu
@@ -74,6 +74,8 @@ def findings() -> list[Finding]:
     for name, look_at in looks:
         try:
             found.extend(look_at())
+        except UnavailableError as error:
+            found.append(Finding(name=name, state=PROBLEM, detail=str(error), todo=error.hint))
         except Exception as error:  # a broken installation raises whatever it likes
             found.append(
                 Finding(name=name, state=PROBLEM, detail=in_words(error), todo="repair or reinstall it")
@@ -91,14 +93,13 @@ def torch_() -> Iterator[Finding]:
     """Which torch, and whether it can use a GPU: CPU-only, no driver, hidden, or fine."""
     from flashbench import environment
 
-    try:
-        import torch
-    except ImportError as error:
-        todo = "pip install torch; io-model, report and list work without it"
-        yield Finding(name="torch", state=PROBLEM, detail=f"cannot be imported: {error}", todo=todo)
-        return
     status = environment.gpu_status()
     detail = status.message
+    if status.kind == "no-torch":
+        yield Finding(name="torch", state=PROBLEM, detail=detail, todo=status.hint)
+        return
+    import torch
+
     if status.kind == "ok":
         detail = f"{torch.__version__} (CUDA {torch.version.cuda}); {detail}"
         yield Finding(name="torch", state=OK, detail=detail)

@@ -46,15 +46,16 @@ def gate(
 
     Exits 5 when a result is wrong, a kernel moves other than its model says, or does not compile.
     """
-    from flashbench import console, sweep
+    from flashbench import configfile, console
 
     path = options.out_file(out)
-    plan = plan_of(sweep.read_toml(config), f"--config {config!r}")
-    from flashbench import gating, kernels
+    plan = plan_of(configfile.read_toml(config), f"--config {config!r}")
+    from flashbench import environment, gating, kernels
     from flashbench.kernels import Target
 
     for name in kernels.registry():
         kernels.get(name).why_unavailable(Target())
+    environment.need_torch()
     with console.progress(plan.steps, quiet=quiet) as tick:
         document = gating.document(plan, tick)
     options.write_out(path, text_of(document))

@@ -19,10 +19,10 @@ def read(path: str, defaults: Mapping[str, str], line: Mapping[str, Any]) -> tup
 
     Raises UsageError for a file that is no such one, and as ``cells_of``; a cell stands once.
     """
-    from flashbench import sweep
+    from flashbench import configfile
 
     where = f"--config {path!r}"
-    document = sweep.read_toml(path)
+    document = configfile.read_toml(path)
     tables = document.get(TABLE)
     if set(document) != {TABLE} or not isinstance(tables, list):
         raise UsageError(f"{where}: holds {', '.join(document) or 'nothing'}; accepted: tables [[{TABLE}]]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashbench._cli import options
-from flashbench.errors import UsageError
+from flashbench.errors import EXIT_UNDECIDED, UsageError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
@@ -53,11 +53,10 @@ def history(
 ) -> None:
     """Draw each cell over commits, oldest first, and name the commits where its level changed for good.
 
-    Runs of one commit are one point. Exits 0 whatever changed; 'flashbench compare' is the gate.
+    Runs of one commit are one point. Exits 0 whatever changed ('flashbench compare' is the gate), 6 where no
+    file has a value of the metric.
     """
     options.one_format(json, csv)
-    from fnmatch import fnmatchcase
-
     from flashbench import console
     from flashbench._cli import compare, io_sweep
     from flashbench.judge.history import points
@@ -65,15 +64,16 @@ def history(
     page = io_sweep.page_path(html) if html is not None else None
     shares = compare.share(warn, "--warn"), compare.share(noise, "--noise")
     asked = compare.measures(metric)
-    rows: list[dict[str, Any]] = []
-    for device, group in _by_device(_load(runs)).items():
+    loaded = _load(runs)
+    every: list[dict[str, Any]] = []
+    for device, group in _by_device(loaded).items():
         found = points(group)
-        rows += _rows(device, found, asked, shares, lambda one: fnmatchcase(one.cell, cells) and (
-            all_ or bool(one.changes) or one.measure.repeats != "exact"
-        ))  # fmt: skip
+        every += _rows(device, found, asked, shares)
         if not quiet:
             names = ", ".join(point.name for point in found)
             console.note(f"{device}: {len(found)} points, oldest first: {names}")
+    _refuse_empty(loaded, asked, every)
+    rows = _wanted(every, cells, all_)
     rows.sort(key=lambda row: -max((abs(one["worse"] or math.inf) for one in row["changes"]), default=0))
     if page is not None:
         from flashbench.report import history_page
@@ -87,10 +87,9 @@ def history(
 
 
 def _rows(
-    device: str, found: Sequence[Point], asked: Sequence[Measure], shares: tuple[float, float],
-    wanted: Callable[[Series], bool],
-) -> list[dict[str, Any]]:  # fmt: skip
-    """Every series that is wanted, of what is asked for or else of what the files have."""
+    device: str, found: Sequence[Point], asked: Sequence[Measure], shares: tuple[float, float]
+) -> list[dict[str, Any]]:
+    """Every series, of what is asked for or else of what the files have."""
     from flashbench.judge import MEASURES
     from flashbench.judge import history as history_
 
@@ -99,8 +98,44 @@ def _rows(
         _row(device, found, one)
         for measure in asked or [MEASURES[name] for name in usual]
         for one in history_.series(found, measure, warn=shares[0], noise=shares[1] or 1e-6)
-        if wanted(one)
     ]
+
+
+def _refuse_empty(runs: Sequence[Run], asked: Sequence[Measure], rows: Sequence[dict[str, Any]]) -> None:
+    """Exits 6 where there is nothing to draw of a metric that was asked for, or of any."""
+    from flashbench import console
+    from flashbench._cli.compare_outcome import NONE, metrics
+    from flashbench.judge import Side
+
+    drawn = {row["metric"] for row in rows}
+    empty = [measure.name for measure in asked if measure.name not in drawn]
+    if rows and not empty:
+        return
+    has = metrics(Side(name="RUNS", runs=tuple(runs)))
+    hint = "" if has == NONE else "--metric takes what they have"
+    what = (
+        f"--metric {empty[0]!r}: no cell of the files has a value of it" if empty else "RUNS: nothing to draw"
+    )
+    console.error(UsageError(f"{what}; they have {has}", hint=hint))
+    raise typer.Exit(EXIT_UNDECIDED)
+
+
+def _wanted(rows: Sequence[dict[str, Any]], cells: str, all_: bool) -> list[dict[str, Any]]:
+    """Of cells that match, what is not always the same by nature, or changed. Raises UsageError for none that
+    match.
+    """
+    from fnmatch import fnmatchcase
+
+    from flashbench import units
+    from flashbench.judge import MEASURES
+
+    matching = [row for row in rows if fnmatchcase(row["cell"], cells)]
+    if not matching:
+        raise UsageError(
+            f"--cells {units.quoted(cells)}: matches no cell; accepted: a pattern of cells such as"
+            f" {rows[0]['cell']!r}"
+        )
+    return [row for row in matching if all_ or row["changes"] or MEASURES[row["metric"]].repeats != "exact"]
 
 
 def _load(texts: Sequence[str]) -> list[Run]:
@@ -117,7 +152,7 @@ def _load(texts: Sequence[str]) -> list[Run]:
                 for run in one.side().runs
             ]
         if not kept:
-            found += load_side(text, "RUNS").runs
+            found += load_side(text, "RUNS", copies=True).runs
     if len({run.path.resolve() for run in found}) < 2:
         raise UsageError(f"RUNS {' '.join(texts)!r}: one run is no history; accepted: two or more")
     return found

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 from flashbench import console
-
-Handler = Callable[[int, FrameType | None], Any]
+from flashbench.signals import STOPPING, Interrupted, handling
 
 _URGENT = ("SIGINT", "SIGTERM")
 """What stops at once when it comes after another."""
@@ -37,7 +34,7 @@ class Stop:
 def stoppable(told: str, *, quiet: bool = False) -> Iterator[Stop]:
     """Inside, the first Ctrl-C, SIGTERM or hangup asks for a stop; a Ctrl-C or SIGTERM after it interrupts.
 
-    An interrupt raises KeyboardInterrupt in the main thread. told: what the first one is answered. A hangup
+    An interrupt raises Interrupted in the main thread. told: what the first one is answered. A hangup
     that the user has ignored (nohup) stays so.
     """
     stop = Stop()
@@ -47,51 +44,32 @@ def stoppable(told: str, *, quiet: bool = False) -> Iterator[Stop]:
         if name == "SIGHUP":
             _leave_terminal()
         if stop() and name in _URGENT:
-            raise KeyboardInterrupt
+            raise Interrupted
         first, stop.by = not stop(), stop.by or name  # before it is told: the next one may come meanwhile
         if first and not quiet:
             _say(f"{name}: {told}")
 
-    with _handling(handle, *_URGENT, "SIGHUP"):
+    with handling(handle, *STOPPING):
         yield stop
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM and a hangup raise KeyboardInterrupt in the main thread, as Ctrl-C does."""
+    """Inside, Ctrl-C, SIGTERM and a hangup raise Interrupted in the main thread."""
 
     def handle(number: int, _: FrameType | None) -> None:
         if signal.Signals(number).name == "SIGHUP":
             _leave_terminal()
-        raise KeyboardInterrupt
+        raise Interrupted
 
-    with _handling(handle, "SIGTERM", "SIGHUP"):
+    with handling(handle, *STOPPING):
         yield
-
-
-@contextmanager
-def _handling(handle: Handler, *names: str) -> Iterator[None]:
-    """Inside, the signals of those names that there are and that are not ignored; in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
-    taken = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
-    try:
-        for number in taken:
-            signal.signal(number, handle)
-        yield
-    finally:
-        for number, old in taken.items():
-            # None stands for a handler that was not set from Python
-            signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
 def _say(text: str) -> None:
     """A warning by one system call: the signal may have come in the middle of another line's writing."""
     with suppress(OSError, ValueError, AttributeError):
-        os.write(sys.stderr.fileno(), f"\nwarning: {text}\n".encode())
+        os.write(sys.stderr.fileno(), f"\nwarning: {text}\n".encode(errors="backslashreplace"))
 
 
 def _leave_terminal() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flashbench import paths
 from flashbench._cli import options
 from flashbench.errors import UsageError
 
@@ -96,7 +97,7 @@ def put(path: Path, text: str) -> None:
     from flashbench import units
 
     try:
-        path.write_text(text, encoding="utf-8", newline="\n")
+        paths.put(path, text)
     except OSError as error:
         raise UsageError(
             f"--html {units.quoted(path, 400)}: {error.strerror or error}; accepted: a file to write"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flashbench._cli import options
-from flashbench.errors import UsageError
+from flashbench.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
@@ -95,10 +95,13 @@ def _implementations() -> _Table:
     from flashbench import environment, kernels
     from flashbench.console import Column
 
-    target = environment.target(None)
+    try:
+        target, without = environment.target(None), None
+    except UnavailableError as error:
+        target, without = kernels.Target(), str(error)
     rows = []
     for row in kernels.registry().values():
-        why_not = row.why_unavailable(target)
+        why_not = without or row.why_unavailable(target)
         interpreted = why_not is None and row.interpreted(target)
         io_model = row.io_model if why_not or row.origin is None else row.model(_problem(), target)
         mode = "interpreted: checked, not timed" if interpreted else "timed"

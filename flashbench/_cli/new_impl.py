@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +13,8 @@ from flashbench.errors import UsageError
 PLAIN = '''\
 """A kernel of your own for flashbench. As it stands it is right and slow; put yours in its place.
 
-    flashbench check --impl {file}:attention        right? (awkward shapes, against fp64)
-    flashbench run --impl {file}:attention          how fast, beside the others?
+    flashbench check --impl {spec}        right? (awkward shapes, against fp64)
+    flashbench run --impl {spec}          how fast, beside the others?
 """
 
 import torch
@@ -60,9 +61,9 @@ def traffic(problem, pass_):
 TRITON = '''\
 """A Triton kernel of your own for flashbench. As it stands it is a small FlashAttention-2 forward.
 
-    flashbench check --impl {file}:attention --passes fwd       right? (without a GPU: interpreted)
-    flashbench profile --trace --impl {file}:attention --passes fwd    bytes, load by load, no GPU needed
-    flashbench run --impl {file}:attention --passes fwd         how fast, beside the others?
+    flashbench check --impl {spec} --passes fwd       right? (without a GPU: interpreted)
+    flashbench profile --trace --impl {spec} --passes fwd    bytes, load by load, no GPU needed
+    flashbench run --impl {spec} --passes fwd         how fast, beside the others?
 """
 
 import torch
@@ -142,12 +143,15 @@ def new_impl(
     path = Path(options.path(file, "FILE", "a new file that ends in .py"))
     if path.suffix != ".py":
         raise UsageError(f"FILE {file!r}: no Python file; accepted: a new file that ends in .py")
-    text = (TRITON if triton else PLAIN).format(file=path)
+    spec = shlex.quote(f"{path}:attention")
+    # in a docstring, which ends at three quotes
+    told = spec.replace("\\", "\\\\").replace('"', '\\"')
+    text = (TRITON if triton else PLAIN).format(spec=told)
     try:
-        with path.open("x", encoding="utf-8") as stream:
+        with path.open("x", encoding="utf-8", errors="backslashreplace") as stream:
             stream.write(text)
     except FileExistsError:
         raise UsageError(f"FILE {file!r}: is there already; accepted: a new file") from None
     except OSError as error:
         raise UsageError(f"FILE {file!r}: {error.strerror}; accepted: a file to write") from None
-    console.note(f"{path} is there; 'flashbench check --impl {path}:attention' checks it")
+    console.note(f"{path} is there; check it: flashbench check --impl {spec}")

@@ -37,7 +37,7 @@ def noise(
 ) -> None:
     """Measure how far repeated runs of the same code differ, and store it for comparisons of single runs.
 
-    Exits 6 where the runs are unlike or no cell was repeated.
+    Copies of a file are one run. Exits 6 where the runs are unlike or no cell was repeated.
     """
     options.one_format(json, csv)
     from flashbench import console
@@ -46,6 +46,8 @@ def noise(
     names = _metrics(metric)
     path = None if out is None else options.out_file(out)
     side = load_side(runs, "RUNS")
+    for text in () if quiet else (text for run in side.runs for text in run.told):
+        console.warn(text)
     found = _profile(side, names)
     path = path or profile.path_for(found.device)
     profile.save(found, len(side.runs), path)

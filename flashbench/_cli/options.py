@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flashbench import paths
 from flashbench.errors import SpecError, UsageError
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ Dtypes = Annotated[
 Impls = Annotated[
     str | None,
     _grid(
-        "Implementations, a comma list; 'flashbench list implementations' shows all.",
+        "Implementations, a comma list; 'flashbench list implementations' shows all; none: --impl alone.",
         "NAMES",
         _implementations,
     ),
@@ -248,8 +249,9 @@ def out_file(text: str) -> Path:
 
 def write_out(path: Path, text: str) -> None:
     """Write the file of --out. Raises UsageError where the disk refuses."""
+
     try:
-        path.write_text(text, encoding="utf-8")
+        paths.put(path, text)
     except OSError as error:
         reason = error.strerror or error
         raise UsageError(f"--out {str(path)!r}: {reason}; accepted: a file that can be written") from None

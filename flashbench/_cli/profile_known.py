@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashbench import paths
 from flashbench._cli.profile_counters import RAW
 from flashbench.errors import UnavailableError
 
@@ -39,7 +40,7 @@ def show(target: Target, out: Path, *, json: bool, csv: bool, quiet: bool) -> No
     document = {"type": "known", "schema": 1, "environment": about, "l2_bytes": target.l2_bytes, "rows": rows}
     import json as json_
 
-    (out / FILE).write_text(json_.dumps(document, indent=1) + "\n", encoding="utf-8")
+    paths.put(out / FILE, json_.dumps(document, indent=1) + "\n")
     columns = [*_columns(), Column(name="clocks", header="clocks")] if json else _columns()
     console.show_table(columns, rows, json=json, csv=csv, title="Known traffic, expected and counted")
     if not quiet:

@@ -70,9 +70,10 @@ def show(
 
 def _verdict(failed: Sequence[Mapping[str, Any]], count: int) -> None:
     """Raise GateError where kernels did not compile, naming the first."""
-    from flashbench import units
+    from flashbench import environment, units
 
     if failed:
+        environment.need_torch()  # else that is what failed
         row = failed[0]
         mask = "causal" if row["causal"] else "full"
         name = (

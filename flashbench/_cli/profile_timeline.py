@@ -53,11 +53,12 @@ def _timed(counting: Any, cell: Cell, target: Target, seed: int, tuned: Tuned | 
     from flashbench import kernels, plan, profilers
     from flashbench._profilers import gpm, timeline
     from flashbench.counting.child import call_of
+    from flashbench.kernels._aside import stdout_to_stderr
 
     if refusal := plan.refuses(kernels.get(cell.implementation), cell, target):
         return {"reason": refusal[1]}
     try:
-        with call_of(cell, target, seed, tuned) as call:
+        with stdout_to_stderr(), call_of(cell, target, seed, tuned) as call:
             call()
             line = timeline.timeline(call, target.device)
             clocks = profilers.open_clocks(target.device)

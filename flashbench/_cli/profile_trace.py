@@ -29,8 +29,9 @@ def show(
     Raises GateError where a kernel moves or computes other than its model says, or raises; UnavailableError
     where nothing could be traced.
     """
-    from flashbench import console, tracing
+    from flashbench import console, environment, tracing
 
+    environment.need_torch()
     found: list[tuple[Cell, dict[str, Any]]] = []
     with console.progress(len(cells), quiet=quiet) as tick:
         for index, cell in enumerate(cells):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flashbench import paths
 from flashbench._cli import options
 from flashbench.errors import UsageError
 
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
     from flashbench.runfile import RunFile
 
 _QUIET = typer.Option("--quiet", "-q", help="No notes.")
+_FILES = typer.Argument(
+    help="Results of 'flashbench run' (or 'block', 'ring', 'decode --out'), or folders with them; several"
+    " overlay."
+)
 _CLAIMS = typer.Option(metavar="DIR", help="Hold the literature's claims to the results below this folder.")
 
 
 def report(
-    files: Annotated[
-        list[str], typer.Argument(help="Results of 'flashbench run', or folders with them; several overlay.")
-    ],
+    files: Annotated[list[str], _FILES],
     output: Annotated[
         str | None,
         typer.Option(
@@ -68,7 +71,7 @@ def report(
 
     _refuse(output, markdown, terminal, figures, extra=bool(format_ or figure or style != "paper"))
     page = _page(output, files := _files(files))
-    loaded = [runfile.load(name) for name in files]
+    loaded = [runfile.load(name, documents=True) for name in files]
     results = results_of(loaded, timeline or (), ceilings or (), claims)
     for text in () if quiet else (text for file in loaded for text in file.notes):
         console.note(text)
@@ -177,7 +180,7 @@ def results_of(
 
     return Results(
         table=table.build(files), headers=table.headers(files), numerics=table.numerics(files),
-        blocks=table.blocks(files), ring=table.ring(files),
+        blocks=table.blocks(files), ring=table.ring(files), decode=table.decode(files),
         ceilings=table.ceilings(files, list(map(ceilings_.load, ceilings))),
         timelines={key: one for path in timelines for key, one in timelines_.load(path).items()},
         claims=() if claims is None else claims_.judge(claims_.load(), options.folder(claims, "--claims")),
@@ -196,7 +199,7 @@ def write(results: Results, page: Path, option: str = "--output") -> None:
     from flashbench import report as report_
 
     try:
-        page.write_text(report_.of(results), encoding="utf-8", newline="\n")
+        paths.put(page, report_.of(results))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{option} {str(page)!r}: {reason}; accepted: a path that can be written") from None

@@ -37,8 +37,7 @@ def settle() -> None:
         if not console.takes(sys.stderr.fileno()):
             console.give_up(sys.stderr)
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+        console.tolerate(stream)
     for name in ("COLUMNS", "LINES"):
         if not console.is_size(os.environ.get(name, "1")):
             del os.environ[name]  # libraries take "²" for a number, and 0 for a width

@@ -55,6 +55,7 @@ def _row(verdict: Verdict) -> dict[str, object]:
         "file": str(verdict.path), "ok": verdict.ok, "schema": verdict.schema, "rows": verdict.rows,
         "other_rows": dict(verdict.others),
         "missing": verdict.missing, "unsealed_lines": verdict.unsealed, "torn": verdict.torn,
+        "damaged": verdict.damaged,
         "damage": [{"line": number, "what": what} for number, what in verdict.damage],
     }  # fmt: skip
 
@@ -71,8 +72,8 @@ def _lines(verdict: Verdict) -> list[str]:
         notes.append(f"{verdict.unsealed} lines are from before there were checksums")
     if verdict.torn:
         notes.append("the last line was torn off and is ignored")
-    said = "as written" if verdict.ok else f"{len(verdict.damage)} damaged lines"
+    said = "as written" if verdict.ok else f"{verdict.damaged} damaged lines"
     shown = [f"  line {number}: {what}" for number, what in verdict.damage[:MOST]]
-    if len(verdict.damage) > MOST:
-        shown.append(f"  {len(verdict.damage) - MOST} more")
+    if verdict.damaged > MOST:
+        shown.append(f"  {verdict.damaged - MOST} more")
     return [f"{verdict.path}: {said}; {', '.join(notes)}", *shown]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flashbench._iomodel import varlen
 from flashbench._iomodel.models import MODELS
@@ -169,8 +169,8 @@ def choose(row: Model, problem: Problem, pass_: str, choice: Choice) -> tuple[di
     return own, source if own == chosen else "given"
 
 
-def _given(given: Mapping[str, int], kernel: str, name: str, default: int) -> int:
+def _given(given: Mapping[str, Any], kernel: str, name: str, default: int) -> int:
     value = given.get(f"{kernel}_{name}", given.get(name, default))
-    if value < 1:
-        raise SpecError(f"{name} {value} is out of range; it must be 1 or more")
+    if type(value) is not int or value < 1:  # a configuration may hold anything under that name
+        raise SpecError(f"{name} {value} is out of range; it must be a whole number of 1 or more")
     return value

@@ -99,12 +99,11 @@ def _bound(one: Timing | Exception) -> bool:
 
 
 def _after(one: Timing | Exception, earlier: Timing | Exception) -> Timing | Exception:
-    """What the timing that was given up cost stands with the warm-up."""
+    """What the timing that was given up cost stands apart: nobody needed it."""
     if not (isinstance(one, Timing) and isinstance(earlier, Timing)) or one is earlier:
         return one
     lost = sum(earlier.how["spent"][name] for name in ("warmup_s", "rounds_s", "load_s", "paused_s"))
-    spent = {**one.how["spent"], "warmup_s": one.how["spent"]["warmup_s"] + lost}
-    return replace(one, how={**one.how, "spent": spent})
+    return replace(one, how={**one.how, "spent": {**one.how["spent"], "given_up_s": lost}})
 
 
 def _because(one: Timing | Exception, reason: str) -> Timing | Exception:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench._profilers.clocks import Clocks
 from flashbench._profilers.load import Load
+from flashbench._profilers.patience import Patience, Waits
 from flashbench._profilers.steadiness import drifted, multimodal
 from flashbench._profilers.stopping import Policy, half_width, median_error
 from flashbench._profilers.telemetry import Reading, sampling, summary, throttled_by
@@ -47,10 +48,6 @@ CAPPED, CLEARLY = 0.015, 4
 down, and by so many standard errors of the two medians."""
 RETRY_S = 0.2
 """A round that took longer is not taken again: its own load is what the chip is held back for."""
-WAITED_MOST_S = 0.12
-"""Seconds that a call waits for caps to end, of all its rounds. A chip that is at its cap all the time would
-only make a sweep longer."""
-PAUSE_S, PAUSE_GROWS = 0.02, 1.5
 RENEWED_S = 0.1
 """How old NVML's readings may be."""
 LEAD_S = 0.3
@@ -62,9 +59,10 @@ STABLE = 0.05
 PILOTS, IN_A_PILOT = 6, 3
 """Samples before the first round: so many medians, of so many samples, at most."""
 
-LATE, HOST_SHARE = 1 / 3, 0.01
+LATE, HOST_SHARE = 1 / 3, 0.5
 """Launch-bound where a larger share of the samples is late and the host's time is a larger share of the
-call's."""
+call's: else the device has more to do than the host, which is ahead again after one sample, and what is late
+is a busy host's (calls of 157 ms in a committed sweep)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,10 @@ class Entrant:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What all calls of the rounds share. load: as above. seed: of the orders. pause: waits, seconds."""
+    """What all calls of the rounds share. load: as above. seed: of the orders. pause: waits, seconds.
+
+    patience: with which they wait for caps; of all rounds of a process, so that the next learn from it.
+    """
 
     policy: Policy
     cache: str
@@ -98,6 +99,7 @@ class Setting:
     clocks: Clocks | None = None
     seed: str = "0"
     pause: Callable[[float], None] = time.sleep
+    patience: Patience = field(default_factory=Patience)
 
 
 class DeviceLost(Exception):
@@ -150,10 +152,11 @@ class _Call:
         self.notes: list[dict[str, Any]] = []
         self.readings: list[Reading] = []
         self.set_aside: list[dict[str, Any]] = []
-        self.again, self.pauses, self.waited_s = 0, 0, 0.0
+        self.again = 0
+        self.waits = Waits(setting.patience, setting.pause)
         self.before: Reading = {}
         self.stopped: str | None = None
-        self.spent = dict.fromkeys(("warmup_s", "rounds_s", "load_s", "paused_s"), 0.0)
+        self.spent = dict.fromkeys(("warmup_s", "rounds_s", "load_s"), 0.0)
 
     @property
     def runs(self) -> bool:
@@ -210,21 +213,25 @@ class _Call:
             start = time.perf_counter()
             samples, readings = self._sample(count)
             took = time.perf_counter() - start
+            waited_s = self.waits.took(samples)
             caps = _caps(readings)
             if not (caps and self._again(took)):
                 break
             self.set_aside.append({"samples_s": samples, "caps": caps})
             self.again += 1
-            self._pause(self.again)
+            self.waits.for_cap(self.again)
         self.rounds.append(samples)
         self.readings += readings
-        self.notes.append({"samples": count, "place": place, "caps": caps, **_middle(readings)})
+        note = {"samples": count, "place": place, "waited_s": waited_s, "caps": caps}
+        self.notes.append(note | _middle(readings))
         if self.setting.load == BURST:
             self._leave_capped()
         self.stopped = policy.why_stop(self.rounds)
         kept = sum(map(len, self.rounds))
         if self.stopped is None and self.slow >= RETRIES and kept >= policy.min_samples:
             self.stopped = "cap"
+        if self.stopped is not None:
+            self.waits.teach()
 
     def _leave_capped(self) -> None:
         """Put the rounds aside that are slower than the fastest, where a cap was named at any time."""
@@ -243,9 +250,8 @@ class _Call:
         clocks = self.setting.clocks
         if any(one.get("throttle") for one in (self.before, *self.readings)):
             return True
-        if clocks is None or self.waited_s >= WAITED_MOST_S:
+        if clocks is None or not self.waits.for_word(RENEWED_S):
             return False
-        self._wait(min(RENEWED_S, WAITED_MOST_S - self.waited_s))
         self.readings.append(clocks.read())
         return bool(self.readings[-1].get("throttle"))
 
@@ -269,25 +275,18 @@ class _Call:
             with self._spending("load_s"):
                 Load(self.timer.call, self.timer.wait).run_for(LEAD_S)
         clocks = self.setting.clocks
-        if self.setting.load == BURST and clocks is not None:
-            waits = 0
-            while self.waited_s < WAITED_MOST_S and clocks.read().get("throttle"):
-                waits += 1
-                self._pause(waits)
-
-    def _pause(self, times: int) -> None:
-        """Wait, the longer the more often in a row, and in all no longer than a call may."""
-        self._wait(min(PAUSE_S * PAUSE_GROWS ** (times - 1), WAITED_MOST_S - self.waited_s))
-
-    def _wait(self, wait_s: float) -> None:
-        self.pauses += 1
-        self.waited_s += wait_s
-        with self._spending("paused_s"):
-            self.setting.pause(wait_s)
+        if self.setting.load != BURST or clocks is None or not self.waits.left_s:
+            return
+        waits = 0
+        while (capped := clocks.read().get("throttle")) and self.waits.left_s:
+            waits += 1
+            self.waits.for_cap(waits)
+        if waits and not capped:
+            self.waits.ended_cap()
 
     def _again(self, took: float) -> bool:
         """Whether a round under a cap, which took so long, is worth another after a wait."""
-        may = self.again < RETRIES and self.waited_s < WAITED_MOST_S
+        may = self.again < RETRIES and self.waits.left_s > 0
         return self.setting.load == BURST and may and took <= RETRY_S
 
     def timing(self) -> Timing:
@@ -331,10 +330,11 @@ class _Call:
             "stopped": self.stopped,
             "half_width": half_width(self.rounds),
             "warmup": {"calls": self.warmup_calls, "stable": self.stable},
-            "pauses": self.pauses,
+            "pauses": self.waits.number,
             "set_aside": self.set_aside,
             "spent": {
                 **self.spent,
+                "paused_s": self.waits.took_s,
                 "samples_s": sum(map(sum, self.rounds)),
                 "flushes_s": self.timer.flush_s * sum(map(len, self.rounds)),
             },

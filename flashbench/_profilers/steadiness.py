@@ -46,9 +46,16 @@ def multimodal(samples: Sequence[float], step_s: float = 0.0) -> bool:
 
 
 def levels_apart(values: Any) -> float | None:
-    """How far two levels lie apart, split where the squares within both are least; None for one level.
+    """How far two levels lie apart; None for one level. values: as of ``split``."""
+    found = split(values, LEVEL_SHARE)
+    return None if found is None else abs(found)
 
-    values: logarithms of at least 2 samples, an array of numpy.
+
+def split(values: Any, least: float) -> float | None:
+    """How far the smaller of two levels lies from the larger, split where the squares within both are least.
+
+    None where there is one, or the smaller has less than the share ``least`` or fewer than 2. values:
+    logarithms of at least 2 samples, an array of numpy.
     """
     import numpy as np
 
@@ -60,10 +67,10 @@ def levels_apart(values: Any) -> float | None:
     within = squares[-1] - sums[:-1] ** 2 / below - (sums[-1] - sums[:-1]) ** 2 / above
     cut = int(np.argmin(within)) + 1
     low, high = ordered[:cut], ordered[cut:]
-    if min(len(low), len(high)) < LEVEL_SHARE * count:
+    if min(len(low), len(high)) < max(least * count, 2):
         return None
     gap = float(np.median(high) - np.median(low))
     empty = float(np.quantile(high, 0.1) - np.quantile(low, 0.9))
     if gap < LEAST_APART or empty < EMPTY * float(np.hypot(low.std(), high.std())):
         return None
-    return gap
+    return gap if len(high) <= len(low) else -gap

@@ -12,7 +12,7 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ from flashbench import paths, record_shape
 FIELD = "checksum"
 MAX_LINE = 2**26
 """Most bytes of a line; a header with 100,000 cells has 20 million."""
+MAX_VALUES = 2**20
+"""Most commas and opening brackets of a line: as many values, and a value takes some 100 bytes when it is
+read."""
 MAX_LINES = 2**22
 """Most lines of a file; 100,000 cells have a few each."""
 CRLF = "CRLF line ending, as of Windows, instead of LF"
@@ -35,8 +38,7 @@ def seal(value: Mapping[str, Any]) -> bytes:
         {name: item for name, item in value.items() if name != FIELD},
         allow_nan=False, ensure_ascii=False, separators=(",", ":"),
     )  # fmt: skip
-    # a lone surrogate, as of a file name that is no UTF-8, is no text that could be written
-    body = text.encode("utf-8", errors="replace")
+    body = paths.encoded(text)
     return body[:-1] + f',"{FIELD}":"{_sum(body)}"}}\n'.encode()
 
 
@@ -56,13 +58,14 @@ def flaw(line: bytes) -> str:
     return f"{CRLF}; without that its checksum fits" if fits else f"{CRLF}, and {said}"
 
 
-def read(path: Path) -> tuple[list[bytes], bytes]:
-    """The lines of a file without their newlines, and what stands behind the last of these.
+def each(path: Path) -> Iterator[tuple[bytes, bool]]:
+    """The lines of a file without their newlines, one at a time, and whether each ended in one; the last may
+    not.
 
     What is longer than ``MAX_LINE`` is cut off behind that, and refused by ``parse``. Raises OSError as
     ``paths.whole``.
     """
-    whole, size = list[bytes](), 0
+    count = size = 0
     with paths.opened(path) as file:
         while line := file.readline(MAX_LINE + 2):
             more = line
@@ -71,12 +74,11 @@ def read(path: Path) -> tuple[list[bytes], bytes]:
                 _bound(path, size)
             size += len(line)
             _bound(path, size)
-            if not more:
-                return whole, line
-            whole.append(line.removesuffix(b"\n"))
-            if len(whole) > MAX_LINES:
-                raise OSError(errno.EFBIG, f"has more than {MAX_LINES} lines", str(path))
-    return whole, b""
+            if more:
+                count += 1
+                if count > MAX_LINES:
+                    raise OSError(errno.EFBIG, f"has more than {MAX_LINES} lines", str(path))
+            yield line.removesuffix(b"\n"), bool(more)
 
 
 def _bound(path: Path, size: int) -> None:
@@ -93,6 +95,8 @@ def parse(line: bytes) -> dict[str, Any]:
 
     if len(line) > MAX_LINE:
         raise ValueError(f"longer than {MAX_LINE >> 20} MiB")
+    if sum(map(line.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ValueError(f"more than {MAX_VALUES} values")
     if line.startswith(_MARKS):
         raise ValueError("it begins with a byte order mark, as an editor or a shell of Windows puts there")
     try:

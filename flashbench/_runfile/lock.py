@@ -5,27 +5,39 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from flashbench import units
 from flashbench.errors import UsageError
 
 NAME = ".flashbench.lock"
+
+_FLAGS = (
+    os.O_RDWR
+    | os.O_CREAT
+    | getattr(os, "O_CLOEXEC", 0)
+    | getattr(os, "O_NOFOLLOW", 0)
+    | getattr(os, "O_NONBLOCK", 0)  # else a named pipe could keep it waiting
+)
 
 
 class Lock:
     """Holds the folder until ``release``. The file names who does, and is gone afterwards."""
 
     def __init__(self, folder: Path) -> None:
-        """Take it. Raises UsageError where another process has it, OSError where no file can be made."""
+        """Take it. Raises UsageError where another process has it or something else has its name, OSError
+        where no file can be made.
+        """
         self._path = folder / NAME
         self._file = -1
         self._take()
 
     def _take(self) -> None:
         while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+            file = self._open()
             try:
                 taken = _lock(file)
             except BaseException:
@@ -45,11 +57,33 @@ class Lock:
             self._file = -1
         with suppress(OSError):  # a full disk: the lock holds without its name
             os.ftruncate(self._file, 0)
-            os.write(self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            os.write(
+                self._file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(errors="replace")
+            )
+
+    def _open(self) -> int:
+        """The file and no other: what is written to it must not end up where a link leads to."""
+        try:
+            file = os.open(self._path, _FLAGS, 0o666)
+        except OSError:
+            if os.path.lexists(self._path) and not stat.S_ISREG(os.lstat(self._path).st_mode):
+                raise self._taken_name() from None
+            raise
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or os.path.islink(self._path):
+            os.close(file)
+            raise self._taken_name()
+        return file
+
+    def _taken_name(self) -> UsageError:
+        return UsageError(
+            f"{units.quoted(self._path, 200)} is a link or no file; a run makes that file itself",
+            hint="remove it, or choose another --out",
+        )
 
     def _still_there(self) -> bool:
         try:
-            return os.path.samestat(os.fstat(self._file), os.stat(self._path))
+            return os.path.samestat(os.fstat(self._file), os.lstat(self._path))
         except FileNotFoundError:
             return False
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,18 @@ OTHERS = {"numerics": "check --numerics", "blocks": "block", "ring": "ring"}
 """Types of lines that are rows of other commands than run, and which."""
 AFTER = ("counters", "trace", "timings", *OTHERS)
 """Types of lines that are no row of a cell."""
+MOST_DAMAGE = 1000
+"""Flaws of which each is kept with the number of its line."""
 SEALED = 5
 """The first schema whose lines have checksums."""
 
 
 @dataclass(kw_only=True)
 class Verdict:
-    """What ``verify`` found. damage: (line, what) of lines that are not as they were written; rows: of cells;
-    others: rows of other commands, by command; missing: planned cells without a row, those of ring by their
-    number; unsealed: lines from before there were checksums; torn: the last line broke off in a write, which
-    loses nothing that was finished."""
+    """What ``verify`` found. damaged: how often a line is not as it was written; damage: (line, what) of the
+    first MOST_DAMAGE; rows: of cells; others: rows of other commands, by command; missing: planned cells
+    without a row, those of ring by their number; unsealed: lines from before there were checksums; torn: the
+    last line broke off in a write, which loses nothing that was finished."""
 
     path: Path
     schema: int | None = None
@@ -34,23 +36,31 @@ class Verdict:
     missing: int = 0
     unsealed: int = 0
     torn: bool = False
+    damaged: int = 0
     damage: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Whether every whole line is as it was written, as far as that can be told."""
-        return not self.damage
+        return not self.damaged
+
+    def tell(self, number: int, what: str) -> None:
+        """Count something that is wrong with a line; there may be millions, of which the first are kept."""
+        self.damaged += 1
+        if self.damaged <= MOST_DAMAGE:
+            self.damage.append((number, what))
 
 
-def verify(path: Path, whole: Sequence[bytes], torn: bytes, newest: int) -> Verdict:
-    """Look at every line. torn: what stands behind the last one. newest: the newest schema that is read."""
-    found = Verdict(path=path, torn=bool(torn))
-    if not whole:
-        found.damage.append((1, "no complete line; a results file begins with a header"))
-        return found
+def verify(path: Path, source: Iterable[tuple[bytes, bool]], newest: int) -> Verdict:
+    """Look at every line, each of which is let go of before the next. source: as of lines.each. newest: the
+    newest schema that is read."""
+    found = Verdict(path=path)
     keys = set[str]()
-    planned, others = list[Any](), 0
-    for number, line in enumerate(whole, start=1):
+    planned, others, number = list[Any](), 0, 0
+    for number, (line, whole) in enumerate(source, start=1):
+        if not whole:
+            found.torn, number = True, number - 1
+            break
         try:
             value = lines.parse(line)
             if number == 1:
@@ -58,18 +68,22 @@ def verify(path: Path, whole: Sequence[bytes], torn: bytes, newest: int) -> Verd
                 others = count if type(count := value.get("planned")) is int else 0
             elif value.get("type") not in AFTER:
                 record = record_from_json(value)
-                found.damage += [(number, said) for said in _row(value, record.cell.key, keys)]
+                for said in _row(value, record.cell.key, keys):
+                    found.tell(number, said)
                 keys.add(record.cell.key)
             elif value["type"] in OTHERS:
                 found.others[OTHERS[value["type"]]] += 1
         except (ValueError, RunFileError) as error:
-            found.damage.append((number, str(error)))
+            found.tell(number, str(error))
             continue
         sealed = lines.intact(line)
         if sealed is None and (found.schema or 0) < SEALED:
             found.unsealed += 1
         elif not sealed:
-            found.damage.append((number, lines.flaw(line)))
+            found.tell(number, lines.flaw(line))
+    if not number:
+        found.tell(1, "no complete line; a results file begins with a header")
+        return found
     found.rows = len(keys)
     found.missing = len({key for key in planned if isinstance(key, str)} - keys)
     found.missing += max(0, others - found.others.total())

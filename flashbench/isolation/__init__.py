@@ -6,8 +6,9 @@
 The worker owns the device and has torch imported; this process owns the file, the screen and the clock. One
 worker serves all groups (cells of one problem and pass, which are timed in turns) until it
 
-- dies (a segmentation fault, an abort, ``os._exit``, the kernel's killer): the cell whose turn it was is
-  tried once more, alone in a new worker, after the others of its group; a second time it is ``failed``;
+- dies (a segmentation fault, an abort, ``os._exit``, the kernel's killer) or says what cannot be: the cell
+  whose turn it was is tried once more, alone in a new worker, after the others of its group; a second time
+  it is ``failed``;
 - hangs: the cell whose turn it was is a ``timeout``, and not tried again, as that takes the time once more;
 - loses its device (a sticky CUDA error): the cell has its row, those that did not start are measured;
 - keeps memory that no cell holds: the next problem starts in a new worker.
@@ -33,9 +34,9 @@ from flashbench._runner.outcomes import duration, with_source
 from flashbench.isolation import death, protocol
 from flashbench.isolation.supply import Supply
 from flashbench.kernels import Target
+from flashbench.kernels._aside import stdout_to_stderr
 from flashbench.problem import Cell
 from flashbench.record import Record
-from flashbench.record_json import record_from_json
 from flashbench.runner import LOST, OnProgress, OnRecord, RunOptions
 
 __all__ = ["Bench"]
@@ -120,7 +121,8 @@ class Bench:
             from flashbench import profilers
 
             return dict(profilers.measure_overheads(self.target.device, cupti=cupti))
-        return dict(self._supply.ask({"do": "overheads", "cupti": cupti}, LEAST_S) or {})
+        found = self._supply.ask({"do": "overheads", "cupti": cupti}, LEAST_S)
+        return found if isinstance(found, dict) else {}
 
     def run(
         self,
@@ -139,7 +141,8 @@ class Bench:
         is done. ahead: of the cells, those that are compiled before; both are all where not given.
         """
         if self._in_process:
-            return runner.run_cells(cells, self.target, self.options, on_record, on_progress, stop)
+            with stdout_to_stderr():
+                return runner.run_cells(cells, self.target, self.options, on_record, on_progress, stop)
         start = self._began = time.monotonic()
         self._names = list(dict.fromkeys(cell.implementation for cell in cells))
         self._keep, self._begin = on_record, _once(on_progress, len(cells))
@@ -163,6 +166,8 @@ class Bench:
         batches = [_Batch(cells=cells)]
         while batches and not (self._dropped or stop()):
             batch = batches.pop(0)
+            if batch.alone is not None:
+                self._supply.drop()  # it has served the others meanwhile
             blame = self._measure(batch)
             if blame is not None:
                 batch.measured.add(blame.cell)
@@ -193,6 +198,7 @@ class Bench:
         while True:
             try:
                 message = self._supply.heard(self._limit_s(current))
+                told = protocol.told(message, batch.cells, batch.measured)
             except death.Ended as error:
                 self._supply.drop()
                 outcome = {"status": error.status, "reason": str(error)}
@@ -206,11 +212,11 @@ class Bench:
                 reason = f"no sign of life for {duration(self._limit_s(current))}{self._supply.where()}"
                 self._supply.drop()
                 return _Blame(cell=current, outcome={"status": "timeout", "reason": reason})
-            if "at" in message:
-                current = Cell.from_json(message["at"])
+            if isinstance(told, Cell):
+                current = told
                 self._begin(current)
-            elif "record" in message:
-                self._take(record_from_json(message["record"]), batch)
+            elif isinstance(told, Record):
+                self._take(told, batch)
             else:
                 return self._last(message, current, batch)
 
@@ -223,7 +229,6 @@ class Bench:
     def _last(self, message: Mapping[str, Any], current: Cell, batch: _Batch) -> _Blame | None:
         """What the worker's last message of a batch means."""
         if message.keys() == {"done"}:
-            assert not batch.rest, "a worker is done once every cell has its record"
             return None
         self._supply.drop()
         if "left" in message:
@@ -231,7 +236,9 @@ class Bench:
             log.warning("%s stayed allocated after %s; a new process takes over", size, self._latest())
             return None
         reason = message.get("raised") or message["lost"]
-        if "raised" in message or not batch.measured:
+        if current in batch.measured and batch.rest:  # it ended where it was to tell of the next
+            current = batch.rest[0]
+        if current not in batch.measured and ("raised" in message or not batch.measured):
             return _Blame(cell=current, outcome={"status": "failed", "reason": reason})
         log.warning("%s; a new process takes over", reason)
         return None

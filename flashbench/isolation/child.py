@@ -14,13 +14,15 @@ import logging
 import os
 import queue
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from flashbench import kernels, profilers, units
-from flashbench.isolation import lifeline, protocol
+from flashbench.isolation import lifeline, protocol, wire
 from flashbench.problem import Cell
 from flashbench.record import Record
 from flashbench.record_json import record_to_json
@@ -35,19 +37,28 @@ class Channel:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
+        self._turn = lifeline.turn_of(os.environ.get(lifeline.MARK, ""))
         self._out = os.dup(1)
         os.dup2(2, 1)
         self._inbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         threading.Thread(target=self._listen, daemon=True).start()
+        self._token = self._inbox.get().strip()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
 
     def send(self, **message: Any) -> None:
         """Tell the parent."""
         self.end_copy()
-        data = json.dumps(message, allow_nan=False).encode() + b"\n"
+        data = wire.line(message, self._token)
         while data:
             data = data[os.write(self._out, data) :]
+
+    def turn(self) -> None:
+        """Tell on stderr that what follows there is of another cell (lifeline.turn_of)."""
+        with suppress(AttributeError, OSError, ValueError):  # an implementation may have closed it
+            sys.stderr.flush()
+        with suppress(OSError):
+            os.write(2, self._turn)
 
     def end_copy(self) -> None:
         """Ends this process if it is a fork that came back into the sweep."""
@@ -88,7 +99,7 @@ def session(*arguments: Any, **options: Any) -> Session:
 def main(make: Callable[..., Any] = session) -> None:
     """Serve the parent until it closes the pipe; make: what measures, as ``session``."""
     lifeline.guarded()
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1)  # the parent asks so where it hangs
     channel = Channel()
@@ -97,7 +108,7 @@ def main(make: Callable[..., Any] = session) -> None:
     try:
         with unworried():
             serving = _session(channel, channel.receive(), make)
-            channel.send(ready=True, pid=os.getpid())
+            channel.send(ready=True, pid=os.getpid(), thread=threading.get_ident())
             while True:
                 _serve(serving, channel, channel.receive())
     except BaseException as error:  # SystemExit too: an implementation may call sys.exit
@@ -114,6 +125,8 @@ def _session(channel: Channel, setup: protocol.Message, make: Callable[..., Any]
     def at(cell: Cell) -> None:
         channel.end_copy()
         now = time.monotonic()
+        if told[0] is not cell:
+            channel.turn()
         if told[0] is not cell or now - told[1] > TELL_EVERY_S:
             told[:] = cell, now
             channel.send(at=cell.to_json())

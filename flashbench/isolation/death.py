@@ -13,7 +13,15 @@ MOST = 300
 """Characters of last words, at most."""
 
 _FATAL = "Fatal Python error:"
-_FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
+_STACK = re.compile(
+    r"^(?:(?P<current>Current thread|Stack)|Thread)(?: 0x(?P<thread>[0-9a-f]+)[^\n]*)?"
+    r" \(most recent call first\):\n"
+    r'  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>\S+)\n',
+    re.MULTILINE,
+)
+"""A thread's innermost frame, as faulthandler writes it. Of more than a hundred threads it leaves the oldest
+out, among them that of the cells.
+"""
 
 
 class Silent(Exception):
@@ -65,10 +73,15 @@ def last_words(output: str) -> str:
     return f"{words[:MOST]}{place(after)}" if fatal else words[:MOST]
 
 
-def place(dump: str) -> str:
-    """ " (x.py:12 in call)" of a dump of faulthandler: the innermost frame of the thread that was at work."""
-    found = _FRAME.search(dump.rpartition("Current thread")[2])
-    return f" ({Path(found[1]).name}:{found[2]} in {found[3]})" if found else ""
+def place(dump: str, thread: int | None = None) -> str:
+    """ " (x.py:12 in call)" of a dump of faulthandler, the innermost frame; empty where it has none.
+
+    thread: whose frame, else that of the thread which wrote the dump, as the one that crashed does.
+    """
+    for found in _STACK.finditer(dump):
+        if found["current"] if thread is None else int(found["thread"] or "0", 16) == thread:
+            return f" ({Path(found['file']).name}:{found['line']} in {found['name']})"
+    return ""
 
 
 def _plain(line: str) -> str:

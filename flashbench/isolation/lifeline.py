@@ -42,6 +42,11 @@ SCANS = 20
 """Looks for marked processes, at most: one that forks without end is not raced for ever."""
 
 
+def turn_of(mark: str) -> bytes:
+    """What a worker with that mark writes to stderr where another cell's turn begins, among the rest."""
+    return f"\n{mark}\n".encode()
+
+
 def guarded() -> None:
     """Go on in a child of this process, which stays behind as its guard; before any thread is started."""
     leader = os.getpid()

@@ -33,7 +33,7 @@ class Supply:
         self._command = command or worker.COMMAND
         self._surroundings = surroundings or {}
         self._worker: worker.Worker | None = None
-        self._pid = 0
+        self._pid = self._thread = 0
 
     def get(self) -> worker.Worker:
         """The worker. Raises death.Ended where none starts."""
@@ -56,15 +56,15 @@ class Supply:
         self._worker = worker.Worker(self._command, self._surroundings)
         self._worker.send(self._setup())
         message = self.heard(START_S)
-        if "raised" in message:
-            raise death.Ended(said=message["raised"])
-        self._pid = message["pid"]
+        if any(type(message.get(name)) is not int for name in ("pid", "thread")):
+            raise death.Ended(said=str(message.get("raised", "it did not say that it was ready")))
+        self._pid, self._thread = message["pid"], message["thread"]
 
     def heard(self, limit_s: float) -> Mapping[str, Any]:
         """The worker's next message that is no warning; those are logged. Raises as Worker.receive."""
         assert self._worker is not None
         while True:
-            message: Mapping[str, Any] = self._worker.receive(limit_s)
+            message = self._worker.receive(limit_s)
             if "warning" not in message:
                 return message
             log.warning("%s", message["warning"])
@@ -76,7 +76,7 @@ class Supply:
             answer = self.heard(limit_s)
             if "done" in answer:
                 return answer["done"]
-            reason = answer.get("raised", "no answer")
+            reason = str(answer.get("raised", "no answer"))
         except death.Ended as error:
             reason = str(error)
         except death.Silent:
@@ -87,7 +87,7 @@ class Supply:
 
     def where(self) -> str:
         """Where in Python the worker is, as " (file:line in function)", or nothing."""
-        return self._worker.where(self._pid) if self._worker else ""
+        return self._worker.where(self._pid, self._thread) if self._worker else ""
 
     def drop(self) -> None:
         """End the worker, if there is one; the next ``get`` starts another."""

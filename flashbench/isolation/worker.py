@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import signal
@@ -16,7 +15,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from flashbench import environment
-from flashbench.isolation import death, lifeline
+from flashbench.isolation import death, lifeline, wire
 
 COMMAND: Sequence[str] = (sys.executable, "-m", "flashbench.isolation.child")
 """Starts a worker."""
@@ -37,6 +36,7 @@ class Worker:
     ) -> None:
         self._kills = death.oom_kills()
         self._mark = uuid.uuid4().hex
+        self._token = wire.token()
         variables = {**(surroundings or {}), lifeline.MARK: self._mark}
         # a session of its own: Ctrl-C and a hangup of the terminal are the parent's to judge
         self._process = subprocess.Popen(
@@ -52,6 +52,7 @@ class Worker:
         ]
         for reader in self._readers:
             reader.start()
+        self._tell(self._token + b"\n")
 
     @property
     def pid(self) -> int:
@@ -60,12 +61,15 @@ class Worker:
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Tell the worker; whether it still lives shows in ``receive``."""
+        self._tell(wire.line(message))
+
+    def _tell(self, line: bytes) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):
-            self._process.stdin.write(json.dumps(message, allow_nan=False).encode() + b"\n")
+            self._process.stdin.write(line)
             self._process.stdin.flush()
 
-    def receive(self, limit_s: float) -> Any:
+    def receive(self, limit_s: float) -> dict[str, Any]:
         """The next message. Raises death.Ended for a worker that is gone, death.Silent after limit_s."""
         deadline = time.monotonic() + limit_s
         while True:
@@ -81,21 +85,24 @@ class Worker:
             if line is None:
                 raise self._ended()
             try:
-                return json.loads(line)
-            except ValueError:
-                said = f"its process broke off in the middle of a message: {line[:100]!r}"
+                return wire.message(line, self._token)
+            except wire.Noise as noise:
                 self.kill()
-                raise death.Ended(said=said) from None
+                raise death.Ended(said=f"it wrote to the pipe of its process's messages: {noise}") from None
 
-    def where(self, pid: int) -> str:
-        """Where in Python it hangs, as " (file:line in function)", or nothing. pid: of the process itself."""
+    def where(self, pid: int, thread: int) -> str:
+        """Where in Python it hangs, as " (file:line in function)", or nothing.
+
+        pid: of the process itself. thread: the one that measures; where that lets no signal in, another one
+        writes the dump.
+        """
         if not hasattr(signal, "SIGUSR1"):
             return ""
         mark = len(self._output)
         with suppress(OSError):
             os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + DUMP_S
-        while not (found := death.place(bytes(self._output[mark:]).decode(errors="replace"))):
+        while not (found := death.place(bytes(self._output[mark:]).decode(errors="replace"), thread)):
             if time.monotonic() > deadline:
                 break
             time.sleep(0.01)
@@ -141,15 +148,20 @@ class Worker:
             code = None
         self.kill()
         killed = death.oom_kills() > self._kills
-        output = bytes(self._output).decode(errors="replace")
+        since = bytes(self._output).rpartition(lifeline.turn_of(self._mark))[2]  # of the last cell alone
+        output = since.decode(errors="replace")
         if code is None:
             return death.Ended(said="its process closed its pipe and lived on", output=output)
         return death.Ended(code=code, output=output, oom_killed=killed)
 
     def _hear(self, stream: IO[bytes]) -> None:
         with suppress(OSError, ValueError):
-            for line in stream:
+            while line := stream.readline(wire.LONGEST):
+                if not line.endswith(b"\n") and len(line) < wire.LONGEST:
+                    break  # it ended in the middle: how it did says more
                 self._inbox.put(line)
+                if not line.startswith(self._token):
+                    break  # the worker is of no more use, however much more it writes
         self._inbox.put(None)
 
     def _overhear(self, stream: IO[bytes]) -> None:

@@ -12,10 +12,10 @@ from flashbench.judge.formats import load_run, load_side
 from flashbench.judge.groups import Group
 from flashbench.judge.measures import MEASURES, Measure
 from flashbench.judge.sides import Measured, Run, Side, unlike
-from flashbench.judge.spread import Repeats, Spread, repeats, steadied
+from flashbench.judge.spread import Parts, Repeats, Spread, repeats, steadied
 from flashbench.judge.statistics import Medians, Ratio, medians, ratio_of
 from flashbench.judge.verdicts import VERDICTS, Comparison, Judged, Rules, compare
 
-__all__ = ["MEASURES", "VERDICTS", "Comparison", "Group", "Judged", "Measure", "Measured", "Medians", "Ratio",
-           "Repeats", "Rules", "Run", "Side", "Spread", "compare", "false_discoveries", "load_run",
+__all__ = ["MEASURES", "VERDICTS", "Comparison", "Group", "Judged", "Measure", "Measured", "Medians", "Parts",
+           "Ratio", "Repeats", "Rules", "Run", "Side", "Spread", "compare", "false_discoveries", "load_run",
            "load_side", "medians", "ratio_of", "repeats", "steadied", "unlike"]  # fmt: skip

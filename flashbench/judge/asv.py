@@ -12,10 +12,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from flashbench import units
 from flashbench.judge.foreign import measured, texts
 from flashbench.judge.sides import Measured, Run
 
 KIND = "asv"
+VERSION = 2
 _MEASURES = {"time": "time_s", "timeraw": "time_s", "mem": "peak_extra_bytes", "peakmem": "peak_extra_bytes"}
 
 
@@ -25,7 +27,9 @@ def matches(document: Any) -> bool:
 
 
 def read(path: Path, document: Mapping[str, Any]) -> Run:
-    """The run of one commit on one machine."""
+    """The run of one commit on one machine. Raises ValueError for another version of the format."""
+    if document.get("version", VERSION) != VERSION:
+        raise ValueError(f"version {units.cut(repr(document['version']))}; this flashbench reads {VERSION}")
     columns = list(document["result_columns"])
     cells, measures, left = dict[str, Measured](), dict[str, None](), list[str]()
     for name, row in document["results"].items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flashbench._profilers.steadiness import levels_apart
+from flashbench._profilers.steadiness import levels_apart, split
 
 RESAMPLES = 400
 FEW = 20
@@ -19,6 +19,8 @@ PERMUTATIONS = 200
 """Drift is told by putting the samples in random order: a steady run passes for drifting once in so many."""
 LEAST = 0.01
 """Smallest drift or range of few samples that counts, a share: timers count in steps."""
+RARE = 0.03
+"""Share of the samples from which a second level counts where the other side's median lies at it."""
 SHAPES = {"drift": "drift apart by", "two levels": "have two levels apart by", "few": "are few and apart by"}
 """What can be wrong with the samples of a run, and how it is said."""
 
@@ -66,6 +68,15 @@ def shape(samples: Sequence[float]) -> Shape | None:
         return Shape("few", size) if size > LEAST else None
     found = [one for one in (_drift(values), _levels(values)) if one]
     return max(found, key=lambda one: one.size, default=None)
+
+
+def rare_level(samples: Sequence[float]) -> float:
+    """How far from the run's own level a second one lies, in logarithms, that few samples are at; else 0."""
+    if len(samples) < FEW or min(samples) == max(samples):
+        return 0.0
+    import numpy as np
+
+    return split(np.log(np.asarray(samples, dtype=float)), RARE) or 0.0
 
 
 def _medians(rows: Any) -> Any:

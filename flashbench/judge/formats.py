@@ -5,8 +5,10 @@ it in ``JSON_READERS`` (a document is the parsed JSON), or a table in ``csv_tabl
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +25,15 @@ DAMAGED = "damaged"
 """What --allow takes for results files with lines that are not as they were written."""
 
 
-def load_side(texts: str, name: str, allowed: Collection[str] = ()) -> Side:
+def load_side(texts: str, name: str, allowed: Collection[str] = (), *, copies: bool = False) -> Side:
     """The side of a comma list of files, folders and globs. allowed: may hold ``damaged``.
+
+    copies: keep files of equal content, which are one run elsewhere.
 
     Raises UsageError for what matches nothing or cannot be opened, RunFileError for a file of no known
     format or with a damaged line, both with the list as it was typed where they are about a part of it.
     """
-    runs = []
+    runs: list[Run] = []
     for path in paths_of(texts, name):
         try:
             runs.append(load_run(path, allowed))
@@ -37,7 +41,21 @@ def load_side(texts: str, name: str, allowed: Collection[str] = ()) -> Side:
             if str(path).startswith(texts):
                 raise
             raise type(error)(f"{name} {units.quoted(texts, 400)}: {error}", hint=error.hint) from None
-    return Side(name=name.lower(), runs=tuple(runs))
+    return Side(name=name.lower(), runs=tuple(runs) if copies else _each_once(runs))
+
+
+def _each_once(runs: Sequence[Run]) -> tuple[Run, ...]:
+    """Without copies, which say nothing of how far runs differ; the run that stays names them. Numbers that
+    repeat exactly make equal files of their own."""
+    found: dict[object, Run] = {}
+    for run in runs:
+        exact = run.kind in (gate.KIND, static.KIND)
+        key = run.path if exact else hashlib.sha256(paths.whole(run.path)).digest()
+        if key in found:
+            note = f"{run.path} has the same content and is counted once"
+            run = replace(found[key], notes=(*found[key].notes, note))
+        found[key] = run
+    return tuple(found.values())
 
 
 def load_run(path: Path, allowed: Collection[str] = ()) -> Run:

@@ -1,7 +1,8 @@
 """The summary: geometric means of new over base, of all cells and by group, with their intervals.
 
 What all cells of a run share (clock, temperature) does not average out over cells. So with several runs the
-interval comes from the spread of each run's own mean; with one, the assumed noise is taken to be shared.
+interval comes from the spread of each run's own mean, of which a few runs say little whatever the number of
+cells; with one, the assumed noise is taken to be shared.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flashbench.judge.spread import Repeats
+from flashbench.judge.spread import NONE, Repeats, Spread, pooled
 from flashbench.judge.statistics import Medians, Ratio, interval
 
 if TYPE_CHECKING:
@@ -22,17 +23,22 @@ Pair = tuple[Medians, Medians]
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """name: ``all``, or the values that its cells share. cells: how many; ratio: the geometric mean."""
+    """name: ``all``, or the values that its cells share. cells: how many; ratio: the geometric mean.
+
+    verdict: slower, faster, same or undecided, as of a cell, and its reason.
+    """
 
     name: str
     cells: int
     ratio: Ratio
+    verdict: str = ""
+    reason: str = ""
 
 
 def means(
     cells: Sequence[Judged],
     sampled: Mapping[str, Pair],
-    known: Repeats,
+    profile: Repeats,
     noise: float,
     by: Sequence[str],
 ) -> tuple[Group, ...]:
@@ -43,13 +49,13 @@ def means(
         if name and cell.cell in sampled:
             members.setdefault(name, []).append(cell.cell)
     return tuple(
-        Group(name=name, cells=len(keys), ratio=_mean([sampled[key] for key in keys], keys, known, noise))
+        Group(name=name, cells=len(keys), ratio=_mean([sampled[key] for key in keys], keys, profile, noise))
         for name, keys in sorted(members.items(), key=lambda item: (item[0] != "all", item[0]))
         if keys and (name == "all" or len(keys) < len(members["all"]))
     )
 
 
-def _mean(pairs: Sequence[Pair], keys: Sequence[str], known: Repeats, noise: float) -> Ratio:
+def _mean(pairs: Sequence[Pair], keys: Sequence[str], profile: Repeats, noise: float) -> Ratio:
     log = sum(new.log - base.log for base, new in pairs) / len(pairs)
     counts = [max(len(pair[side].logs) for pair in pairs) for side in (0, 1)]
     whole = [pair for pair in pairs if [len(side.logs) for side in pair] == counts]
@@ -66,17 +72,23 @@ def _mean(pairs: Sequence[Pair], keys: Sequence[str], known: Repeats, noise: flo
     shares = sum(1 / count for count in counts)
     within = sum(side.within / len(side.logs) for pair in pairs for side in pair) / len(pairs) ** 2
     if noise == 0:
-        return interval(log, 0.0, math.inf)
-    if df:
-        return interval(log, math.sqrt(max(squares / df * shares, within)), df)
-    return interval(log, math.sqrt(_shared(keys, known, noise) ** 2 * shares + within), math.inf)
+        return interval(log, NONE)
+    told = [spread for spread in (_seen(squares, df), _stored(keys, profile)) if spread.df]
+    if told:
+        spread = pooled(told)
+        return interval(log, Spread(math.sqrt(max(spread.deviation**2 * shares, within)), spread.df))
+    return interval(log, Spread(math.sqrt(noise**2 * shares + within), math.inf))
 
 
-def _shared(keys: Sequence[str], known: Repeats, noise: float) -> float:
-    """How far the means of two runs differ: by a profile, else all of the noise."""
-    spreads = [known.cells[key] for key in keys if key in known.cells]
-    if not spreads:
-        return noise
-    df = sum(spread.df for spread in spreads)
-    variance = sum(spread.df * spread.deviation**2 for spread in spreads) / df
-    return math.sqrt(variance * (known.correlation + (1 - known.correlation) / len(keys)))
+def _seen(squares: float, df: int) -> Spread:
+    return Spread(math.sqrt(squares / df) if df else 0.0, df)
+
+
+def _stored(keys: Sequence[str], profile: Repeats) -> Spread:
+    """How far the means of two runs differ by a profile."""
+    profile = profile.parted(profile.correlation)
+    own = [profile.own[key] for key in keys if key in profile.own]
+    if not own or profile.shared is None:
+        return Spread(0.0, 0.0)
+    shared = profile.shared
+    return Spread(math.sqrt(shared.deviation**2 + pooled(own).deviation ** 2 / len(keys)), shared.df)

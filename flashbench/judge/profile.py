@@ -3,7 +3,8 @@
 ``flashbench noise RUNS`` writes it, ``compare`` finds it by the device's name. One JSON object: ``type``
 "noise", ``schema`` 1, ``created_at`` (UTC), ``device``, ``runs``, and ``metrics``: by name the
 ``correlation`` of cells within a run and ``cells``, by key [standard deviation of the logarithm, degrees of
-freedom]."""
+freedom]; from five cells on also ``shared``, such a pair for what runs differ by in all cells, and ``own``,
+by key for what is left of each. Files without these two have them worked out of the correlation."""
 
 from __future__ import annotations
 
@@ -48,11 +49,7 @@ def save(profile: Profile, runs: int, path: Path) -> None:
         "type": "noise", "schema": SCHEMA, "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": profile.device, "runs": runs,
         "metrics": {
-            name: {
-                "correlation": seen.correlation,
-                "cells": {key: list(spread) for key, spread in seen.cells.items()},
-            }
-            for name, seen in profile.measures.items()
+            name: _document(seen) for name, seen in profile.measures.items()
         },
     }  # fmt: skip
     try:
@@ -62,6 +59,16 @@ def save(profile: Profile, runs: int, path: Path) -> None:
         raise UsageError(
             f"{path} cannot be written ({error.strerror or error}); accepted: a path that can"
         ) from None
+
+
+def _document(seen: Repeats) -> dict[str, Any]:
+    def pairs(cells: Mapping[str, Spread]) -> dict[str, list[float]]:
+        return {key: list(spread) for key, spread in cells.items()}
+
+    found: dict[str, Any] = {"correlation": seen.correlation, "cells": pairs(seen.cells)}
+    if seen.shared is not None:
+        found |= {"shared": list(seen.shared), "own": pairs(seen.own)}
+    return found
 
 
 def load(path: Path | str) -> Profile:
@@ -97,16 +104,24 @@ MOST = 100.0
 
 
 def _repeats(value: Mapping[str, Any]) -> Repeats:
-    cells = {key: Spread(*map(float, pair)) for key, pair in value["cells"].items()}
-    for key, spread in cells.items():
+    cells = _spreads(value["cells"])
+    correlation = float(value["correlation"])
+    if not 0 <= correlation <= 1:
+        raise ValueError(f"correlation is {correlation}")
+    if "shared" not in value:
+        return Repeats(cells=cells, correlation=correlation)
+    shared = _spreads({"shared": value["shared"]})["shared"]
+    return Repeats(cells=cells, correlation=correlation, shared=shared, own=_spreads(value["own"]))
+
+
+def _spreads(pairs: Mapping[str, Any]) -> dict[str, Spread]:
+    found = {key: Spread(*map(float, pair)) for key, pair in pairs.items()}
+    for key, spread in found.items():
         if not (0 <= spread.deviation <= MOST and 0 < spread.df < 1e9):
             raise ValueError(
                 f"{key!r} has a spread of {spread.deviation} with {spread.df} degrees of freedom"
             )
-    correlation = float(value["correlation"])
-    if not 0 <= correlation <= 1:
-        raise ValueError(f"correlation is {correlation}")
-    return Repeats(cells=cells, correlation=correlation)
+    return found
 
 
 def stored(device: str) -> Profile | None:

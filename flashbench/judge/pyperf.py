@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flashbench import units
 from flashbench.judge.foreign import measured, texts
 from flashbench.judge.sides import Run
 
@@ -21,7 +22,7 @@ def matches(document: Any) -> bool:
 
 
 def read(path: Path, document: Mapping[str, Any]) -> Run:
-    """The run of a suite. Raises ValueError for a unit that has no direction."""
+    """The run of a suite. Raises ValueError for a unit that has no direction and for a name that two have."""
     shared = document.get("metadata") or {}
     cells, measures = {}, dict[str, None]()
     about: dict[str, Any] = dict(shared)
@@ -34,7 +35,10 @@ def read(path: Path, document: Mapping[str, Any]) -> Run:
             raise ValueError(f"unit {unit!r} has no direction; accepted: {', '.join(_MEASURES)}")
         values = [value for run in benchmark["runs"] for value in run.get("values") or ()]
         measures[_MEASURES[unit]] = None
-        cells[str(own.get("name", path.stem))] = measured({_MEASURES[unit]: values})
+        name = str(own.get("name", path.stem))
+        if name in cells:
+            raise ValueError(f"two benchmarks are named {units.quoted(name)}; accepted: a name each")
+        cells[name] = measured({_MEASURES[unit]: values})
     conditions = {"estimator": "median", "method": "wall", "cache": "hot"}
     return Run(
         path=path, kind=KIND, cells=cells, measures=tuple(measures),

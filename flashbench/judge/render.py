@@ -70,8 +70,8 @@ def document(comparisons: Sequence[Comparison], about: Mapping[str, Any]) -> dic
                 "name": one.measure.name, "unit": one.measure.unit, "better": one.measure.better,
                 "counts": {name: one.count(name) for name in VERDICTS},
                 "groups": [
-                    {"name": group.name, "cells": group.cells, **_interval(group.ratio)} for group in
-                    one.groups
+                    {"name": group.name, "cells": group.cells, **_interval(group.ratio),
+                     "verdict": group.verdict, "reason": group.reason} for group in one.groups
                 ],
             }
             for one in comparisons
@@ -91,10 +91,13 @@ def markdown(comparisons: Sequence[Comparison], notes: Iterable[str] = ()) -> li
             lines += ["| verdict | cell | new/base | why |", "|---|---|---|---|"]
             lines += [_markdown_row(cell) for cell in rows] + [""]
         if one.groups:
-            lines += ["| geometric mean of | cells | new/base | 95 % from | to |", "|---|--:|--:|--:|--:|"]
+            lines += [
+                "| geometric mean of | cells | new/base | 95 % from | to | verdict |",
+                "|---|--:|--:|--:|--:|---|",
+            ]
             lines += [
                 f"| {group.name} | {group.cells} | {group.ratio.value:.3f} | {group.ratio.low:.3f}"
-                f" | {group.ratio.high:.3f} |"
+                f" | {group.ratio.high:.3f} | {group.verdict} |"
                 for group in one.groups
             ] + [""]
     if still:

@@ -62,6 +62,12 @@ class Run:
     commit: str = ""
     created_at: str = ""
 
+    @property
+    def told(self) -> list[str]:
+        """Its notes, each with its path."""
+        path = str(self.path)
+        return [text if text.startswith(path) else f"{path}: {text}" for text in self.notes]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
@@ -131,21 +137,51 @@ def in_folder(folder: Path, name: str) -> list[Path]:
 
 
 def unlike(base: Side, new: Side) -> dict[str, tuple[str, str]]:
-    """Conditions that differ over the cells in common, with what each side has."""
+    """Conditions in which the sides differ as a whole, with what each side has: those of runs, and those of
+    cells where no cell in common has the same on both."""
     common = set(base.keys) & set(new.keys)
     found = {}
     for name in CONDITIONS:
         one, other = base.condition(name, common), new.condition(name, common)
-        if one and other and one != other:
+        if one and other and one != other and not _cells_alike(base, new, name, common):
             found[name] = (_said(one), _said(other))
     return found
+
+
+def _cells_alike(base: Side, new: Side, name: str, keys: Iterable[str]) -> bool:
+    """Whether a condition is of cells, and of some cell the same on both sides."""
+    if any(name in run.conditions for side in (base, new) for run in side.runs):
+        return False
+    return any(one == other for one, other in _both(base, new, name, keys))
+
+
+def _both(base: Side, new: Side, name: str, keys: Iterable[str]) -> list[tuple[set[str], set[str]]]:
+    """The values of a cell's own condition on both sides, of the cells of which both tell it."""
+    pairs = [tuple(_own(side.of(key), name) for side in (base, new)) for key in keys]
+    return [(one, other) for one, other in pairs if one and other]
+
+
+def _own(cells: Iterable[Measured], name: str) -> set[str]:
+    return {cell.conditions[name] for cell in cells if name in cell.conditions}
+
+
+def partly_unlike(base: Side, new: Side) -> list[str]:
+    """Conditions that differ in some cells in common and in others do not, one sentence each."""
+    common = set(base.keys) & set(new.keys)
+    whole = unlike(base, new)
+    said = []
+    for name in CONDITIONS:
+        pairs = [] if name in whole else _both(base, new, name, common)
+        if apart := sum(one != other for one, other in pairs):
+            said.append(f"{name} differs between the sides in {apart} of {len(pairs)} cells")
+    return said
 
 
 def cell_unlike(base: Sequence[Measured], new: Sequence[Measured], allowed: frozenset[str]) -> str:
     """In what one cell's own conditions differ, in words, or empty."""
     said = []
     for name in CONDITIONS:
-        one, other = ({c.conditions[name] for c in cells if name in c.conditions} for cells in (base, new))
+        one, other = _own(base, name), _own(new, name)
         if one and other and one != other and name not in allowed:
             said.append(f"{name} is {_said(one)} on the base side and {_said(other)} on the new one")
     return "; ".join(said)

@@ -6,7 +6,9 @@ Source: NIST Digital Library of Mathematical Functions, 8.17 (incomplete beta fu
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 _STEPS, _PRECISE, _TINY = 400, 1e-14, 1e-300
 
@@ -20,15 +22,38 @@ def two_sided(t: float, df: float) -> float:
     return _beta(df / (df + t * t), df / 2, 0.5)
 
 
+@functools.lru_cache(maxsize=4096)
 def quantile(level: float, df: float) -> float:
     """The t with P(|T| <= t) = ``level``, 0 < level < 1, to a relative 1e-9."""
     low, high = 0.0, 1.0
     while two_sided(high, df) > 1 - level:
         low, high = high, 2 * high
+    return _where(lambda t: two_sided(t, df) > 1 - level, low, high)
+
+
+@functools.lru_cache(maxsize=4096)
+def least_variance(chance: float, df: float) -> float:
+    """The share of the true variance below which an estimate with ``df`` degrees lies with that chance."""
+    return _where(lambda share: _gamma(df / 2, share * df / 2) < chance, 0.0, 1.0)
+
+
+def _where(below: Callable[[float], bool], low: float, high: float) -> float:
+    """Where what is below from ``low`` on stops being so, before ``high``, to a relative 1e-9."""
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if two_sided(middle, df) > 1 - level else (low, middle)
+        low, high = (middle, high) if below(middle) else (low, middle)
     return (low + high) / 2
+
+
+def _gamma(a: float, x: float) -> float:
+    """The regularised incomplete gamma function P(a, x), by its series (DLMF 8.11.4)."""
+    term = total = 1.0
+    step = 0
+    while term > _PRECISE * total:
+        step += 1
+        term *= x / (a + step)
+        total += term
+    return total * math.exp(a * math.log(x) - x - math.lgamma(a + 1)) if x > 0 else 0.0
 
 
 def _beta(x: float, a: float, b: float) -> float:

@@ -12,7 +12,7 @@ from flashbench.judge.fdr import false_discoveries
 from flashbench.judge.groups import Group
 from flashbench.judge.measures import Measure
 from flashbench.judge.sides import Measured, Side
-from flashbench.judge.spread import Repeats, Spread, repeats, steadied
+from flashbench.judge.spread import NONE, Parts, Repeats, repeats, steadied
 from flashbench.judge.statistics import Medians, Ratio, medians, ratio_of
 
 VERDICTS = ("slower", "failed", "missing", "incomparable", "undecided", "faster", "new", "same")
@@ -23,6 +23,10 @@ BAD = ("oom", "wrong", "failed", "timeout")
 """Statuses of a cell that was tried: where the base side has a value, the new side failed."""
 FAULTS = ("wrong", "failed", "timeout")
 """Those that are no cell's nature, as not to fit in memory is: failed where neither side has a value."""
+
+RATE = 0.01
+"""Share of the verdicts that may be chance."""
+CHANCE = "chance alone may do that; take more runs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class Rules:
     fail: float | None = None
     noise: float = 0.01
     profile: Repeats = field(default_factory=Repeats)
-    rate: float = 0.01
+    rate: float = RATE
     floor: float | None = None
     allowed: frozenset[str] = frozenset()
 
@@ -124,13 +128,22 @@ def compare(
     known = own.joined(rules.profile)
     spreads = steadied(known, list(sampled), rules.noise)
     for key, pair in sampled.items():
-        spread = spreads[key] if varies else Spread(0.0, math.inf)
-        judged[key] = _judge(key, pair, spread, measure, rules)
+        judged[key] = _judge(key, pair, spreads[key] if varies else Parts(NONE), measure, rules)
     cells = _without_chance([_placed(judged[key], base, new) for key in keys], rules)
     order = {name: rank for rank, name in enumerate(VERDICTS)}
     cells.sort(key=lambda cell: (order[cell.verdict], not cell.fails, -(cell.change or 0.0)))
-    means = groups.means(cells, sampled, known, rules.noise if varies else 0.0, by)
+    means = tuple(
+        _summed(mean, measure, rules)
+        for mean in groups.means(cells, sampled, rules.profile, rules.noise if varies else 0.0, by)
+    )
     return Comparison(measure=measure, cells=tuple(cells), groups=means, spread=own)
+
+
+def _summed(mean: Group, measure: Measure, rules: Rules) -> Group:
+    """With the verdict on its mean."""
+    warn, fail, _ = rules.of(measure)
+    verdict, reason, _ = weigh(mean.ratio, measure.better == "higher", warn, fail, rules.rate)
+    return replace(mean, verdict=verdict, reason=reason)
 
 
 def _concerns(base: list[Measured], new: list[Measured], measure: str) -> bool:
@@ -255,11 +268,11 @@ def _exact(
     )  # fmt: skip
 
 
-def _judge(key: str, pair: tuple[Medians, Medians], spread: Spread, measure: Measure, rules: Rules) -> Judged:
+def _judge(key: str, pair: tuple[Medians, Medians], parts: Parts, measure: Measure, rules: Rules) -> Judged:
     base, new = (math.exp(side.log) for side in pair)
-    ratio = ratio_of(*pair, spread)
+    ratio = ratio_of(*pair, *parts)
     warn, fail, floor = rules.of(measure)
-    verdict, reason, change = weigh(ratio, measure.better == "higher", warn, fail)
+    verdict, reason, change = weigh(ratio, measure.better == "higher", warn, fail, rules.rate)
     if abs(new - base) < floor and (verdict != "undecided" or _reaches(pair, ratio) < floor):
         verdict, reason = "same", f"{reason.split(':')[0]}; less than {floor:g} {measure.unit} apart"
     if verdict == "faster" and max(ratio.value, 1 / ratio.value) > MUCH:
@@ -280,8 +293,10 @@ def _reaches(pair: tuple[Medians, Medians], ratio: Ratio) -> float:
     return max(abs(2 * middle * math.sinh(math.log(end) / 2)) for end in (ratio.low, ratio.high))
 
 
-def weigh(ratio: Ratio, higher: bool, warn: float, fail: float) -> tuple[str, str, float]:
+def weigh(ratio: Ratio, higher: bool, warn: float, fail: float, rate: float = RATE) -> tuple[str, str, float]:
     """Verdict, reason and how much worse (relative) of a ratio, where ``higher`` values are better.
+
+    rate: chance of a verdict where nothing changed, below what a 95 % interval that holds no 1 leaves.
 
     Swapping the sides turns slower into faster: the thresholds are of the larger over the smaller.
     """
@@ -300,6 +315,8 @@ def weigh(ratio: Ratio, higher: bool, warn: float, fail: float) -> tuple[str, st
     if low <= 0 <= high and ratio.error + ratio.extra > 0:
         reason = f"{said}: the interval holds no change; take more samples or runs{trouble}"
         return "undecided", reason, change
+    if ratio.p > rate:
+        return "undecided", f"{said}: {CHANCE}{trouble}", change
     return "slower" if log > 0 else "faster", said, change
 
 
@@ -311,7 +328,7 @@ def _without_chance(cells: list[Judged], rules: Rules) -> list[Judged]:
         cell = cells[index]
         if cell.verdict in ("slower", "faster") and not stand:
             among = f"among {len(tested)} cells " if len(tested) > 1 else ""
-            reason = f"{cell.reason}: {among}chance alone may do that; take more runs"
+            reason = f"{cell.reason}: {among}{CHANCE}"
             cells[index] = replace(cell, verdict="undecided", reason=reason, fails=False)
     return cells
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -58,6 +58,33 @@ class Options(NamedTuple):
 def required(schema: str) -> str:
     """The same arguments without defaults."""
     return re.sub(r"=[^,]+", "", schema)
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = ..., scale: float | None = ...,
+    window: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., layout: str = ...,
+    cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ..., max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ..., return_lse: Literal[False] = ...,
+) -> Tensor: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = ..., scale: float | None = ...,
+    window: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., layout: str = ...,
+    cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ..., max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ..., return_lse: Literal[True],
+) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+
+
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool = ..., scale: float | None = ...,
+    window: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: Tensor | None = ..., layout: str = ...,
+    cu_seqlens_q: Tensor | None = ..., cu_seqlens_k: Tensor | None = ..., max_seqlen_q: int | None = ...,
+    max_seqlen_k: int | None = ..., return_lse: bool,
+) -> Tensor | tuple[Tensor, Tensor]: ...  # fmt: skip
 
 
 def attention(

@@ -8,35 +8,31 @@ looks at its target, as Triton has to know before its import whether it compiles
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import importlib
 import importlib.metadata
-import importlib.util
 import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from flashbench import units
 from flashbench.declared import ATTRIBUTE, Declared, Stated, declares, of
-from flashbench.errors import FlashbenchError, SpecError, UsageError, message
+from flashbench.errors import FlashbenchError, UsageError
 from flashbench.kernels import (
     Call,
     Implementation,
-    Misbehaviour,
     Origin,
     Target,
     _triton,
     registry,
     unsupported_features,
 )
+from flashbench.kernels._own_import import imported
 from flashbench.problem import LAYOUTS, UNLIMITED, Problem
 
 if TYPE_CHECKING:
@@ -235,17 +231,9 @@ def _implementation(source: _Source, summary: str) -> Implementation:
         return prepare(loaded(Target(device=inputs.q.device.type)), problem, inputs)
 
     def stated(problem: Problem, pass_: str) -> Stated:
-        model = loaded().declared.io_model
-        if not callable(model):
-            return {}
-        from flashbench import iomodel
+        from flashbench.kernels._own_call import stated
 
-        found = model(problem, pass_)
-        try:
-            iomodel.stated(source.name, problem, pass_, found)
-        except SpecError as error:
-            raise Misbehaviour(str(error)) from None
-        return found
+        return stated(loaded().declared.io_model, source.name, problem, pass_)
 
     return _Own(
         name=source.name,
@@ -293,64 +281,7 @@ def _settle_triton(target: Target) -> None:
 
 def _function(spec: str, where: str) -> Any:
     look(spec, where)
-    place, _, name = spec.rpartition(":")
-    try:
-        with redirect_stdout(sys.stderr):  # stdout is for results
-            module = _of_file(Path(place)) if place.endswith(".py") else _of_module(place)
-    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
-        said = " ".join(message(error).split())[:200] or "no message"
-        line = _line_in(error, place)
-        raise UsageError(f"{where}: importing it raised {type(error).__name__}: {said}{line}") from None
-    if not hasattr(module, name):
-        names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else f"; it has {', '.join(names) or 'no function'}"
-        raise UsageError(f"{where}: {place} has no {name!r}{hint}")
-    return getattr(module, name)
-
-
-def _line_in(error: BaseException, place: str) -> str:
-    """Where in the file it was raised, as " (FILE:LINE)"; empty where that was elsewhere."""
-    if isinstance(error, SyntaxError):
-        return f" ({Path(error.filename or place).name}:{error.lineno})"
-    trace, found = error.__traceback__, ""
-    while trace is not None:
-        file = Path(trace.tb_frame.f_code.co_filename)
-        if file.name == Path(place).name:
-            found = f" ({file.name}:{trace.tb_lineno})"
-        trace = trace.tb_next
-    return found
-
-
-def _of_file(path: Path) -> ModuleType:
-    """The module of a file, which may import its neighbours; one module per file and process."""
-    path = path.resolve()
-    name = f"flashbench_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    _reach(path.parent)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
-
-
-def _of_module(name: str) -> ModuleType:
-    _reach(Path.cwd())
-    return importlib.import_module(name)
-
-
-def _reach(folder: Path) -> None:
-    """Last in the path, so that a file there shadows no package."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    return imported(spec, where)
 
 
 def inspected(function: Any, spec: str, where: str) -> Loaded:

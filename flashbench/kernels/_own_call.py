@@ -5,13 +5,19 @@ What it does to its inputs shows on the copies, so that no other implementation 
 
 from __future__ import annotations
 
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from flashbench.declared import declares
+from flashbench.declared import Stated, declares
+from flashbench.errors import SpecError, in_words
 from flashbench.kernels import WATCH, WRITES, Call, Misbehaviour, Refusal
 from flashbench.kernels._inputs import Inputs
 from flashbench.problem import LAYOUTS, Problem
@@ -32,6 +38,38 @@ def prepare(own: Loaded, problem: Problem, inputs: Inputs) -> Call:
     call = _call(own, problem, inputs, handed)
     setattr(call, WATCH, lambda: _changed(own, problem, inputs, handed))
     return call
+
+
+def within(own: Loaded, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Its o of q, k, v inside a layer, unwatched: a contiguous copy in its layout is part of each call."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        inputs = Inputs(q=q, k=k, v=v, dout=q)
+        return _call(own, problem, inputs, _handed(own, problem, inputs))()
+
+    return attend
+
+
+def stated(model: object, name: str, problem: Problem, pass_: str) -> Stated:
+    """What a model of the author's own says, {} where that is none. name: of the implementation.
+
+    Raises Misbehaviour where the model raises, and where it gives no bytes.
+    """
+    if not callable(model):
+        return {}
+    from flashbench import iomodel
+
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for results
+            found = model(problem, pass_)
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f" ({Path(last.filename).name}:{last.lineno} in {last.name})"
+        raise Misbehaviour(f"the io_model of {name} raised {in_words(error, 200)}{where}") from None
+    try:
+        return iomodel.stated_numbers(name, found)
+    except SpecError as error:
+        raise Misbehaviour(str(error)) from None
 
 
 def _changed(

@@ -28,11 +28,20 @@ def philox(
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
-        # int64 products wrap, and their 64 bits are those of the unsigned product
-        one, two = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
-        c0, c1, c2, c3 = (two >> 32 & WORD) ^ c1 ^ k0, two & WORD, (one >> 32 & WORD) ^ c3 ^ k1, one & WORD
+        (high0, low0), (high2, low2) = _product(c0, MULTIPLIERS[0]), _product(c2, MULTIPLIERS[1])
+        c0, c1, c2, c3 = high2 ^ c1 ^ k0, low2, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + WEYL[0]) & WORD, (k1 + WEYL[1]) & WORD
     return c0, c1, c2, c3
+
+
+def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
+    """The high and the low word of word * factor.
+
+    By halves of the factor, so that nothing is over 2**49: a product that wraps is right in torch itself,
+    but what torch's compiler makes of it for a CPU is not.
+    """
+    high, low = word * (factor >> 16), word * (factor & 0xFFFF)
+    return (high + (low >> 16)) >> 16, (((high & 0xFFFF) << 16) + low) & WORD
 
 
 def keep_mask(seed: int | Tensor, dropout_p: float, heads: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

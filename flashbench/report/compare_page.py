@@ -248,11 +248,13 @@ def _summary(comparisons: Sequence[Comparison], found: Sequence[Row], notes: Ite
         )
         means = [
             row_of([escape(group.name), str(group.cells), f"{group.ratio.value:.3f}",
-                    f"{group.ratio.low:.3f} to {group.ratio.high:.3f}"])
+                    f"{group.ratio.low:.3f} to {group.ratio.high:.3f}", group.verdict])
             for group in one.groups
         ]  # fmt: skip
         if means:
-            parts.append(table(["geometric mean of", "cells", "new / base", "95 % interval"], means))
+            parts.append(
+                table(["geometric mean of", "cells", "new / base", "95 % interval", "verdict"], means)
+            )
     said = "".join(f"<li>{escape(text)}</li>" for text in notes)
     return "".join(parts) + (f"<ul>{said}</ul>" if said else "")
 

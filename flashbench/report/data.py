@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """The joined table (table.build), and by run its header, numerics, blocks and ring, as table gives them.
+    """The joined table (table.build), and by run, as table gives them, its header, numerics, blocks, ring and
+    decode.
 
     ceilings: what the run's card was measured to reach, by run; timelines: what ``profile --timeline``
     recorded of a cell, by the cell's key; claims: what a folder's results say of the literature's.
@@ -36,6 +37,7 @@ class Results:
     numerics: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     blocks: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     ring: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    decode: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
     timelines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     claims: Sequence[Judged] = ()

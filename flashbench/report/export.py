@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flashbench import paths
 from flashbench.errors import UnavailableError, UnknownName, UsageError
 from flashbench.report.data import KEYS, Results
 from flashbench.report.figures import LIGHT, Figure
@@ -162,12 +163,12 @@ def refined(figure: Figure) -> dict[str, Any]:
 
 def _files(stem: Path, figure: Figure, data: DataFrame, formats: Sequence[str]) -> list[Path]:
     plain = {"data": figure.data, "layout": figure.layout}
-    paths = [stem.with_name(f"{stem.name}.{end}") for end in ("json", "csv", *formats)]
-    paths[0].write_text(json.dumps(plain, allow_nan=False, indent=1) + "\n", encoding="utf-8")
-    paths[1].write_text(data.to_csv(index=False, lineterminator="\n"), encoding="utf-8")
-    for path in paths[2:]:
-        path.write_bytes(picture(figure, path.suffix[1:]))
-    return paths
+    files = [stem.with_name(f"{stem.name}.{end}") for end in ("json", "csv", *formats)]
+    paths.put(files[0], json.dumps(plain, allow_nan=False, indent=1) + "\n")
+    paths.put(files[1], data.to_csv(index=False, lineterminator="\n"))
+    for path in files[2:]:
+        paths.put(path, picture(figure, path.suffix[1:]))
+    return files
 
 
 def picture(figure: Figure, end: str) -> bytes:

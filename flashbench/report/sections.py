@@ -15,6 +15,7 @@ from flashbench.report import (
     cells,
     claimed,
     data,
+    decoded,
     figures,
     glance,
     joined,
@@ -212,6 +213,14 @@ SECTIONS = (
         " (infer), no optimizer. MFU: matrix FLOPs, three forwards to a training step, over the dense peak."
         " The share of attention is its calls timed alone over the step.",
         data=blocks.data, page=blocks.page, empty="No layers were measured ('block --out').",
+    ),
+    Section(
+        key="decode", title="Decoding",
+        about="One layer's attention of a decode step over a cache, as a CUDA graph from a cold L2. Rates are"
+        " of the bytes that no kernel can avoid (K, V, q, o, lse, block table, each once), beside what a copy"
+        " reached in the same run; bound: those bytes at the data sheet's bandwidth. Splits: thread blocks"
+        " that share a sequence's keys. Contiguous: the fastest cache in one piece for the same step.",
+        data=decoded.data, page=decoded.page, empty="No decode step was measured ('decode --out').",
     ),
     Section(
         key="across", title="Across cards",

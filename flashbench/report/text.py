@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+import itertools
 import shlex
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashbench.errors import UnavailableError
-from flashbench.report import across, data, glance, summary, words
+from flashbench.report import across, data, decoded, glance, summary, words
 from flashbench.report.data import KEYS, Results
 from flashbench.report.figures import rate_unit
 from flashbench.units import format_length
@@ -38,7 +39,8 @@ def markdown(results: Results) -> list[str]:
     for title, head, rows in tables(results, "time_s"):
         lines += ["", f"### Time: {title}", "", _pipes(head), _pipes(["---", *["--:"] * (len(head) - 1)])]
         lines += map(_pipes, rows)
-    for title, head, rows in across.plain(across.data(results)):
+    others = across.plain(across.data(results)), decoded.plain(decoded.data(results))
+    for title, head, rows in itertools.chain(*others):
         lines += ["", f"### {title}", "", _pipes(head), _pipes(["---", "---", *["--:"] * (len(head) - 2)])]
         lines += map(_pipes, rows)
     return [*lines, "", *_commands(results)]

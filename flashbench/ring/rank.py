@@ -24,7 +24,7 @@ from flashbench.runner import unworried, what
 def main() -> None:
     """Serve the parent until it closes the pipe."""
     lifeline.guarded()
-    faulthandler.enable()
+    faulthandler.enable(all_threads=False)
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1)
     channel = Channel()

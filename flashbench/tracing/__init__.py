@@ -200,6 +200,7 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     """The launches of the cell's pass alone, on the CPU."""
     import torch
 
+    from flashbench.kernels._aside import stdout_to_stderr
     from flashbench.kernels._backward import backward_call, forward_backward_call
     from flashbench.kernels._inputs import make_inputs
 
@@ -208,7 +209,7 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     prepare = implementation.prepare_tiles or (
         lambda problem, inputs, _: implementation.prepare(problem, inputs)
     )
-    with torch.set_grad_enabled(cell.pass_ != "fwd"):
+    with torch.set_grad_enabled(cell.pass_ != "fwd"), stdout_to_stderr():
         call = prepare(cell.problem, inputs, config)
         if cell.pass_ == "bwd":
             return trace(backward_call(call, inputs)[0])
