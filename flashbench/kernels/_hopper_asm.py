@@ -179,19 +179,6 @@ def known(p, COLS: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, TIED, [p], gl.int32, is_pure=False, pack=N)
 
 
-LATER = gl.constexpr(
-    "{\n.reg .pred p;\n.reg .b32 votes;\nsetp.neu.f32 p, $1, 0f7E967699;\n"
-    "vote.sync.ballot.b32 votes, p, 0xffffffff;\nsetp.ne.b32 p, votes, 0;\n"
-    "selp.f32 $0, $1, 0f7E967699, p;\n}"
-)
-
-
-@gluon.jit
-def later(x):
-    """x, by a vote that no warp has taken before here: what depends on it is not computed earlier."""
-    return gl.inline_asm_elementwise(LATER, "=f,f", [x], gl.float32, is_pure=False, pack=1)
-
-
 HOLD = gl.constexpr(
     "{\n.reg .pred p, q;\nsetp.lt.f32 p, $0, 0f00000000;\nsetp.lt.or.f32 q, $1, 0f00000000, p;\n"
     "@q nanosleep.u32 1;\n}"

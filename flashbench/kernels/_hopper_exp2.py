@@ -152,19 +152,10 @@ def eight_asm(share, e5m2):
     body = []
     for i in range(4):
         s0, s1, s2, s3, factor, base, small, bias = (f"${4 * n + i}" for n in range(3, 11))
-        body += ["{", ".reg .f32 p0, p1, p2, p3;", ".reg .b32 pair;", ".reg .b16 low, high, unused;"]
+        body += ["{", ".reg .f32 p0, p1, p2, p3;", ".reg .b32 pair;", ".reg .b16 low, high;"]
         body += [PAIR_REGISTERS]
         body += _exponentials(("p0", "p1"), (s0, s1), factor, base)
         body += [f"cvt.rn.satfinite.{fp8}.f32 low, p1, p0;", f"add.f32 ${4 + i}, p0, p1;"]
-        if share == 12:  # the bytes of a number's high half, rounded, are e4m3's, times 2**8
-            body += [
-                *_pair(s2, s3, small, bias, False),
-                "mul.rn.f16x2 pair, q, y;",
-                f"mov.b32 ${8 + i}, pair;",
-            ]
-            body += ["mad.lo.u32 m, pair, 2, 0x00800080;", "prmt.b32 m, m, 0, 0x4431;"]
-            body += ["mov.b32 {high, unused}, m;", f"mov.b32 ${i}, {{low, high}};", "}"]
-            continue
         if i in ((2,), (1, 2), (0, 1, 3), (0, 1, 2, 3))[share - 1]:
             body += [*_pair(s2, s3, small, bias, False), "mul.rn.f16x2 pair, q, y;"]
         else:
@@ -178,18 +169,16 @@ EIGHT_TIED = gl.constexpr(",".join(["=r"] * 4 + ["=f"] * 4 + ["=r"] * 4 + ["f"] 
 
 
 @constexpr_function
-def max_asm(cols, pieces=1):
-    """A thread's maxima of its two rows over such tensors, in its elements 0 and 2; others are not set."""
-    outputs = cols // 2
-    n = outputs * pieces
+def max_asm(cols):
+    """A thread's maxima of its two rows, in its elements 0 and 2; the others are not set."""
+    n = cols // 2
     body = ["{", ".reg .pred p;", ".reg .f32 f0, f1;", f".reg .b32 i<{n}>, t<{n}>, h0, h1;"]
-    body += [f"mov.b32 i{i}, ${outputs + i};" for i in range(n)]
+    body += [f"mov.b32 i{i}, ${n + i};" for i in range(n)]
     trees, slow, made = [], [], 0
     for row in (0, 1):
         own = [i for i in range(n) if i % 4 // 2 == row]
         slow.append(
-            [f"mov.f32 f{row}, ${outputs + own[0]};"]
-            + [f"max.NaN.f32 f{row}, f{row}, ${outputs + i};" for i in own[1:]]
+            [f"mov.f32 f{row}, ${n + own[0]};"] + [f"max.NaN.f32 f{row}, f{row}, ${n + i};" for i in own[1:]]
         )
         left, lines = [f"i{i}" for i in own], []
         while len(left) > 1:
@@ -211,8 +200,8 @@ def max_asm(cols, pieces=1):
 
 
 @constexpr_function
-def max_tied(cols, pieces=1):
-    return ",".join(["=f"] * (cols // 2) + ["f"] * (cols // 2 * pieces))
+def max_tied(cols):
+    return ",".join(["=f"] * (cols // 2) + ["f"] * (cols // 2))
 
 
 @builtin
@@ -251,37 +240,11 @@ def row_max(s, BLOCK_N: gl.constexpr):
     ASM: gl.constexpr = max_asm(BLOCK_N)
     TIED: gl.constexpr = max_tied(BLOCK_N)
     own = gl.inline_asm_elementwise(ASM, TIED, [s], gl.float32, is_pure=True, pack=N)
-    return of_quads(own, s, BLOCK_N)
-
-
-@gluon.jit
-def row_max2(s0, s1, BLOCK_N: gl.constexpr):
-    """The same over two tensors alike."""
-    N: gl.constexpr = BLOCK_N // 2
-    ASM: gl.constexpr = max_asm(BLOCK_N, 2)
-    TIED: gl.constexpr = max_tied(BLOCK_N, 2)
-    own = gl.inline_asm_elementwise(ASM, TIED, [s0, s1], gl.float32, is_pure=True, pack=N)
-    return of_quads(own, s0, BLOCK_N)
-
-
-@gluon.jit
-def row_max3(s0, s1, s2, BLOCK_N: gl.constexpr):
-    """The same over three tensors alike."""
-    N: gl.constexpr = BLOCK_N // 2
-    ASM: gl.constexpr = max_asm(BLOCK_N, 3)
-    TIED: gl.constexpr = max_tied(BLOCK_N, 3)
-    own = gl.inline_asm_elementwise(ASM, TIED, [s0, s1, s2], gl.float32, is_pure=True, pack=N)
-    return of_quads(own, s0, BLOCK_N)
-
-
-@gluon.jit
-def of_quads(own, like, BLOCK_N: gl.constexpr):
-    """Maxima of rows from those of their threads (``max_asm``)."""
     own, _unused = gl.split(gl.reshape(own, [ROWS, BLOCK_N // 8, 4, 2]))
     TIMES: gl.constexpr = log2_of(BLOCK_N // 8)
     return gl.convert_layout(
         gl.reduce(gl.reshape(first_halves(own, TIMES), [ROWS, 4]), 1, larger),
-        gl.SliceLayout(1, like.type.layout),
+        gl.SliceLayout(1, s.type.layout),
     )
 
 
@@ -375,15 +338,11 @@ def eight_words(s, base, factor, BLOCK_N: gl.constexpr, SHARE: gl.constexpr, E5M
     ASM: gl.constexpr = eight_asm(SHARE, E5M2)
     scale = gl.full([ROWS, BLOCK_N // 4], factor, gl.float32, s0.type.layout)
     small = gl.full([ROWS, BLOCK_N // 4], factor * (1 / 32), gl.float32, s0.type.layout)
-    BYTES: gl.constexpr = SHARE == 12
-    bias = over(base * (1 / 32) + (7 if BYTES else 15) / 32, s0)
+    bias = over(base * (1 / 32) + 15 / 32, s0)
     words, sums, others = fours(s0, s1, s2, s3, scale, over(base, s0), small, bias, ASM)
     sums = gl.sum(gl.reshape(sums, [ROWS, BLOCK_N // 16, 4]), 1)
-    TIMES: gl.constexpr = min(3, log2_of(BLOCK_N // 16))
-    others = word_sums(gl.reshape(others, [ROWS, BLOCK_N // 16, 4]), TIMES)
-    others = gl.sum(gl.reshape(both(others), [ROWS, BLOCK_N // 16 // 2**TIMES, 4]), 1)
-    if BYTES:
-        others *= 256
+    others = word_sums(gl.reshape(others, [ROWS, BLOCK_N // 16, 4]), 3)
+    others = gl.sum(gl.reshape(both(others), [ROWS, BLOCK_N // 128, 4]), 1)
     return words, sums + gl.convert_layout(others, sums.type.layout)
 
 
