@@ -47,15 +47,17 @@ def rmse(x: Tensor, ref: Tensor) -> float:
 
 
 def guarded(
-    q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float, block_q: int = 128
+    q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float, block_q: int = 128, lift: int = 4
 ) -> tuple[Tensor, Tensor]:
     """(o, lse) in fp32 by the arithmetic of _hopper_fp8_sums and _hopper_guard, emulated ones aside.
 
     Tiles of keys from the last that a tile of block_q queries sees; v: straight, its scales powers of two. In
     a warp's 16 rows where a thread's sum of a row passes the limit, or is far more than what it had, or a row
-    has no base, rows that outgrew theirs by more than NEAR get a new one.
+    has no base, rows that outgrew theirs by more than NEAR get a new one: below their maximum by as many powers
+    of two, up to lift, as few keys are near it.
     """
     shift, near, grown, limit = 3.0, 0.8, 4.0, 448.0 if v.values.dtype == E4M3 else 1024.0
+    room = 4.1
     group, keys, rows = q.values.shape[1] // k.values.shape[1], k.values.shape[2], q.values.shape[2]
     block, tall = k.block, -(-rows // block_q) * block_q
     pad = torch.nn.functional.pad
@@ -87,7 +89,9 @@ def guarded(
         found = first | (~(_by_thread(p) <= most)).any(-1, keepdim=True)
         found = found.unflatten(2, (-1, 16)).any(3, keepdim=True).expand(-1, -1, -1, 16, -1).flatten(2, 3)
         highest = s.amax(-1, keepdim=True)
-        new_top = torch.where(seen & found & ~(highest - top <= near), highest, top)
+        close = _by_thread((1 + (s - highest) / 4).nan_to_num(0).clamp(0, 1)).amax(-1, keepdim=True)
+        higher = (room - close.log2()).floor().clamp(0, lift)
+        new_top = torch.where(seen & found & ~(highest - top <= near), highest - higher, top)
         base = torch.where(new_top == -math.inf, 0.0, new_top)
         p = torch.where(seen, torch.exp2(s - base + shift), 0.0)
         shrink = torch.where(top == -math.inf, 1.0, torch.exp2(top - base))

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hopper_turns import Turns
 from torch import Tensor
 
 HANG_S = 5
@@ -28,10 +29,14 @@ _RANDOM = random.Random(0)
 _TURNS: list[threading.Semaphore] = []
 """Named barriers of two warpgroups, who passes a turn and who waits for it."""
 _LAUNCH = {"programs": 0, "program": 0}
+ORDER: list[Any] = [None]
+"""In which order roles go on (``hopper_turns.Turns``); None: as the threads do."""
 
 
 def _pause() -> None:
-    if _RANDOM.random() < 0.3:
+    if _OWN.turns:
+        _OWN.turns.switch(_OWN.role)
+    elif _RANDOM.random() < 0.3:
         time.sleep(_RANDOM.random() * 3e-4)
 
 
@@ -160,7 +165,10 @@ class BarrierLayout(Layout):
 def _turn_wait(number: int, turns: bool) -> None:
     if not turns:
         return
-    _pause()
+    if _OWN.turns:
+        _OWN.turns.switch(_OWN.role, lambda: _TURNS[number]._value > 0)  # type: ignore[attr-defined]
+    else:
+        _pause()
     if not _TURNS[number].acquire(timeout=HANG_S):
         raise RuntimeError("a turn was waited for in vain")
 
@@ -175,6 +183,9 @@ def _turn_pass(number: int, here: bool) -> None:
 
 
 def _wait(barrier: Barrier, phase: int, pred: bool = True) -> None:
+    if _OWN.turns:
+        _OWN.turns.switch(_OWN.role, lambda: not pred or barrier.phase & 1 != phase)
+        return
     _pause()
     with barrier.condition:
         if pred and not barrier.condition.wait_for(lambda: barrier.phase & 1 != phase, HANG_S):
@@ -189,13 +200,21 @@ def _arrive(barrier: Barrier, pred: bool = True) -> None:
 
 def _load(desc: Descriptor, at: list[int], barrier: Barrier, to: Shared) -> None:
     _pause()
-    box = to.data.view(desc.box).zero_()
-    source, place = desc.clip(at)
-    box[place] = desc.data[source]
-    barrier.change(more=-to.data.nbytes)
+
+    def load() -> None:
+        box = to.data.view(desc.box).zero_()
+        source, place = desc.clip(at)
+        box[place] = desc.data[source]
+        barrier.change(more=-to.data.nbytes)
+
+    if _OWN.turns:
+        _OWN.turns.flying.append(load)
+    else:
+        load()
 
 
 def _store(desc: Descriptor, at: list[int], source: Shared) -> None:
+    _pause()
     place, box = desc.clip(at)
     _OWN.stores.append(lambda: desc.data[place].copy_(source.data.view(desc.box)[box]))
 
@@ -211,6 +230,8 @@ def _add(desc: Descriptor, at: list[int], source: Shared) -> None:
 
 
 def _store_wait(pending: int) -> None:
+    if _OWN.turns:
+        _OWN.turns.switch(_OWN.role)
     for store in _OWN.stores:
         store()
     _OWN.stores.clear()
@@ -232,6 +253,8 @@ def _multiply(
 
 
 def _multiply_wait(pending: int, deps: list[Any]) -> Any:
+    if _OWN.turns:  # products read what they read now, after whatever else could happen
+        _OWN.turns.switch(_OWN.role)
     while len(_OWN.products) > pending:
         _OWN.products.pop(0).get()
     flying = _OWN.products
@@ -248,23 +271,32 @@ def _allocate(dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
 def _specialize(roles: list[tuple[Callable[..., None], tuple[Any, ...]]], warps: Any, registers: Any) -> None:
     errors: list[BaseException] = []
     _TURNS[:] = [threading.Semaphore(0) for _ in range(3)]
+    turns = None if ORDER[0] is None else Turns(ORDER[0], len(roles))
 
-    def run(role: Callable[..., None], args: tuple[Any, ...]) -> None:
-        _OWN.stores, _OWN.products = [], []
+    def run(number: int, role: Callable[..., None], args: tuple[Any, ...]) -> None:
+        _OWN.stores, _OWN.products, _OWN.turns, _OWN.role = [], [], turns, number
+        before = len(errors)
         try:
+            if turns:
+                turns.enter(number)
             role(*args)
             assert not _OWN.products
             assert not _OWN.stores
         except BaseException as error:  # the other thread's reason, too
             errors.append(error)
+        if turns:
+            turns.leave(number, len(errors) > before)
 
-    threads = [threading.Thread(target=run, args=role) for role in roles]
+    threads = [threading.Thread(target=run, args=(n, *role)) for n, role in enumerate(roles)]
     for thread in threads:
         thread.start()
+    if turns:
+        turns.start()
     for thread in threads:
         thread.join()
     if errors:
         raise errors[0]
+    assert not (turns and turns.flying), "a load that nobody waited for"
 
 
 def _load_where(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Any:
@@ -374,7 +406,10 @@ def _guarded(
     most = (guard.GROWN * total).clamp(2 ** (guard.SHIFT + guard.NEAR), limit)
     found = (~(sums <= most)).reshape(4, -1).any(1).repeat_interleave(16)[:, None] | first
     highest = s.amax(1, keepdim=True) * factor
-    new = torch.where(found & ~(highest - top <= guard.NEAR), highest, top)
+    close = (1 + (s * factor - highest) / 4).nan_to_num(0).clamp(0, 1)
+    close = close.reshape(64, columns // 8, 4, 2).sum((1, 3)).amax(1, keepdim=True)
+    lift = (guard.ROOM - close.log2()).floor().clamp(0, guard.LIFT)
+    new = torch.where(found & ~(highest - top <= guard.NEAR), highest - lift, top)
     alpha = torch.where((new == top) | (top == -math.inf), 1.0, torch.exp2(top - new))
     again, more = computed(guard.SHIFT - torch.where(new == -math.inf, 0.0, new))
     p, sums = torch.where(found, again, p), torch.where(found, more, sums)

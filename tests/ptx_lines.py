@@ -94,6 +94,8 @@ OPERATIONS: dict[str, Callable[..., Bits]] = {
     "min.f32": _f32(np.fmin),
     "selp.f32": lambda a, b, p: np.where(p > 0, a, b),
     "ex2.approx.ftz.f32": _f32(np.exp2),
+    "lg2.approx.ftz.f32": _f32(np.log2),
+    "cvt.rmi.f32.f32": _f32(np.floor),
     "max.s32": lambda a, b: np.maximum(a.view(np.int32), b.view(np.int32)).view(np.uint32),
     "add.rn.f16x2": _f16(lambda a, b: a + b),
     "fma.rn.f16x2": _f16(lambda a, b, c: a * b + c),

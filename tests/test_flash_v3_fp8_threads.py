@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
 CASES = {
@@ -26,6 +32,20 @@ OTHERS = [
     ("grouped", True), ("ragged", True), ("ragged", False), ("sums", False), ("one tile of keys", False),
     ("sums, emulated", False),
 ]  # fmt: skip
+
+
+SUMS = {
+    # the same, and O's dtype: what each program has to do is in the name
+    "one product": ("stages=2, q_stages=1, promote=1", (1, 1, 128, 128, 64, 128), "e4m3fn", "block", "bfloat16"),
+    "tiles of one product": ("stages=2, q_stages=1, promote=1", (3, 1, 640, 100, 64, 64), "e5m2", "head", "float32"),
+    "two and three products": ("stages=2, q_stages=2, promote=2", (2, 2, 384, 384, 64, 128), "e4m3fn", "block", "bfloat16"),
+    "more than are summed": ("stages=3, promote=4, emulated=3", (2, 1, 256, 1300, 128, 128), "e4m3fn", "block", "bfloat16"),
+    "a multiple of what is summed": ("stages=4, q_stages=1, promote=2", (1, 1, 640, 1024, 64, 128), "e4m3fn", "tensor", "float16"),
+    "rows and tiles without keys": ("stages=3, promote=8", (2, 2, 1100, 300, 64, 128), "e4m3fn", "block", "bfloat16"),
+    "one row": ("stages=3, promote=8, emulated=3", (4, 2, 1, 1537, 128, 48), "e5m2", "head", "float32"),
+}  # fmt: skip
+ORDERS = [*itertools.permutations((0, 1, 2, -1)), *range(8)]
+"""Of two warpgroups, the warp that loads, and TMA: who goes on first where several can (``hopper_turns``)."""
 
 
 def child(code: str) -> str:
@@ -64,8 +84,66 @@ def test_no_barrier_is_waited_for_in_vain_and_outputs_are_of_the_written_arithme
     assert of_lse < (6e-3 if emulated else 1e-5)  # of a row that is all one key's
 
 
+@pytest.mark.parametrize(
+    ("case", "causal", "orders"),
+    [
+        ("two and three products", True, "::7"),
+        *(pytest.param(*both, ":", marks=pytest.mark.slow) for both in itertools.product(SUMS, (False, True))),
+    ],
+)
+def test_whoever_is_ahead_no_buffer_is_read_or_written_too_soon(case: str, causal: bool, orders: str) -> None:
+    tiles, shape, cast, share, out = SUMS[case]
+    asked = f"m.ORDERS[{orders}], {shape}, {causal}, dict({tiles}), {cast!r}, {share!r}, {out!r}"
+    printed = child(f"import {Path(__file__).stem} as m; m.run_in_order({asked})")
+    largest, mean, of_lse, differ = map(float, printed.split())
+    emulated = "emulated" in tiles
+    rounded = {"float32": 0, "bfloat16": 2e-3, "float16": 3e-4}[out]
+    assert mean < (3e-3 if emulated else 1e-5) + rounded
+    assert largest < 0.05 + 4 * rounded
+    assert of_lse < (6e-3 if emulated else 1e-5)
+    assert differ == 0
+
+
 def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str, share: str) -> None:
     """Print the largest and the mean difference of o to the written arithmetic, and the largest of lse."""
+    launch, o, lse, want, want_lse = made(shape, causal, changes, cast, share)
+    launch()
+    print(*apart(o, lse, want, want_lse))
+
+
+def run_in_order(orders: list[Any], *asked: Any) -> None:
+    """Print the same of the first of the orders, and how many numbers any other gave otherwise."""
+    import hopper_threads as model
+    import torch
+
+    launch, o, lse, want, want_lse = made(*asked)
+    differ, first = 0, None
+    for order in orders:
+        model.ORDER[0] = order
+        o.fill_(math.nan)
+        lse.fill_(math.nan)
+        launch()
+        first = first or (o.clone(), lse.clone())
+        differ += sum(
+            int((~torch.isclose(x, y, rtol=0, atol=0, equal_nan=True)).sum())
+            for x, y in zip((o, lse), first, strict=True)
+        )
+    print(*apart(*first, want, want_lse), differ)
+
+
+def apart(o: Tensor, lse: Tensor, want: Tensor, want_lse: Tensor) -> tuple[float, float, float]:
+    """The largest and the mean difference of o, and the largest of lse."""
+    import torch
+
+    assert torch.equal(lse.isinf(), want_lse.isinf())
+    error = (o.float() - want).abs()
+    return error.max().item(), error.mean().item(), (lse - want_lse).nan_to_num().abs().max().item()
+
+
+def made(
+    shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str, share: str, out: str = "float32"
+) -> tuple[Any, ...]:
+    """(what fills them, o, lse, both as the written arithmetic has them) over the model, two batches."""
     import hopper_threads as model
     import torch
 
@@ -99,7 +177,7 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str
         for quantise, x, size in zip((_fp8.quantise, _fp8.quantise, of_v), (q, k, v), sizes, strict=True)
     ]
     values = [*(x.values for x in rounded[:2]), _fp8.interleave(rounded[2]).values]
-    o = torch.full((2, heads, seqlen_q, dim_v), math.nan)
+    o = torch.full((2, heads, seqlen_q, dim_v), math.nan, dtype=getattr(torch, out))
     lse = torch.full((2, heads, seqlen_q), math.nan)
     walk = schedule.Shape(
         heads=2 * heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
@@ -108,22 +186,19 @@ def run(shape: tuple[int, ...], causal: bool, changes: dict[str, int], cast: str
     table = schedule.packed(schedule.table(walk, 3), walk.tiles, heads)
     d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
     boxes = [ROWS, d], [tiles.block_k, d], [e, tiles.block_k], [ROWS, e]
-    model.launch(
-        kernels.forward, len(table[0]),
+    args = (
         *(model.Descriptor(x, [1, 1, *box]) for x, box in zip((*values, o), boxes, strict=True)),
         *(model.Pointer(x.scales.view(-1)) for x in rounded), model.Pointer(lse.view(-1)),
         model.Pointer([entry for row in table for entry in row]), walk.tiles, heads, heads // kv_heads,
         seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d, e,
         tiles.stages, tiles.q_stages, causal,
-        *((tiles.emulated, promote, 1) if promote else (tiles.max3, tiles.emulated)), *tiles.registers,
+        *((tiles.emulated, promote, 4 // o.itemsize) if promote else (tiles.max3, tiles.emulated)), *tiles.registers,
     )  # fmt: skip
     if promote:
         want, want_lse = guarded(*rounded, causal=causal, scale=scale)
     else:
         want, want_lse = _fp8.attention(*rounded, causal=causal, scale=scale, lag=kernels.LAZY)
-    assert torch.equal(lse.isinf(), want_lse.isinf())
-    error = (o - want).abs()
-    print(error.max().item(), error.mean().item(), (lse - want_lse).nan_to_num().abs().max().item())
+    return partial(model.launch, kernels.forward, len(table[0]), *args), o, lse, want, want_lse
 
 
 def layouts() -> None:

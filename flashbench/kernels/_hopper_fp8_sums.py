@@ -134,6 +134,7 @@ def consume(
     PROMOTE: gl.constexpr, O_BOXES: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
+    gl.static_assert(STAGES > 1, "K of a tile comes while V of the one before is being read")
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
     LO: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, E, 32])

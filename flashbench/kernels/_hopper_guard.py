@@ -2,9 +2,12 @@
 
 A row's base is that of an earlier tile. P = 2**(score - base + SHIFT) cannot pass the largest fp8 number
 where a thread's sum of its P of a row, 32 of a tile, does not: so no maximum is looked for. In a warp where a
-sum is larger, or a row has no base yet, rows that outgrew their base by more than NEAR get their maximum for
-one, and the exponentials are computed once more. So they are where a sum is more than GROWN times that of all
-tiles before: the largest P of a row of few keys is to be rounded as little as if its base were its maximum.
+sum is larger, or a row has no base yet, rows that outgrew their base by more than NEAR get another, and the
+exponentials are computed once more. So they are where a sum is more than GROWN times that of all tiles before:
+the largest P of a row of few keys is to be rounded as little as if its base were its maximum.
+
+The new base is the row's maximum in the tile, less a whole number up to LIFT where few keys are near it: P of
+one key far above all others is then 2**(SHIFT + LIFT), so that those, who may be thousands, do not vanish.
 Row numbers (bases, sums) are tensors (ROWS, 4): each thread of the four that have a row has its own copy, or
 part, so that nothing need pass between threads.
 
@@ -34,6 +37,10 @@ NEAR = 0.8
 2**(SHIFT + NEAR) is below the limit."""
 GROWN = 4.0
 """What a thread's sum of a row of a tile may be, relative to its sum of that row so far."""
+LIFT = 4.0
+"""By how much the base of a row of few keys may be below its maximum."""
+ROOM = 4.1
+"""log2 of the keys a thread may have at the maximum for a base below it: of n, P is up to 2**(SHIFT + ROOM)/n."""
 LIMIT = {"e4m3x2": 448.0, "e5m2x2": 1024.0}
 """What a thread's sum of a row of a tile may be; of e5m2, what 8 numbers of fp16 leave exact enough."""
 SLOPE = 31.0
@@ -104,9 +111,12 @@ def _tile(cols, share, fp8):
 
 @constexpr_function
 def _find(cols):
-    """Lines: the rows' new bases top<row>, alpha<row> for what was summed by the old ones."""
+    """Lines: the rows' new bases top<row>, alpha<row> for what was summed by the old ones.
+
+    How many keys are near a maximum: the largest, of a row's four threads, sum of 1 - distance / 4, if positive.
+    """
     n = cols // 2
-    body = ["{", ".reg .f32 m0, m1, o0, o1, grown;", ".reg .pred keep;"]
+    body = ["{", ".reg .f32 m0, m1, o0, o1, near0, near1, grown, slope, ramp;", ".reg .pred keep;"]
     for r in (0, 1):
         own = [i for i in range(n) if i % 4 // 2 == r]
         body += [f"mov.f32 m{r}, s{own[0]};"]
@@ -114,11 +124,25 @@ def _find(cols):
     for step in (2, 1):
         body += [f"shfl.sync.bfly.b32 o{r}, m{r}, {step}, 31, 0xffffffff;" for r in (0, 1)]
         body += [f"max.NaN.f32 m{r}, m{r}, o{r};" for r in (0, 1)]
+    body += ["mul.f32 slope, factor, 0f3E800000;"]
+    for r in (0, 1):
+        body += [f"mul.f32 m{r}, m{r}, factor;", f"fma.rn.f32 ramp, m{r}, 0fBE800000, 0f3F800000;"]
+        body += [f"mov.f32 near{r}, 0f00000000;"]
+        for i in (i for i in range(n) if i % 4 // 2 == r):
+            body += [f"fma.rn.ftz.sat.f32 o{r}, s{i}, slope, ramp;", f"add.f32 near{r}, near{r}, o{r};"]
+    for step in (2, 1):
+        body += [f"shfl.sync.bfly.b32 o{r}, near{r}, {step}, 31, 0xffffffff;" for r in (0, 1)]
+        body += [f"max.f32 near{r}, near{r}, o{r};" for r in (0, 1)]
     for r in (0, 1):
         body += [
-            f"mul.f32 m{r}, m{r}, factor;",
+            f"lg2.approx.ftz.f32 near{r}, near{r};",
+            f"sub.f32 near{r}, {_float(ROOM)}, near{r};",
+            f"cvt.rmi.f32.f32 near{r}, near{r};",
+            f"max.f32 near{r}, near{r}, 0f00000000;",
+            f"min.f32 near{r}, near{r}, {_float(LIFT)};",
             f"sub.f32 grown, m{r}, top{r};",
             f"setp.le.f32 keep, grown, {_float(NEAR)};",
+            f"sub.f32 m{r}, m{r}, near{r};",
             f"selp.f32 m{r}, top{r}, m{r}, keep;",
             f"sub.f32 grown, top{r}, m{r};",
             f"setp.eq.or.f32 keep, top{r}, 0fFF800000, keep;",
