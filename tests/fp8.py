@@ -41,6 +41,45 @@ def exact(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False) -> tuple[Ten
     return torch.stack(outputs, 1), torch.stack(lses, 1)
 
 
+HARD = ("jump", "flat", "grows", "late key", "early key", "far", "signs")
+
+
+def hard(case: str, *, queries: int, keys: int, heads: int = 2, device: str = "cpu") -> tuple[Tensor, ...]:
+    """q, k, v whose rows ask much of bases that lag, and of what fp8 holds beside its largest number.
+
+    Keys are taken from the last. jump: a row's own key is far above all others, in whichever tile it is.
+    flat: all alike. grows: from tile to tile. late key: one of the first tile of keys, far above those before.
+    early key: one of the last, above thousands which together weigh as much. far: scores of hundreds; signs:
+    of thousands, of either sign.
+    """
+    generator = torch.Generator(device).manual_seed(HARD.index(case))
+    widths = (queries, keys, keys)
+    q, k, v = (torch.randn(1, heads, n, 128, device=device, generator=generator) for n in widths)
+    own = q.repeat(1, 1, -(-keys // queries), 1)[:, :, :keys]
+    along = torch.zeros(128, device=device)
+    along[3] = math.sqrt(128) * math.log(2)  # times 1 of a query: a power of two of its probability
+    if case == "jump":
+        k = 0.02 * k + 0.6 * own
+    elif case == "flat":
+        q = q * 0
+    elif case == "grows":
+        q = q.abs()
+        tile = torch.arange(keys, device=device)[:, None] // 128
+        k = 0.1 * k + 0.16 * (keys // 128 - tile).clamp(max=8)
+    elif case in ("late key", "early key"):
+        q = q * 0
+        q[..., 3] = 1
+        k = 0.05 * k * along
+        v = v + 0.5
+        k[:, :, 5 if case == "late key" else -9] = along * math.log2(keys)
+    elif case == "far":
+        q, k = 6 * q, 6 * k
+    elif case == "signs":
+        q = 3 * q.sign()
+        k = torch.where(torch.arange(keys, device=device)[:, None] % 37 == 0, 3.0, -3.0) + 0.1 * k
+    return q, k, v
+
+
 def rmse(x: Tensor, ref: Tensor) -> float:
     """Root of the mean square of x - ref."""
     return float((x.double() - ref).square().mean().sqrt())

@@ -93,7 +93,9 @@ def holds(done: _compile.Compiled) -> None:
     assert forms == 2 or (tiles.promote and 2 <= forms <= 6), "how often a tile's exponentials stand there"
     pairs = forms * tiles.warpgroups * hopper_configs.ROWS * tiles.block_k // 256 * tiles.emulated // 8
     moved = done.sass.count("PRMT") - pairs
-    own = 3 * tiles.warpgroups if tiles.promote else 1 if tiles.emulated else 0  # what a loop carries as a byte
+    own = (
+        3 * tiles.warpgroups if tiles.promote else 1 if tiles.emulated else 0
+    )  # what a loop carries as a byte
     assert moved <= own, "no byte of P but of emulated pairs"
     assert ("VIMNMX3" in done.sass) == tiles.max3
     if tiles.max3:  # a row's maximum carries a NaN to the threads that have none; scales are held above 0

@@ -34,15 +34,20 @@ OTHERS = [
 ]  # fmt: skip
 
 
+P1, P2, P8 = "stages=2, q_stages=1, promote=1", "stages=2, q_stages=2, promote=2", "stages=3, promote=8"
 SUMS = {
     # the same, and O's dtype: what each program has to do is in the name
-    "one product": ("stages=2, q_stages=1, promote=1", (1, 1, 128, 128, 64, 128), "e4m3fn", "block", "bfloat16"),
-    "tiles of one product": ("stages=2, q_stages=1, promote=1", (3, 1, 640, 100, 64, 64), "e5m2", "head", "float32"),
-    "two and three products": ("stages=2, q_stages=2, promote=2", (2, 2, 384, 384, 64, 128), "e4m3fn", "block", "bfloat16"),
-    "more than are summed": ("stages=3, promote=4, emulated=3", (2, 1, 256, 1300, 128, 128), "e4m3fn", "block", "bfloat16"),
-    "a multiple of what is summed": ("stages=4, q_stages=1, promote=2", (1, 1, 640, 1024, 64, 128), "e4m3fn", "tensor", "float16"),
-    "rows and tiles without keys": ("stages=3, promote=8", (2, 2, 1100, 300, 64, 128), "e4m3fn", "block", "bfloat16"),
-    "one row": ("stages=3, promote=8, emulated=3", (4, 2, 1, 1537, 128, 48), "e5m2", "head", "float32"),
+    "one product": (P1, (1, 1, 128, 128, 64, 128), "e4m3fn", "block", "bfloat16"),
+    "tiles of one product": (P1, (3, 1, 640, 100, 64, 64), "e5m2", "head", "float32"),
+    "two and three products": (P2, (2, 2, 384, 384, 64, 128), "e4m3fn", "block", "bfloat16"),
+    "more than are summed": (
+        "stages=3, promote=4, emulated=3", (2, 1, 256, 1300, 128, 128), "e4m3fn", "block", "bfloat16",
+    ),
+    "a multiple of what is summed": (
+        "stages=4, q_stages=1, promote=2", (1, 1, 640, 1024, 64, 128), "e4m3fn", "tensor", "float16",
+    ),
+    "rows and tiles without keys": (P8, (2, 2, 1100, 300, 64, 128), "e4m3fn", "block", "bfloat16"),
+    "one row": (P8 + ", emulated=3", (4, 2, 1, 1537, 128, 48), "e5m2", "head", "float32"),
 }  # fmt: skip
 ORDERS = [*itertools.permutations((0, 1, 2, -1)), *range(8)]
 """Of two warpgroups, the warp that loads, and TMA: who goes on first where several can (``hopper_turns``)."""
@@ -88,7 +93,10 @@ def test_no_barrier_is_waited_for_in_vain_and_outputs_are_of_the_written_arithme
     ("case", "causal", "orders"),
     [
         ("two and three products", True, "::7"),
-        *(pytest.param(*both, ":", marks=pytest.mark.slow) for both in itertools.product(SUMS, (False, True))),
+        *(
+            pytest.param(*both, ":", marks=pytest.mark.slow)
+            for both in itertools.product(SUMS, (False, True))
+        ),
     ],
 )
 def test_whoever_is_ahead_no_buffer_is_read_or_written_too_soon(case: str, causal: bool, orders: str) -> None:
@@ -192,7 +200,8 @@ def made(
         model.Pointer([entry for row in table for entry in row]), walk.tiles, heads, heads // kv_heads,
         seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d, e,
         tiles.stages, tiles.q_stages, causal,
-        *((tiles.emulated, promote, 4 // o.itemsize) if promote else (tiles.max3, tiles.emulated)), *tiles.registers,
+        *((tiles.emulated, promote, 4 // o.itemsize) if promote else (tiles.max3, tiles.emulated)),
+        *tiles.registers,
     )  # fmt: skip
     if promote:
         want, want_lse = guarded(*rounded, causal=causal, scale=scale)

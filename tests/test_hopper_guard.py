@@ -157,7 +157,7 @@ def test_a_row_that_jumps_gets_its_maximum_and_rows_that_do_not_keep_their_base(
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_p_is_cut_off_whatever_the_scores_are(seed: int) -> None:
-    """A walk of tiles whose rows drift, jump, sink and hide keys, each with bases and sums of those before."""
+    """A walk of tiles whose rows drift, jump, sink and hide keys, by bases and sums of those before."""
     random = np.random.default_rng(seed)
     e5m2 = seed % 3 == 2
     drift = random.normal(0, (0, 1, 6)[seed % 3], (15, 16, 1)).cumsum(0)

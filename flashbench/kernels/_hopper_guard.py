@@ -3,8 +3,8 @@
 A row's base is that of an earlier tile. P = 2**(score - base + SHIFT) cannot pass the largest fp8 number
 where a thread's sum of its P of a row, 32 of a tile, does not: so no maximum is looked for. In a warp where a
 sum is larger, or a row has no base yet, rows that outgrew their base by more than NEAR get another, and the
-exponentials are computed once more. So they are where a sum is more than GROWN times that of all tiles before:
-the largest P of a row of few keys is to be rounded as little as if its base were its maximum.
+exponentials are computed once more. So they are where a sum is more than GROWN times that of all tiles
+before: the largest P of a row of few keys is to be rounded as little as if its base were its maximum.
 
 The new base is the row's maximum in the tile, less a whole number up to LIFT where few keys are near it: P of
 one key far above all others is then 2**(SHIFT + LIFT), so that those, who may be thousands, do not vanish.
@@ -40,7 +40,7 @@ GROWN = 4.0
 LIFT = 4.0
 """By how much the base of a row of few keys may be below its maximum."""
 ROOM = 4.1
-"""log2 of the keys a thread may have at the maximum for a base below it: of n, P is up to 2**(SHIFT + ROOM)/n."""
+"""The base is ROOM - log2 of how many keys a thread has near the maximum below it, if that is more than 0."""
 LIMIT = {"e4m3x2": 448.0, "e5m2x2": 1024.0}
 """What a thread's sum of a row of a tile may be; of e5m2, what 8 numbers of fp16 leave exact enough."""
 SLOPE = 31.0
@@ -113,7 +113,7 @@ def _tile(cols, share, fp8):
 def _find(cols):
     """Lines: the rows' new bases top<row>, alpha<row> for what was summed by the old ones.
 
-    How many keys are near a maximum: the largest, of a row's four threads, sum of 1 - distance / 4, if positive.
+    How many keys are near a maximum: the largest, of a row's four threads, sum of 1 - distance / 4 or 0.
     """
     n = cols // 2
     body = ["{", ".reg .f32 m0, m1, o0, o1, near0, near1, grown, slope, ramp;", ".reg .pred keep;"]
