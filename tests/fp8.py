@@ -48,7 +48,7 @@ def hard(case: str, *, queries: int, keys: int, heads: int = 2, device: str = "c
     """q, k, v whose rows ask much of bases that lag, and of what fp8 holds beside its largest number.
 
     Keys are taken from the last. jump: a row's own key is far above all others, in whichever tile it is.
-    flat: all alike. grows: from tile to tile. late key: one of the first tile of keys, far above those before.
+    flat: all alike. grows: from tile to tile. late key: one of the first keys, far above those taken before.
     early key: one of the last, above thousands which together weigh as much. far: scores of hundreds; signs:
     of thousands, of either sign.
     """
@@ -86,14 +86,21 @@ def rmse(x: Tensor, ref: Tensor) -> float:
 
 
 def guarded(
-    q: Quantised, k: Quantised, v: Quantised, *, causal: bool, scale: float, block_q: int = 128, lift: int = 4
+    q: Quantised,
+    k: Quantised,
+    v: Quantised,
+    *,
+    causal: bool,
+    scale: float,
+    block_q: int = 128,
+    lift: int = 4,
 ) -> tuple[Tensor, Tensor]:
     """(o, lse) in fp32 by the arithmetic of _hopper_fp8_sums and _hopper_guard, emulated ones aside.
 
     Tiles of keys from the last that a tile of block_q queries sees; v: straight, its scales powers of two. In
     a warp's 16 rows where a thread's sum of a row passes the limit, or is far more than what it had, or a row
-    has no base, rows that outgrew theirs by more than NEAR get a new one: below their maximum by as many powers
-    of two, up to lift, as few keys are near it.
+    has no base, rows that outgrew theirs by more than NEAR get a new one: below their maximum by as many
+    powers of two, up to lift, as few keys are near it.
     """
     shift, near, grown, limit = 3.0, 0.8, 4.0, 448.0 if v.values.dtype == E4M3 else 1024.0
     room = 4.1

@@ -6,6 +6,7 @@ are those of the base that is told, and a base changes where it must, not elsewh
 
 from __future__ import annotations
 
+import fp8
 import numpy as np
 import ptx_lines as ptx
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 pytest.importorskip("triton")
 from flashbench.hopper_configs import EMULATED_WITHIN
+from flashbench.kernels import _fp8
 from flashbench.kernels import _hopper_guard as guard
 
 COLUMNS = 128
@@ -171,6 +173,20 @@ def test_no_p_is_cut_off_whatever_the_scores_are(seed: int) -> None:
         total = tile.alpha * (0 if total is None else total) + tile.sums
         top = tile.top
         assert np.isfinite(total).all()
+
+
+def test_thousands_of_keys_that_weigh_as_much_as_one_far_above_them_do_not_vanish() -> None:
+    """In the arithmetic as a whole, where that one key comes first and is the base of all others."""
+    q, k, v = fp8.hard("early key", queries=128, keys=8192, heads=1)
+    x = [_fp8.quantise(one, fp8.E4M3, "block", 128) for one in (q, k)]
+    own = _fp8.quantise_values(v, fp8.E4M3, "block", 128)
+    ref, _ = fp8.exact(*(_fp8.dequantise(one, torch.float64) for one in (*x, own)))
+    off = [
+        float((fp8.guarded(*x, own, causal=False, scale=128**-0.5, lift=lift)[0] - ref).norm() / ref.norm())
+        for lift in (0, int(guard.LIFT))
+    ]
+    assert off[1] < 3e-3
+    assert off[0] > 10 * off[1]
 
 
 def test_a_row_without_a_base_gets_one_with_its_first_key_and_not_before() -> None:
