@@ -18,7 +18,7 @@ from flashbench.hopper_configs import BackwardTiles, Tiles
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
 TUNING = REPORTS / "h100-sxm" / "tuning"
 GUARDED = REPORTS / "h200-sxm" / "tuning" / "flash-v3-fp8-guarded.json"
-"""flash-v3-fp8 at head dim 128 from 4k keys on, whose kernel is younger than the H100's files, beside theirs."""
+"""flash-v3-fp8 at head dim 128 from 4k keys on, whose kernel is younger than the files of the H100."""
 Cut = Tiles | BackwardTiles
 CHOICES: dict[str, tuple[Cut, Callable[[int, int, bool, int], Cut], dict[str, set[int]]]] = {
     "flash-v3": (
