@@ -17,6 +17,9 @@ import speed_table  # noqa: E402
 def test_the_page_shows_this_table() -> None:
     shown = speed_table.PAGE.read_text(encoding="utf-8")
     assert f"\n{speed_table.part()}\n" in shown, "run: python tools/speed_table.py --write"
+    found = speed_table.speeds(speed_table.runfile.load(ROOT / speed_table.RESULTS).records)
+    assert len(found) == 16
+    assert {len(by_length) for by_length in found.values()} == {7}
 
 
 def test_a_speed_is_the_others_time_over_that_of_flash_where_both_have_one() -> None:
