@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from typing import Any
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()  # a signal may fork while its thread has it
 _BLOCKS: list[int] = []
 """The thread of each block that is open."""
 _UNDO = ExitStack()
