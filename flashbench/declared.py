@@ -9,13 +9,12 @@ running: a function without a declaration is checked like any other.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from flashbench import record_shape, units
+from flashbench.aside import stdout_to_stderr
 from flashbench.errors import SpecError, UnknownName, in_words
 from flashbench.problem import DTYPES, FEATURES, LAYOUTS, PASSES, Problem
 
@@ -84,7 +83,7 @@ class Declared:
         if self.supports is None:
             return None
         try:
-            with redirect_stdout(sys.stderr):  # stdout is for results
+            with stdout_to_stderr():
                 said: object = self.supports(problem, pass_)
         except Exception as error:  # whoever asks is about to plan or to refuse, not to run it
             return f"its supports(problem, pass_) raised {in_words(error)}"

@@ -71,25 +71,3 @@ def test_flash_v2_is_as_fast_as_torchs_flash_attention_2() -> None:
         ratios = [found["sdpa-flash", pass_, *key] / seconds for key, seconds in mine.items()]
         assert statistics.geometric_mean(ratios) >= bound
         assert all(mine[dim, True, 8192] <= 0.6 * mine[dim, False, 8192] for dim in (64, 128, 256))
-
-
-def test_flash_beside_cudnn_on_an_h200_is_as_the_page_says() -> None:
-    records = runfile.load(FEATURES.parent.parent / "h200-sxm" / "results.jsonl").records
-    found: dict[tuple[int, bool, str], dict[int, dict[str, float]]] = {}
-    for one in records:
-        p = one.cell.problem
-        if one.samples is not None:
-            lengths = found.setdefault((p.head_dim, p.causal, one.cell.pass_), {})
-            lengths.setdefault(p.seqlen_q, {})[one.cell.implementation] = one.samples.median_s
-    assert {one.backend for one in records if one.cell.implementation == "flash"} == {"flash-v3"}
-    page = (FEATURES.parent.parent.parent / "docs" / "kernels.md").read_text(encoding="utf-8")
-    for dim in (64, 128):
-        for causal in (False, True):
-            shown = []
-            for pass_ in ("fwd", "bwd"):
-                ratios = [one["sdpa-cudnn"] / one["flash"] for one in found[dim, causal, pass_].values()]
-                assert len(ratios) == 7
-                mean = statistics.geometric_mean(ratios)
-                shown.append(f"{mean:.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
-            name = f"{dim}, causal" if causal else f"head dim {dim}"
-            assert f"| {name} | {' | '.join(shown)} |" in page

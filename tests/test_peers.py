@@ -20,14 +20,14 @@ LENGTHS = peers_table.LENGTHS
 
 def record(name: str, seconds: float, seqlen: int, status: str = "ok", **changes: Any) -> Record:
     """A row whose median is seconds; without a time where its status is another."""
-    pass_ = changes.pop("pass_", "fwd")
+    pass_, flags = changes.pop("pass_", "fwd"), changes.pop("flags", ())
     shape = {"head_dim": 64, "causal": False, **changes}
     p = problem(seqlen_q=seqlen, seqlen_k=seqlen, head_dim_v=shape["head_dim"], dtype="fp16", **shape)
     cell = Cell(implementation=name, problem=p, pass_=pass_)
     if status != "ok":
         return Record(cell=cell, status=status, reason="it says why")
     samples = Samples(samples_s=(seconds, seconds, 9.0), cache="cold", method="events")
-    return Record(cell=cell, status="ok", samples=samples)
+    return Record(cell=cell, status="ok", samples=samples, flags=flags)
 
 
 def test_the_fastest_other_is_asked_and_flash_attention_4_is_scaled_by_cudnn() -> None:

@@ -6,7 +6,6 @@ python tools/counters_table.py --write    put them into docs/counters.md
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import marked  # noqa: E402
 
 from flashbench import compared, devices, kernels, runfile  # noqa: E402
 from flashbench.compared import Level  # noqa: E402
@@ -344,18 +345,5 @@ def page() -> str:
     return "\n".join([BEGIN, "", *table(found), *lines, "", END])
 
 
-def main() -> None:
-    """Print, or write into the page."""
-    parser = argparse.ArgumentParser(description="The model against what cards counted.")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/counters.md")
-    text = page()
-    if not parser.parse_args().write:
-        print(text)
-        return
-    old = PAGE.read_text(encoding="utf-8")
-    head, rest = old.split(BEGIN)
-    PAGE.write_text(head + text + rest.split(END)[1], encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    marked.main(__doc__, page, PAGE)

@@ -9,14 +9,15 @@ forward, 10 d in place of 4 d backward; P: dense peak, X: exponentials per secon
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import marked  # noqa: E402
 
 from flashbench import iomodel, runfile  # noqa: E402
 from flashbench.devices import find  # noqa: E402
@@ -106,17 +107,5 @@ def page() -> str:
     return "\n".join([*lines, "", END])
 
 
-def main() -> None:
-    """Print, or write into the page."""
-    parser = argparse.ArgumentParser(description="The share of a serial bound that kernels reach.")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/counters.md")
-    if not parser.parse_args().write:
-        print(page())
-        return
-    old = PAGE.read_text(encoding="utf-8")
-    head, rest = old.split(BEGIN)
-    PAGE.write_text(head + page() + rest.split(END)[1], encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    marked.main(__doc__, page, PAGE)

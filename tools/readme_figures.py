@@ -7,14 +7,20 @@ python tools/readme_figures.py --write  put it between the markers in README.md
 from __future__ import annotations
 
 import json
-import re
 import statistics
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import marked  # noqa: E402
+
+from flashbench.iomodel import flops  # noqa: E402
+from flashbench.problem import Problem  # noqa: E402
+
 RESULTS = "reports/h200-sxm/results.jsonl"
 """The sweep that the README shows: a card's newest run of today's kernels takes its place here."""
-MARKERS = re.compile(r"<!-- figures -->.*?<!-- /figures -->", re.DOTALL)
 IMPLEMENTATIONS = ("naive", "sdpa-flash", "sdpa-cudnn", "flash")
 
 
@@ -22,15 +28,12 @@ def tflops(record: dict) -> str:
     """TFLOP/s of the median sample, or the status of a cell that has none."""
     if record["status"] != "ok":
         return record["status"]
-    from flashbench.iomodel import flops
-    from flashbench.problem import Problem
-
     problem = Problem(**record["cell"]["problem"])
     time_s = statistics.median(record["samples"]["samples_s"])
     return f"{flops(problem, record['cell']['pass']) / time_s / 1e12:.0f}"
 
 
-def render(root: Path, results: str = RESULTS) -> str:
+def render(root: Path = ROOT, results: str = RESULTS) -> str:
     """The block between the markers: a table of TFLOP/s, d=128, causal, forward and backward."""
     lines = [json.loads(line) for line in (root / results).read_text(encoding="utf-8").splitlines()]
     records = [line for line in lines if line.get("type") == "record"]
@@ -68,16 +71,5 @@ def _which(records: list[dict]) -> list[str]:
     return ["", f"`flash` ran the kernels of {' and '.join(f'`{name}`' for name in sorted(ran))}."]
 
 
-def main() -> None:
-    root = Path(__file__).resolve().parent.parent
-    sys.path.insert(0, str(root))
-    block = render(root)
-    if "--write" in sys.argv:
-        readme = root / "README.md"
-        readme.write_text(MARKERS.sub(lambda _: block, readme.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(block)
-
-
 if __name__ == "__main__":
-    main()
+    marked.main(__doc__, render, ROOT / "README.md")

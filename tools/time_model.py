@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
+import marked  # noqa: E402
 import measured_times  # noqa: E402
 from measured_times import Time  # noqa: E402
 from published import SEQLENS, SERIES, Series  # noqa: E402
@@ -141,12 +142,8 @@ def v3_table() -> list[str]:
 def write() -> None:
     """Put the tables between their marks in docs/time-model.md."""
     path = ROOT / "docs" / "time-model.md"
-    text = path.read_text(encoding="utf-8")
     for begin, lines in ((BEGIN, table()), (BEGIN_MEASURED, measured_table()), (BEGIN_V3, v3_table())):
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(END)
-        text = "\n".join([f"{before}{begin}", "", *lines, "", f"{END}{after}"])
-    path.write_text(text, encoding="utf-8")
+        marked.put(path, "\n".join([begin, "", *lines, "", END]))
 
 
 def main() -> None:

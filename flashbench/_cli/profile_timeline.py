@@ -52,8 +52,8 @@ def _timed(counting: Any, cell: Cell, target: Target, seed: int, tuned: Tuned | 
 
     from flashbench import kernels, plan, profilers
     from flashbench._profilers import gpm, timeline
+    from flashbench.aside import stdout_to_stderr
     from flashbench.counting.child import call_of
-    from flashbench.kernels._aside import stdout_to_stderr
 
     if refusal := plan.refuses(kernels.get(cell.implementation), cell, target):
         return {"reason": refusal[1]}

@@ -31,10 +31,10 @@ from typing import Any, Self
 
 from flashbench import environment, plan, runner, tuned, units
 from flashbench._runner.outcomes import duration, with_source
+from flashbench.aside import stdout_to_stderr
 from flashbench.isolation import death, protocol
 from flashbench.isolation.supply import Supply
 from flashbench.kernels import Target
-from flashbench.kernels._aside import stdout_to_stderr
 from flashbench.problem import Cell
 from flashbench.record import Record
 from flashbench.runner import LOST, OnProgress, OnRecord, RunOptions

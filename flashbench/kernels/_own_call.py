@@ -5,10 +5,8 @@ What it does to its inputs shows on the copies, so that no other implementation 
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
-from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from flashbench.aside import stdout_to_stderr
 from flashbench.declared import Stated, declares
 from flashbench.errors import SpecError, in_words
 from flashbench.kernels import WATCH, WRITES, Call, Misbehaviour, Refusal
@@ -60,7 +59,7 @@ def stated(model: object, name: str, problem: Problem, pass_: str) -> Stated:
     from flashbench import iomodel
 
     try:
-        with redirect_stdout(sys.stderr):  # stdout is for results
+        with stdout_to_stderr():
             found = model(problem, pass_)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]

@@ -11,11 +11,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from flashbench.aside import copy_of, stdout_to_stderr, unclosed
 from flashbench.errors import UsageError, message
 
 
@@ -63,8 +64,8 @@ def _contained() -> Iterator[None]:
     with _kept_open(1), _kept_open(2):
         try:
             os._exit = leave
-            sys.stderr = None if shown is None else _Unclosed(shown)  # type: ignore[assignment]
-            with redirect_stdout(sys.stderr):
+            sys.stderr = unclosed(shown)
+            with stdout_to_stderr():
                 yield
         finally:
             os._exit = real
@@ -74,9 +75,8 @@ def _contained() -> Iterator[None]:
 @contextmanager
 def _kept_open(number: int) -> Iterator[None]:
     """The file of that number is there afterwards, too, if it was."""
-    try:
-        copy = os.dup(number)
-    except OSError:
+    copy = copy_of(number)
+    if copy is None:
         yield
         return
     try:
@@ -87,19 +87,6 @@ def _kept_open(number: int) -> Iterator[None]:
         except OSError:
             os.dup2(copy, number)
         os.close(copy)
-
-
-class _Unclosed:
-    """The stream, which is not its user's to close."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def close(self) -> None:
-        """Nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
 
 
 def _line_in(error: BaseException, place: str) -> str:

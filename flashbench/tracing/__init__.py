@@ -200,7 +200,7 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     """The launches of the cell's pass alone, on the CPU."""
     import torch
 
-    from flashbench.kernels._aside import stdout_to_stderr
+    from flashbench.aside import stdout_to_stderr
     from flashbench.kernels._backward import backward_call, forward_backward_call
     from flashbench.kernels._inputs import make_inputs
 
