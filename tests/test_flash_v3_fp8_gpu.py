@@ -122,7 +122,7 @@ def guards(dim: int, dim_v: int) -> None:
             off = torch.nn.functional.pad(o - other, (0, 0, 0, -rows % 64)).unflatten(2, (-1, 64))
             size = torch.nn.functional.pad(other, (0, 0, 0, -rows % 64)).unflatten(2, (-1, 64))
             worst = float((off.norm(dim=(-2, -1)) / size.norm(dim=(-2, -1))).max())
-            assert worst < (1.5e-2 if "key" in case else 5e-2), (case, causal, rows, name, worst)
+            assert worst < (2e-2 if "key" in case else 5e-2), (case, causal, rows, name, worst)
         print(case, causal, rows, flush=True)
 
 
