@@ -171,8 +171,8 @@ def budget(dim: int, dim_v: int) -> None:
 
     for seed, causal in itertools.product(range(3), (False, True)):
         p = problem(
-            batch=1, num_heads=4, num_kv_heads=2, seqlen_q=4096, seqlen_k=4096, head_dim=dim, head_dim_v=dim_v,
-            dtype="fp8", causal=causal, fp8_scale="block", hadamard=True,
+            batch=1, num_heads=4, num_kv_heads=2, seqlen_q=4096, seqlen_k=4096, head_dim=dim,
+            head_dim_v=dim_v, dtype="fp8", causal=causal, fp8_scale="block", hadamard=True,
         )  # fmt: skip
         inputs = make_inputs(p, "cuda", seed)
         options = {"dtype": torch.float8_e4m3fn, "hadamard": True, "causal": causal}
