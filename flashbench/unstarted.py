@@ -63,7 +63,7 @@ def _only(name: str, word: Callable[[Any], str], some: Sequence[Row], rows: Sequ
 
 def _length(row: Row) -> int | None:
     """Keys, or tokens of a layer: whichever the row has."""
-    for name in ("seqlen_k", "kv_len", "seqlen"):
+    for name in _LENGTHS:
         if isinstance(length := row.get(name), int):
             return length
     return None
@@ -78,3 +78,8 @@ _WORDS: Mapping[str, Callable[[Any], str]] = {
     "causal": lambda value: "causal" if value else "without a mask",
 }  # fmt: skip
 """What tells cells apart, and how it reads."""
+
+_LENGTHS = ("seqlen_k", "kv_len", "seqlen")
+
+TELLS = (*_WORDS, *_LENGTHS)
+"""The fields that ``lines`` looks at, beside status and reason."""

@@ -63,7 +63,7 @@ def test_what_these_cells_do_not_judge_is_listed_with_what_would() -> None:
     command = gpt2.command.replace(claims.FOLDER, "DIR")
     assert others[gpt2.says].shown == f"no such cells here: `{command}`"
     [body] = [part for part in report.of(results).split("<section ") if part.startswith('id="claims"')]
-    table_, _, below = body.partition("<details>")
+    table_, _, below = body.partition("<details ")
     assert below.count("<li>") == len(others)
     assert f"no such cells here: <code>{command}</code>" in below
     assert table_.count("<tr>") == 1 + len(shown(results))

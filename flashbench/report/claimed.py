@@ -74,7 +74,8 @@ def _others(items: Sequence[dict[str, Any]]) -> str:
         return ""
     said = "".join(f"<li>{escape(item['says'])}: {_text(item['shown'])}</li>" for item in items)
     count = f"{len(items)} claim{'s' * (len(items) > 1)} not judged by these cells"
-    return f"<details><summary>{count}, and what would judge them</summary><ul>{said}</ul></details>"
+    summary = f"<summary>{count}, and what would judge them</summary>"
+    return f'<details class="others">{summary}<ul>{said}</ul></details>'
 
 
 def _line(item: dict[str, Any], several: bool) -> Iterable[str]:
