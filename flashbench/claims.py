@@ -109,9 +109,9 @@ def judge(claims: Iterable[Claim], folder: Path | str, called: str | None = None
 
 
 def _judged(claim: Claim, rows: Callable[[str], list[Row]], lacks: str = "") -> Judged:
-    found, cells = _found(claim, rows)
+    found, not_begun = _found(claim, rows)
     return Judged(
-        claim=claim, lacks=lacks, not_begun=tuple(unstarted.lines(cells)),
+        claim=claim, lacks=lacks, not_begun=not_begun,
         found=tuple(one for one in found if not one.flags),
         left_out=tuple(one for one in found if one.flags),
     )  # fmt: skip
@@ -173,21 +173,26 @@ def _sides(given: Any) -> list[Mapping[str, Any]]:
     return [given] if "file" in given else []
 
 
-def _found(claim: Claim, rows: Callable[[str], list[Row]]) -> tuple[tuple[Seen, ...], list[Row]]:
-    """What is seen, and a row for each cell that could have been."""
+def _found(claim: Claim, rows: Callable[[str], list[Row]]) -> tuple[tuple[Seen, ...], tuple[str, ...]]:
+    """What is seen, and what was not begun, in words."""
     try:
         for kind, given in claim.seen.items():
-            return tuple(_KINDS[kind](given, rows)), _cells(given, rows)
+            return tuple(_KINDS[kind](given, rows)), tuple(unstarted.lines(_cells(given, rows)))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         said = units.cut(" ".join(str(error).split()), 200)
         raise UsageError(f"claim {units.cut(claim.name, 100)}: {type(error).__name__}: {said}") from None
-    return (), []
+    return (), ()
 
 
 def _cells(given: Any, rows: Callable[[str], list[Row]]) -> list[Row]:
-    """A row for each cell that is asked about and can be run; of two sides the one that was not begun."""
+    """A row for each cell that is asked about and can be run; of two sides the one that was not begun. None
+    where every cell was.
+    """
+    files = {side["file"] for side in _sides(given)}
+    if not any(unstarted.is_one(row) for name in files for row in rows(name)):
+        return []
     if not isinstance(given, list):
-        return [row for row in _rows_of(given, rows) if _can(row)] if "file" in given else []
+        return [row for row in _rows_of(given, rows) if _can(row)]
     cells: list[Row] = []
     for pair in (pair for pair in given if isinstance(pair, dict)):
         keys = _shared(pair)

@@ -479,6 +479,17 @@ def test_cells_that_a_budget_kept_from_being_begun_are_said(tmp_path: Path, side
     )
 
 
+def test_fields_of_another_type_are_refused_in_one_line(tmp_path: Path) -> None:
+    """Of rows of a JSON document, which nothing looks at before; and bounds that are none."""
+    rows = [{**row(name, 1.0), **SKIPPED, "model": [name]} for name in "ab"]
+    with pytest.raises(UsageError, match="claim x: TypeError: ") as error:
+        judged(tmp_path, RATIO, *rows)
+    assert "\n" not in str(error.value)
+    text = RATIO.replace('"a"', '"a", batch = { at_least = "1" }')
+    with pytest.raises(UsageError, match="claim x: TypeError: "):
+        judged(tmp_path, text, row("a", 1.0), row("b", 1.0))
+
+
 def test_a_cell_that_was_not_begun_did_not_fail_to_run(tmp_path: Path) -> None:
     text = f'[[claim]]\n{HEAD}at_least = 1\nran = {{ file = "r.json", implementation = "a" }}'
     rows = [row("a", 1.0, seqlen_k=n, status="ok") for n in (16, 32)] + [
