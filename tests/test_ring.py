@@ -30,8 +30,10 @@ from flashbench.kernels._inputs import make_inputs
 from flashbench.kernels._reference import Reference
 from flashbench.problem import Cell, Problem
 from flashbench.report import across as across_page
+from flashbench.report import tabled
 from flashbench.report import words
 from flashbench.report.data import Results
+from flashbench.report.sections import SECTIONS
 from flashbench.ring import group, measuring, ring_attention, rows
 
 PROBLEM = Problem(
@@ -614,8 +616,10 @@ def test_a_row_that_did_not_run_is_in_the_report_with_its_reason() -> None:
         "reason": "no <room>",
     }
     results = Results(table=table.build([]), headers={}, ring={"a": [failed]})
-    shown = across_page.page(None, across_page.data(results))  # type: ignore[arg-type]
+    [section] = [one for one in SECTIONS if one.key == "across"]
+    frame = section.data(results)
+    shown = section.page(section, frame)
     assert 'title="no &lt;room&gt;"' in shown
     assert "oom" in shown
-    [(_, _, [cells])] = across_page.plain(across_page.data(results))
-    assert "oom: no &lt;room&gt;" in cells
+    [one] = across_page.tables(frame)
+    assert "oom: no &lt;room&gt;" in list(tabled.markdown(one))[-1]
