@@ -30,8 +30,7 @@ from flashbench.kernels._inputs import make_inputs
 from flashbench.kernels._reference import Reference
 from flashbench.problem import Cell, Problem
 from flashbench.report import across as across_page
-from flashbench.report import tabled
-from flashbench.report import words
+from flashbench.report import tabled, words
 from flashbench.report.data import Results
 from flashbench.report.sections import SECTIONS
 from flashbench.ring import group, measuring, ring_attention, rows
