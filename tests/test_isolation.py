@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from attention import problem
 
 from flashbench import kernels, runner
-from flashbench.isolation import Bench, death, protocol, wire
+from flashbench.isolation import Bench, death, lifeline, protocol, wire
 from flashbench.kernels import Target
 from flashbench.problem import Cell
 from flashbench.profilers import Policy
@@ -112,6 +114,65 @@ def test_what_detaches_itself_ends_with_its_worker_and_nothing_else_does(tmp_pat
             assert Swept([name], faults.LIGHT, tmp_path).left == [], name
         assert own.poll() is None
         own.kill()
+
+
+LATE_SHOWN = """
+import os, sys  # LATE
+print(flush=True)
+sys.stdin.readline()
+os.execv("/bin/sh", ["sh", "-c", "sleep 222; :", *[""] * 200_000])
+"""
+"""Begins a program whose many arguments the kernel lays out before /proc shows the environment."""
+
+
+def test_what_just_begins_a_program_is_known_by_its_mark_once_that_can_be_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever starts a program goes on before /proc shows its environment."""
+    import subprocess
+
+    met = 0
+    for _ in range(30):
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", LATE_SHOWN], env={**os.environ, lifeline.MARK: "mine"},
+            start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as child:  # fmt: skip
+            assert child.stdin is not None
+            assert child.stdout is not None
+            monkeypatch.setattr(lifeline, "_processes", lambda pid=child.pid: [pid, os.getpid()])
+            here = Path(f"/proc/{child.pid}")
+            child.stdout.readline()
+            child.stdin.close()
+            while (shown := (here / "environ").read_bytes()) and b"LATE" in (here / "cmdline").read_bytes():
+                pass
+            lifeline.end_marked("mine")
+            try:
+                assert child.wait(5.0) == -signal.SIGKILL
+            finally:
+                with suppress(OSError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        if (met := met + (not shown)) == 3:
+            return
+    pytest.skip("the moment in which it is not shown was never met")
+
+
+def test_a_process_with_another_mark_or_without_an_environment_is_left_alone() -> None:
+    import subprocess
+
+    with subprocess.Popen(["sleep", "222"], env={**os.environ, lifeline.MARK: "mine"}) as own:
+        lifeline.end_marked("min")
+        assert own.poll() is None
+        own.kill()
+    with subprocess.Popen(["cat"], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as empty:
+        assert empty.stdin is not None
+        assert empty.stdout is not None
+        empty.stdin.write(b"\n")
+        empty.stdin.flush()
+        empty.stdout.read(1)  # its program has begun
+        assert lifeline._carries(empty.pid, b"x") is False
+        empty.stdin.close()
+        os.waitid(os.P_PID, empty.pid, os.WEXITED | os.WNOWAIT)
+        assert lifeline._carries(empty.pid, b"x") is False
 
 
 def test_every_cell_has_one_row_and_begins_once_and_no_process_is_left(swept: Swept) -> None:
@@ -318,7 +379,6 @@ def test_killed_for_want_of_memory_is_oom_and_by_anybody_else_is_not() -> None:
 
 
 def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Path) -> None:
-    import signal
     import subprocess
 
     tag, surroundings = processes.tagged()
