@@ -399,7 +399,7 @@ def test_a_hanging_profile_is_stopped_with_its_children(fake, tmp_path: Path) ->
     assert "did not end within 3 s" in found.reason
     assert time.monotonic() - start < 60
     pid = int((tmp_path / "pid").read_text())
-    for _ in range(50):
+    for _ in range(200):
         if not _alive(pid):
             break
         time.sleep(0.1)
@@ -463,5 +463,5 @@ def test_ctrl_c_stops_the_profiler_too(fake, tmp_path: Path) -> None:
         assert child.poll() is None
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
-    child.wait(timeout=20)
+    child.wait(timeout=60)
     assert not _alive(int(marker.read_text()))
