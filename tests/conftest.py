@@ -7,6 +7,8 @@ Hypothesis draws the same examples each time, however long one takes on a busy m
 from __future__ import annotations
 
 import os
+import random
+import sys
 
 # With several test processes on few cores, torch's own threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -39,6 +41,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if status.kind != "ok":
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {status.message}"))
+
+
+def pytest_runtest_setup() -> None:
+    """Numbers that a test draws without a seed are the same ones, whatever ran before it in its process."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
