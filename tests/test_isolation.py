@@ -120,13 +120,17 @@ LATE_SHOWN = """
 import os, sys  # LATE
 print(flush=True)
 sys.stdin.readline()
-os.execv("/bin/sh", ["sh", "-c", "sleep 222; :", *[""] * 200_000])
+more = {"arguments": [""] * 200_000, "variables": {str(n): "" for n in range(90_000)}}[sys.argv[1]]
+if sys.argv[1] == "arguments":
+    os.execv("/bin/sh", ["sh", "-c", "sleep 222; :", *more])
+os.execvpe("sleep", ["sleep", "222"], {**os.environ, **more})
 """
-"""Begins a program whose many arguments the kernel lays out before /proc shows the environment."""
+"""Begins a program whose many arguments or variables the kernel lays out before /proc shows the latter."""
 
 
+@pytest.mark.parametrize("many", ["arguments", "variables"])
 def test_what_just_begins_a_program_is_known_by_its_mark_once_that_can_be_told(
-    monkeypatch: pytest.MonkeyPatch,
+    many: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever starts a program goes on before /proc shows its environment."""
     import subprocess
@@ -134,7 +138,7 @@ def test_what_just_begins_a_program_is_known_by_its_mark_once_that_can_be_told(
     met = 0
     for _ in range(30):
         with subprocess.Popen(
-            [sys.executable, "-S", "-c", LATE_SHOWN], env={**os.environ, lifeline.MARK: "mine"},
+            [sys.executable, "-S", "-c", LATE_SHOWN, many], env={**os.environ, lifeline.MARK: "mine"},
             start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         ) as child:  # fmt: skip
             assert child.stdin is not None

@@ -178,7 +178,7 @@ def _carries(pid: int, wanted: bytes) -> bool | None:
     """Whether that process has the mark; None while it begins a program (exec): it cannot be known then.
 
     Whoever started the program goes on before the kernel has laid out its environment. On a busy machine
-    that takes milliseconds, in which the environment reads as empty and is said to end at 0.
+    that takes milliseconds, in which the environment reads as empty; where the code begins is set after it.
     """
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
@@ -186,10 +186,10 @@ def _carries(pid: int, wanted: bytes) -> bool | None:
                 return wanted in found.split(b"\0")
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        memory, start, end = (int(fields[at - 3]) for at in (23, 50, 51))  # numbered as in proc(5)
+        memory, code, start, end = (int(fields[at - 3]) for at in (23, 26, 50, 51))  # as in proc(5)
     except (OSError, ValueError, IndexError):  # somebody else's, or gone
         return False
-    ended, empty = memory == 0, start == end != 0
+    ended, empty = not memory, code and start == end  # else it was laid out since it was read
     return False if ended or empty else None
 
 
