@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HANG_S = 5
+HANG_S = 60
 _OWN = threading.local()
 _ADDING = threading.Lock()
 _RANDOM = random.Random(0)

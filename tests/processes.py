@@ -45,7 +45,7 @@ def watched(
         return child.wait(), "".join(said)
 
 
-def left(tag: str, within_s: float = 5.0) -> list[str]:
+def left(tag: str, within_s: float = 20.0) -> list[str]:
     """Command lines of the living processes with the tag, once there are none or the time is over."""
     deadline = time.monotonic() + within_s
     while (found := _living(tag)) and time.monotonic() < deadline:

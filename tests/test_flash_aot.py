@@ -269,7 +269,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from flashbench.kernels import _compile
 from test_flash_aot import ask
-built, both = [], threading.Barrier(2, timeout=60)
+built, both = [], threading.Barrier(2, timeout=240)
 def build(source, metadata):
     both.wait()  # as neither goes on alone, they are built at once
     built.append(source.name)

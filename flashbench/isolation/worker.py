@@ -24,8 +24,8 @@ TAIL = 2**16
 """Bytes of what it prints that are kept."""
 LOOK_EVERY_S = 0.5
 """A worker whose forks keep its pipe open is seen to be gone after this time."""
-DUMP_S = 0.3
-"""What a hung worker is given to say where it hangs."""
+DUMP_S = 2.0
+"""What a hung worker is given to say where it hangs; it does so at once where it gets a processor."""
 
 
 class Worker:
