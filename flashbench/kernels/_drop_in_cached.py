@@ -212,7 +212,8 @@ def _check_without_splits(q: Tensor, kept: Kept, options: Options, num_splits: i
         )
     of, v2 = (_triton.load(q.device.type, name) for name in ("_call", "_flash_v2"))
     q = q.transpose(1, 2)
-    k, v = (x[:1].expand(q.shape[0], -1, -1, -1).transpose(1, 2) for x in (kept.k, kept.v))
+    some = (x[:1] if x.shape[0] else x.new_empty(1, *x.shape[1:]) for x in (kept.k, kept.v))
+    k, v = (x.expand(q.shape[0], -1, -1, -1).transpose(1, 2) for x in some)
     of.check_shapes(q, k, v)
     scale = q.shape[-1] ** -0.5 if options.softmax_scale is None else options.softmax_scale
     call = of.Call(causal=options.causal, scale=scale, window=options.window_size, softcap=options.softcap)
