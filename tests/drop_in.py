@@ -87,7 +87,7 @@ def largest(x: Tensor, exact: Tensor) -> float:
 def covered(strength: int, *columns: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Rows, one value of each column, that have every combination of the values of so many columns.
 
-    Greedily and always the same: of a hundred drawn around a combination that lacks, what has most new ones.
+    Greedily and always the same: of forty drawn around a combination that lacks, what has most new ones.
     """
 
     def of(row: tuple[Any, ...]) -> set[tuple[Any, ...]]:
@@ -103,7 +103,7 @@ def covered(strength: int, *columns: Sequence[Any]) -> list[tuple[Any, ...]]:
         first = dict(next(iter(lacking)))
         drawn = [
             tuple(first.get(at, generator.choice(values)) for at, values in enumerate(columns))
-            for _ in range(100)
+            for _ in range(40)
         ]
         rows.append(max(drawn, key=lambda row: len(of(row) & lacking.keys())))
         for one in of(rows[-1]):

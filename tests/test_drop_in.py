@@ -181,7 +181,7 @@ ANGLES = "rotary_cos", "rotary_sin"
         ("with_kvcache", CACHE, {**NEW, "rotary_cos": 1, "rotary_sin": 1}, "rotary_cos 1 is not taken"),
         ("with_kvcache", CACHE, {"cache_leftpad": torch.zeros(2)},
          r"cache_leftpad torch.float32 \(2,\) is not taken; accepted: int32 \(2,\)"),
-        ("with_kvcache", (torch.zeros(3, 2, 4, 16), *CACHE[1:]), {}, "k_cache and v_cache are of 2 sequences"),
+        ("with_kvcache", (torch.zeros(3, 2, 4, 16), *CACHE[1:]), {}, "k_cache and v_cache are of 2"),
         ("with_kvcache", (CACHE[0], *PAGES_OF[1:]), {"block_table": torch.zeros(1, 2).int()},
          r"block_table torch.int32 \(1, 2\) is not taken; accepted: int32 \(2, max_pages\)"),
         ("with_kvcache", CACHE, {"cache_batch_idx": torch.zeros(3).int()}, r"cache_batch_idx torch.int32"),
