@@ -187,6 +187,7 @@ ANGLES = "rotary_cos", "rotary_sin"
         ("with_kvcache", CACHE, {"cache_batch_idx": torch.zeros(3).int()}, r"cache_batch_idx torch.int32"),
         ("with_kvcache", CACHE, {**NEW, "v": torch.zeros(2, 1, 2, 8)}, r"v must be \(2, 1, 2, 16\)"),
         ("with_kvcache", (*CACHE[:2], torch.zeros(2, 7, 2, 16)), {}, "k_cache and v_cache differ"),
+        ("with_kvcache", (*CACHE[:2], CACHE[2].half()), {}, "k_cache and v_cache must be of one dtype"),
         ("with_kvcache", CACHE, {"causal": "yes"}, "causal 'yes' is not taken; accepted: True or False"),
         ("with_kvcache", CACHE, {"rotary_interleaved": 2}, "rotary_interleaved 2"),
         ("with_kvcache", CACHE, {"k": torch.zeros(2, 1, 2, 16)}, "k and v of flash_attn_with_kvcache"),

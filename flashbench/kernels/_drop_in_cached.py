@@ -43,6 +43,8 @@ def check_shapes(q: Tensor, k_cache: Tensor, v_cache: Tensor, asked: Any) -> Non
     shapes = f"q {tuple(q.shape)}, k_cache {tuple(k_cache.shape)}, v_cache {tuple(v_cache.shape)}"
     if k_cache.shape[:3] != v_cache.shape[:3]:
         raise ValueError(f"k_cache and v_cache differ in more than head_dim: {shapes}")
+    if k_cache.dtype != v_cache.dtype:
+        raise ValueError(f"k_cache and v_cache must be of one dtype: {k_cache.dtype}, {v_cache.dtype}")
     if q.shape[3] != k_cache.shape[3]:
         raise ValueError(f"head_dim of q and of k_cache differ: {shapes}")
     heads, kv_heads = q.shape[2], k_cache.shape[2]
