@@ -1,5 +1,8 @@
 """The timed calls of the three passes, made from a forward call.
 
+Graphs are kept from one repetition to the next, and a compiled function must know that as it is compiled
+(``kept_graphs``).
+
 Gradients come from ``torch.autograd.grad``: nothing accumulates into ``.grad``, so memory stays flat
 over repetitions and no addition is timed. Pass ``fwd`` needs no function here: the runner times the
 forward call itself under ``torch.no_grad()``, so that it keeps nothing for a backward, while the
@@ -8,7 +11,8 @@ forward inside ``fwd+bwd`` keeps what its backward needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -36,7 +40,9 @@ def backward_call(call: Call, inputs: Inputs) -> tuple[Callable[[], Gradients], 
 
     inputs: those that the call was prepared with; their leaves require grad.
     """
-    o, leaves = call(), inputs.leaves
+    leaves = inputs.leaves
+    with kept_graphs():
+        o = call()
 
     def backward() -> Gradients:
         return tuple(torch.autograd.grad(o, leaves, inputs.dout, retain_graph=True))
@@ -52,3 +58,17 @@ def forward_backward_call(call: Call, inputs: Inputs) -> Callable[[], Gradients]
         return tuple(torch.autograd.grad(call(), leaves, inputs.dout))
 
     return forward_backward
+
+
+@contextmanager
+def kept_graphs() -> Iterator[None]:
+    """Inside, what ``torch.compile`` makes of a function has a backward that may run again and again.
+
+    Else it gives what the forward has kept away as scratch (donated buffers), and torch refuses to keep its
+    graph. That is decided where the forward is compiled, and is part of the key of torch's caches on disk;
+    around a backward the switch would but silence torch, over a function that was compiled before.
+    """
+    from torch._functorch import config
+
+    with config.patch(donated_buffer=False):
+        yield
