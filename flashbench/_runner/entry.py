@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -140,7 +140,14 @@ class Entry:
         """The torch switches that the call is made and run under."""
         from torch import set_grad_enabled
 
-        with self.implementation.context(self.cell.problem), set_grad_enabled(self.cell.pass_ != "fwd"):
+        from flashbench.kernels._backward import kept_graphs
+
+        backward = self.cell.pass_ != "fwd"
+        with (
+            self.implementation.context(self.cell.problem),
+            set_grad_enabled(backward),
+            kept_graphs() if backward else nullcontext(),
+        ):
             yield
 
     @contextmanager

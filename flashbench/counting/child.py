@@ -67,12 +67,16 @@ def call_of(
     """
     import torch
 
-    from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._backward import backward_call, forward_backward_call, kept_graphs
     from flashbench.kernels._inputs import make_inputs
 
     inputs = make_inputs(cell.problem, target.device, seed).detached(grad=cell.pass_ != "fwd")
     implementation = tuned.get(found, cell.implementation)
-    with implementation.context(cell.problem), torch.set_grad_enabled(cell.pass_ != "fwd"):
+    with (
+        implementation.context(cell.problem),
+        torch.set_grad_enabled(cell.pass_ != "fwd"),
+        kept_graphs(),
+    ):
         call = implementation.prepare(cell.problem, inputs)
         if cell.pass_ == "bwd":
             yield backward_call(call, inputs)[0]

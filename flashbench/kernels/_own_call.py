@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,10 +129,9 @@ def _try(own: Loaded, problem: Problem, inputs: Inputs) -> None:
     grad = inputs.q.requires_grad
     copies = replace(inputs, **{name: x.detach().clone() for name, x in _tensors(inputs).items()})
     copies = copies.detached(grad=grad)
-    with torch.set_grad_enabled(grad):
+    with torch.set_grad_enabled(grad), kept_graphs() if grad else nullcontext():
         handed = _handed(own, problem, copies)
-        with kept_graphs():
-            o = _call(own, problem, copies, handed)()
+        o = _call(own, problem, copies, handed)()
         if reason := _why_no_output(o, problem, inputs):
             raise Misbehaviour(f"{reason}{_hint(own, o, inputs)}")
         if grad and not o.requires_grad:
