@@ -61,7 +61,7 @@ def forward_backward_call(call: Call, inputs: Inputs) -> Callable[[], Gradients]
 
 @contextmanager
 def kept_graphs() -> Iterator[None]:
-    """Inside, what ``torch.compile`` makes of a function has a backward that may run again and again, and does.
+    """Inside, what ``torch.compile`` makes of a function has a backward that may run again and again.
 
     Else that takes what the forward has kept as scratch (donated buffers), and torch refuses to keep its
     graph. The switch belongs to the key of torch's caches on disk, so that no other process' backward is

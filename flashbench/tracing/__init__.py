@@ -197,7 +197,7 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     import torch
 
     from flashbench.aside import stdout_to_stderr
-    from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._backward import backward_call, forward_backward_call, kept_graphs
     from flashbench.kernels._inputs import make_inputs
 
     inputs = make_inputs(cell.problem, "cpu", seed).detached(grad=cell.pass_ != "fwd")
@@ -205,7 +205,7 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     prepare = implementation.prepare_tiles or (
         lambda problem, inputs, _: implementation.prepare(problem, inputs)
     )
-    with torch.set_grad_enabled(cell.pass_ != "fwd"), stdout_to_stderr():
+    with torch.set_grad_enabled(cell.pass_ != "fwd"), stdout_to_stderr(), kept_graphs():
         call = prepare(cell.problem, inputs, config)
         if cell.pass_ == "bwd":
             return trace(backward_call(call, inputs)[0])
