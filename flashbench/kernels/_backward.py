@@ -78,7 +78,7 @@ def _of_every_thread(config: Any, name: str) -> Iterator[None]:
     """The present value of a switch of torch, for other threads, too: from torch 2.13 on each has its own,
     and a GPU's backward runs in a thread of torch's.
     """
-    entry = getattr(config, "_config", {}).get(name)
+    entry: Any = getattr(config, "_config", {}).get(name)
     if not hasattr(entry, "default"):
         yield
         return
