@@ -290,6 +290,9 @@ class Entry:
         """
         if self.implementation.origin is not None and self.cell.pass_ == "bwd":
             assert self._shared is not None
+            self.unchanged(alone=False)
+            if self.written():  # by whom shows when each is timed alone
+                return {**self._fields, "status": "wrong", "reason": WRITES.format(self.written()[0])}
             with self.spending("check_s"), self.turn():
                 found = self._shared.reference.compare(None, self._call())  # type: ignore[misc,arg-type]
             if wrong := self._wrong_again(found, again.LATE):
