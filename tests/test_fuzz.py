@@ -324,7 +324,6 @@ def test_every_option_of_a_sealed_header_is_held_to_its_type(kind: str, world: C
         else:
             with pytest.raises(RunFileError, match=rf"line 1: options\.{name} is .*(text|false) is wanted"):
                 runfile.load("results.jsonl")
-        found = check(
-            "run --resume --out . --dry-run --device cpu".split(), ("results.jsonl", "header", *ANY_NAME)
-        )
+        line = ["run", "--resume", "--out", ".", "--dry-run", "--device", "cpu"]
+        found = check(line, ("results.jsonl", "header", *ANY_NAME))
         assert name != "tuned" or kind != "surrogate" or "not a path" in found.err

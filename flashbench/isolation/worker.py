@@ -29,7 +29,10 @@ DUMP_S = 0.3
 
 
 class Worker:
-    """A worker process. Everything that it started ends with ``kill``, which may be called at any time."""
+    """A worker process. Everything that it started ends with ``kill``, which may be called at any time.
+
+    Raises OSError or death.Ended where the machine has no process or no thread left for one.
+    """
 
     def __init__(
         self, command: Sequence[str] = COMMAND, surroundings: Mapping[str, str] | None = None
@@ -50,8 +53,12 @@ class Worker:
             threading.Thread(target=read, args=(stream,), daemon=True)
             for read, stream in zip((self._hear, self._overhear), self._streams(), strict=True)
         ]
-        for reader in self._readers:
-            reader.start()
+        try:
+            for reader in self._readers:
+                reader.start()
+        except RuntimeError as error:  # the user's processes are all there, or no memory for a stack
+            self.kill()
+            raise death.Ended(said=f"no thread is left to listen to it: {error}") from None
         self._tell(self._token + b"\n")
 
     @property
@@ -132,7 +139,8 @@ class Worker:
         with suppress(OSError):
             self._process.stdin.close()
         for reader, stream in zip(self._readers, self._streams(), strict=True):
-            reader.join(1.0)
+            if reader.ident is not None:  # else it was never started
+                reader.join(1.0)
             if not reader.is_alive():  # else a stray fork keeps it open
                 stream.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flashbench import userdata
 from flashbench.isolation import death
 from flashbench.isolation.worker import Worker
 from flashbench.problem import Cell
@@ -36,11 +36,11 @@ class Group:
 
     def __init__(self, ranks: int, device_type: str, *, seed: int, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._folder = tempfile.TemporaryDirectory(prefix="flashbench-ring-")
+        self._folder = userdata.temporary("flashbench-ring-")
         self._workers: list[Worker] = []
         try:
             for rank in range(ranks):
-                self._workers.append(Worker(COMMAND))
+                self._workers.append(_started(rank, ranks))
                 self._workers[rank].send({
                     "rank": rank, "ranks": ranks, "device": device_type, "seed": seed,
                     "store": str(Path(self._folder.name) / "store"), "limit_s": limit_s + START_S,
@@ -108,3 +108,11 @@ class Group:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _started(rank: int, ranks: int) -> Worker:
+    """The process of a rank. Raises RankLost where the machine has no process or thread left for one."""
+    try:
+        return Worker(COMMAND)
+    except (death.Ended, OSError) as error:
+        raise RankLost(f"rank {rank} of {ranks} did not start: {error}") from None
