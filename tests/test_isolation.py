@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from attention import problem
 
 from flashbench import kernels, runner
-from flashbench.isolation import Bench, death, protocol, wire
+from flashbench.isolation import Bench, death, protocol, supply, wire
 from flashbench.kernels import Target
 from flashbench.problem import Cell
 from flashbench.profilers import Policy
@@ -192,6 +193,27 @@ def test_where_no_worker_starts_cells_are_rows_that_resume_measures(tmp_path: Pa
     reason = swept.records[0].reason or ""
     assert reason == f"{runner.LOST}: no process to measure in: its process exited with code 1: no torch here"
     assert not any(map(runfile.is_final, swept.records))
+
+
+def test_where_no_thread_is_left_the_cells_say_so_and_the_sweep_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, list[str]()
+
+    def limited(self: threading.Thread) -> None:
+        if len(refused) < supply.STARTS:
+            refused.append(self.name)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    swept = Swept(["garbage", "fork"], faults.LIGHT, tmp_path)
+    told = "the device was lost: no process to measure in: no thread is left to listen to it: can't start new"
+    assert [(one.status, (one.reason or "")[: len(told)]) for one in swept.records[:3]] == [
+        ("skipped", told)
+    ] * 3
+    assert [one.status for one in swept.records[3:]] == ["ok"] * 3
+    assert swept.left == []
 
 
 def test_a_stop_lets_the_group_finish_and_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,7 +89,7 @@ def check_cache() -> None:
         raise UsageError(
             f"{CACHE} is not set, and {userdata.NO_HOME}; accepted: a folder that can be written"
         )
-    folder = Path(given) if given is not None or house is None else house / ".triton" / "cache"
+    folder = Path(given or (house or Path()) / ".triton" / "cache")
     reason = paths.why_no_folder(folder) if given != "" else "no name"
     if reason is None:
         return
