@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from flashbench import environment
 from flashbench.isolation import death, lifeline, wire
+from flashbench.isolation.limit import Limit
 
 COMMAND: Sequence[str] = (sys.executable, "-m", "flashbench.isolation.child")
 """Starts a worker."""
@@ -78,9 +79,9 @@ class Worker:
 
     def receive(self, limit_s: float) -> dict[str, Any]:
         """The next message. Raises death.Ended for a worker that is gone, death.Silent after limit_s."""
-        deadline = time.monotonic() + limit_s
+        limit = Limit(limit_s)
         while True:
-            left = deadline - time.monotonic()
+            left = limit.left_s()
             try:
                 line = self._inbox.get(timeout=max(0.0, min(left, LOOK_EVERY_S)))
             except queue.Empty:

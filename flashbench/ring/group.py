@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, Self
 
 from flashbench import userdata
 from flashbench.isolation import death
+from flashbench.isolation.limit import Limit
 from flashbench.isolation.worker import Worker
 from flashbench.problem import Cell
 
@@ -60,8 +60,8 @@ class Group:
         """The next message of every rank."""
         replies: dict[int, Any] = {}
         died: dict[int, str] = {}
-        deadline = time.monotonic() + limit_s
-        while len(replies) + len(died) < len(self._workers) and time.monotonic() < deadline:
+        limit = Limit(limit_s)
+        while len(replies) + len(died) < len(self._workers) and limit.left_s() > 0:
             for rank, worker in enumerate(self._workers):
                 if rank in replies or rank in died:
                     continue
@@ -73,7 +73,7 @@ class Group:
                 except death.Ended as ended:
                     died[rank] = str(ended)
                 if not before and (rank in died or "raised" in replies[rank]):
-                    deadline = min(deadline, time.monotonic() + AFTERMATH_S)
+                    limit.shorten(AFTERMATH_S)
         return self._judged(replies, died, limit_s)
 
     def _judged(self, replies: dict[int, Any], died: dict[int, str], limit_s: float) -> list[Any]:
