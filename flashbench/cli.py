@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from flashbench import console, units
-from flashbench._cli import baseline, interrupt, streams
+from flashbench._cli import baseline, interrupt, stray, streams
 from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
 from flashbench._cli.block import block
 from flashbench._cli.calibrate import calibrate
@@ -106,6 +106,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     streams.settle()
+    if not debug:
+        stray.told_in_a_line()
     if arguments[:1] == ["bisect"]:
         sys.exit(_for_git(lambda: _answered(arguments, debug=debug)))
     sys.exit(_answered(arguments, debug=debug))
