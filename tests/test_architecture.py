@@ -14,7 +14,7 @@ PACKAGE = ROOT / "flashbench"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"aside", "errors", "paths", "signals", "units"},
+    {"aside", "errors", "paths", "signals", "units", "userdata"},
     {
         "problem",
         "block_masks",

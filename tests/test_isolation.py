@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +18,8 @@ import pytest
 from attention import problem
 
 from flashbench import kernels, runner
-from flashbench.isolation import Bench, death, lifeline, protocol, wire, worker
+from flashbench.isolation import Bench, death, lifeline, protocol, supply, wire, worker
+from flashbench.isolation.limit import Limit
 from flashbench.kernels import Target
 from flashbench.problem import Cell
 from flashbench.profilers import Policy
@@ -107,8 +110,6 @@ def test_a_row_says_what_became_of_its_cell_and_the_others_are_measured(swept: S
 
 def test_what_detaches_itself_ends_with_its_worker_and_nothing_else_does(tmp_path: Path) -> None:
     """Also where the worker is replaced by nobody's fault; a child of the test's own is left alone."""
-    import subprocess
-
     with subprocess.Popen(["sleep", "222"]) as own:
         for name in ("detached", "daemon", "guard-killed"):
             assert Swept([name], faults.LIGHT, tmp_path).left == [], name
@@ -261,6 +262,27 @@ def test_where_no_worker_starts_cells_are_rows_that_resume_measures(tmp_path: Pa
     assert not any(map(runfile.is_final, swept.records))
 
 
+def test_where_no_thread_is_left_the_cells_say_so_and_the_sweep_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, list[str]()
+
+    def limited(self: threading.Thread) -> None:
+        if len(refused) < supply.STARTS:
+            refused.append(self.name)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    swept = Swept(["garbage", "fork"], faults.LIGHT, tmp_path)
+    told = "the device was lost: no process to measure in: no thread is left to listen to it: can't start new"
+    assert [(one.status, (one.reason or "")[: len(told)]) for one in swept.records[:3]] == [
+        ("skipped", told)
+    ] * 3
+    assert [one.status for one in swept.records[3:]] == ["ok"] * 3
+    assert swept.left == []
+
+
 def test_a_stop_lets_the_group_finish_and_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "registry", faults.registry)
     cells = [
@@ -385,7 +407,6 @@ def test_killed_for_want_of_memory_is_oom_and_by_anybody_else_is_not() -> None:
 
 
 def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Path) -> None:
-    import subprocess
 
     tag, surroundings = processes.tagged()
     run = [
@@ -461,3 +482,50 @@ def test_on_a_gpu_the_others_measure_as_if_it_had_not_happened(name: str, undist
             assert other.memory.peak_extra_bytes == one.memory.peak_extra_bytes
             assert other.samples.median_s == pytest.approx(one.samples.median_s, rel=0.1)
     assert free - torch.cuda.mem_get_info(0)[0] < 2**26
+
+
+SLOW = """
+import sys, time
+token = sys.stdin.buffer.readline().strip()
+for _ in range(10):
+    time.sleep(0.1)
+sys.stdout.buffer.write(token + b'{"done": true}\\n')
+"""
+WAITS = """
+import sys
+from flashbench.isolation import death, worker
+slow = worker.Worker((sys.executable, "-c", sys.argv[1]))
+print(slow.pid, flush=True)
+try:
+    print(slow.receive(2.0), flush=True)
+except death.Silent:
+    print("silent", flush=True)
+slow.kill()
+"""
+
+
+def test_what_is_suspended_with_its_parent_is_given_its_time() -> None:
+    """As Slurm, ``docker pause`` and a batch system suspend: all of it at once."""
+    command = [sys.executable, "-c", WAITS, SLOW]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        tree = [parent.pid, int(parent.stdout.readline())]
+        time.sleep(0.1)
+        for name in ("SIGSTOP", "SIGCONT"):
+            for pid in tree:
+                os.kill(pid, signal.Signals[name])
+            time.sleep(2.5 if name == "SIGSTOP" else 0)
+        assert parent.stdout.readline() == "{'done': True}\n"
+        assert parent.wait() == 0
+
+
+def test_a_limit_counts_no_jump_and_what_is_looked_at_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    limit = Limit(4.0)
+    for passed, left in ((0.5, 3.5), (0.5, 3.0), (70.0, 2.0), (0.25, 1.75)):
+        now[0] += passed
+        assert limit.left_s() == left
+    limit.shorten(0.5)
+    now[0] += 0.75
+    assert limit.left_s() == -0.25

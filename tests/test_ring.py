@@ -34,6 +34,7 @@ from flashbench.report import tabled, words
 from flashbench.report.data import Results
 from flashbench.report.sections import SECTIONS
 from flashbench.ring import group, measuring, ring_attention, rows
+from flashbench.ring.group import Group, RankLost
 
 PROBLEM = Problem(
     batch=2, num_heads=4, num_kv_heads=2, seqlen_q=61, seqlen_k=61, head_dim=16, head_dim_v=24, dtype="fp32",
@@ -622,3 +623,12 @@ def test_a_row_that_did_not_run_is_in_the_report_with_its_reason() -> None:
     assert "oom" in shown
     [one] = across_page.tables(frame)
     assert "oom: no &lt;room&gt;" in list(tabled.markdown(one))[-1]
+
+
+def test_where_no_thread_is_left_a_rank_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RankLost, match=r"^rank 0 of 2 did not start: no thread is left .*t start new"):
+        Group(2, "cpu", seed=0, limit_s=1.0)

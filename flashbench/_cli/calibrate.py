@@ -75,7 +75,10 @@ def calibrate(
 
 def _writable(out: str | None) -> Path | None:
     """The file asked for, refused before anything is measured. Raises UsageError."""
+    from flashbench import ceilings, userdata
+
     if out is None:
+        userdata.needed(ceilings.FOLDER, ceilings.VARIABLE)
         return None
     path = Path(out)
     if not out.strip() or path.is_dir():
