@@ -38,7 +38,7 @@ def measure(request: Request) -> None:
     """
     from flashbench import console, environment, runfile
     from flashbench._cli import joined
-    from flashbench._cli.interrupt import terminable
+    from flashbench._cli.interrupt import kept, terminable
 
     console.listen(quiet=request.flag("quiet"))
     out = request.out or new_folder(request.target)
@@ -53,7 +53,7 @@ def measure(request: Request) -> None:
                 _trace(request, results, writer)
     except KeyboardInterrupt:
         if results.exists():
-            done = len(runfile.load(results).records)
+            done = len(kept(results))
             console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
             console.note(f"'flashbench run --resume --out {out}{_own(request)}' measures the rest")
         raise typer.Exit(EXIT_INTERRUPTED) from None
