@@ -167,8 +167,8 @@ class Writer:
         self._real.parent.mkdir(parents=True, exist_ok=True)
         if self._lock is not None:
             self._lock.renew()
-        same = os.path.realpath(self.path) == str(self._real)
-        place = self._real if same else Path(os.path.realpath(self.path.parent)) / self.path.name
+        through = os.path.islink(self.path) and os.path.realpath(self.path) == str(self._real)
+        place = self._real if through else self.path
         aside, other = None, None
         if os.path.lexists(place) and stat.S_ISREG(os.lstat(place).st_mode):
             other = _begin(place, len(whole) + 1)
@@ -177,7 +177,7 @@ class Writer:
             paths.replace(place, whole)
         file = place.open("ab", buffering=0)
         self._file.close()
-        self._file, self._real = file, place
+        self._file, self._real = file, Path(os.path.realpath(place))
         self._touched = self._modified()
         return aside
 
