@@ -183,9 +183,10 @@ def lock(file: int) -> bool | None:
 
 
 def _is(file: int, path: Path) -> bool:
-    """Whether the path still names the open file."""
+    """Whether the path still names the open file, which is a plain one."""
     try:
-        return os.path.samestat(os.fstat(file), os.lstat(path))
+        held = os.fstat(file)
+        return stat.S_ISREG(held.st_mode) and os.path.samestat(held, os.lstat(path))
     except FileNotFoundError:
         return False
 
