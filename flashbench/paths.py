@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +26,9 @@ _PIECE = 2**24
 _CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _MOVES_OPEN = os.name == "posix"
 """Whether a file can be given another name while it is open."""
+_HEADER = re.compile(rb'\s*\{\s*"type"\s*:\s*"header"')
+_HEADER_BEGINS = 100
+"""How a results file begins, and as many bytes that show it."""
 _OPEN_ALREADY = ("/dev/stdin", "/dev/fd/", "/proc/")
 """How the names begin of what a shell has opened for the process, as for ``<(…)`` and ``/dev/stdin``."""
 
@@ -95,14 +99,31 @@ def put(path: Path | str, data: bytes | str) -> None:
     """Write the file whole or not at all, on the disk when it returns; text as ``encoded``. Raises OSError.
 
     A link stays one: what it leads to is replaced. Another name of the same file (a hard link) keeps the old
-    one. What is no file, such as the null device, is written to.
+    one. What is no file, such as the null device, is written to. A results file is not replaced.
     """
+    if why := why_kept(path):
+        raise FileExistsError(errno.EEXIST, why, str(path))
     if isinstance(data, str):
         data = encoded(data)
     if os.path.exists(path) and not os.path.isfile(path):
         Path(path).write_bytes(data)
         return
     replace(Path(os.path.realpath(path)), data)
+
+
+def why_kept(path: Path | str, inputs: Iterable[Path | str] = ()) -> str:
+    """Why no output may take the place of what has the path, in words, or empty: it is a results file, whose
+    rows nothing gives back, or one of the inputs."""
+    for one in inputs:
+        with suppress(OSError, ValueError):
+            if os.path.samefile(path, one) and os.path.isfile(path):
+                return f"is the input {str(one)!r}, which is not overwritten"
+    with suppress(OSError, ValueError):
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                if _HEADER.match(file.read(_HEADER_BEGINS)):
+                    return "is a results file, which is not overwritten"
+    return ""
 
 
 def replace(real: Path, data: bytes) -> None:

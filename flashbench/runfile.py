@@ -202,6 +202,6 @@ def _replace(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
     """Write all lines to a neighbour, then rename it over the path, or what that leads to: old or new, never
     half."""
     try:
-        paths.put(path, b"".join(map(lines.seal, values)))
+        paths.replace(paths.resolved(path), b"".join(map(lines.seal, values)))
     except OSError as error:
         raise unwritable(path, error) from None

@@ -245,12 +245,15 @@ def _changed(path: Path) -> None:
 
 HARMS: dict[str, tuple[Callable[[Path], Any], str, bool]] = {
     "folder": (lambda path: shutil.rmtree(path.parent), "was removed", False),
-    "file": (Path.unlink, "was removed", False), "cut": (_cut, "was cut short", False),
-    "other": (_other, "was replaced", True), "copied": (_copied, "was replaced", False),
+    "file": (Path.unlink, "was removed", False),
+    "cut": (_cut, "was cut short", False),
+    "other": (_other, "was replaced", True),
+    "copied": (_copied, "was replaced", False),
     "circle": (_linked("r.jsonl"), "was replaced", False),
     "null": (_linked(os.devnull), "was replaced", False),
     "nowhere": (_linked("gone"), "was removed", False),
-    "text": (_added("garbage"), "was added to", True), "line": (_added("garbage\n"), "was added to", True),
+    "text": (_added("garbage"), "was added to", True),
+    "line": (_added("garbage\n"), "was added to", True),
     "zeros": (lambda path: os.truncate(path, path.stat().st_size + 100), "was added to", True),
     "changed": (_changed, "was changed", True),
 }
@@ -354,9 +357,13 @@ def test_a_signal_in_the_middle_of_a_line_waits_for_its_end(
         sync(file)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(KeyboardInterrupt), terminable(), _fresh(path) as writer:
-        monkeypatch.setattr(os, "fsync", stopped)
-        writer.append(done(PLANNED[0]))
+    def sweep() -> None:
+        with terminable(), _fresh(path) as writer:
+            monkeypatch.setattr(os, "fsync", stopped)
+            writer.append(done(PLANNED[0]))
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep()
     assert len(runfile.load(path).records) == 1
     assert list(tmp_path.iterdir()) == [path]
 
@@ -370,12 +377,17 @@ def test_rows_that_cannot_be_put_back_are_saved_at_the_end_too(
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     path = tmp_path / "out" / "r.jsonl"
-    with pytest.raises(KeyboardInterrupt if stop else UsageError) as caught, _fresh(path) as writer:
-        writer.append(done(PLANNED[0]))
-        path.parent.rename(tmp_path / "moved")
-        path.parent.symlink_to("out")
-        if stop:
-            raise KeyboardInterrupt
+
+    def sweep() -> None:
+        with _fresh(path) as writer:
+            writer.append(done(PLANNED[0]))
+            path.parent.rename(tmp_path / "moved")
+            path.parent.symlink_to("out")
+            if stop:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt if stop else UsageError) as caught:
+        sweep()
     [saved] = (tmp_path / "tmp").iterdir()
     assert len(runfile.load(saved).records) == 1
     assert f"its rows are in {saved}" in (caplog.text if stop else str(caught.value))

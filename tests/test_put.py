@@ -1,4 +1,4 @@
-"""Files that are written whole: what a kill leaves half written is cleared away, what is being written is not."""
+"""Files written whole: what a kill leaves half written is cleared away, what is being written is not."""
 
 from __future__ import annotations
 

@@ -142,8 +142,9 @@ class Writer:
         try:
             named = os.stat(self.path)
         except OSError as error:
-            gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
-            return "was removed" if gone else "was replaced" if error.errno == errno.ELOOP else "was made unreachable"
+            if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+                return "was removed"
+            return "was replaced" if error.errno == errno.ELOOP else "was made unreachable"
         held = os.fstat(self._file.fileno())
         if not os.path.samestat(held, named):
             return "was replaced"
