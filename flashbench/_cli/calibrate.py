@@ -86,7 +86,7 @@ def _writable(out: str | None) -> Path | None:
     parent = path.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"--out {out!r}: there is no folder {str(parent)!r}; accepted: a file to write")
-    return path
+    return options.spare(path, f"--out {out!r}")
 
 
 def _rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:

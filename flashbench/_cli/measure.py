@@ -45,7 +45,7 @@ def measure(request: Request) -> None:
 def _measured(request: Request, out: Path) -> None:
     from flashbench import console, environment, runfile
     from flashbench._cli import joined
-    from flashbench._cli.interrupt import terminable
+    from flashbench._cli.interrupt import kept, terminable
 
     results = out / RESULTS
     about = dict(request.cluster.facts) if request.cluster else environment.collect(request.target)
@@ -58,7 +58,7 @@ def _measured(request: Request, out: Path) -> None:
                 _trace(request, results, writer)
     except KeyboardInterrupt:
         if results.exists():
-            done = len(runfile.load(results).records)
+            done = len(kept(results))
             console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
             console.note(f"'flashbench run --resume --out {out}{_own(request)}' measures the rest")
         raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from flashbench import units
+from flashbench import paths, units
 from flashbench.errors import UsageError
 
 NAME = ".flashbench.lock"
@@ -112,19 +112,34 @@ class Lock:
         self.release()
 
 
+class Locks:
+    """The locks of several folders, each once, taken in an order that is the same for everybody."""
+
+    def __init__(self, *folders: Path) -> None:
+        """Take them all, or none. Raises as ``Lock``."""
+        self._held: list[Lock] = []
+        named = {os.path.realpath(folder): folder for folder in reversed(folders)}
+        try:
+            for _, folder in sorted(named.items()):
+                self._held.append(Lock(folder))
+        except BaseException:
+            self.release()
+            raise
+
+    def renew(self) -> None:
+        """As ``Lock.renew``."""
+        for lock in self._held:
+            lock.renew()
+
+    def release(self) -> None:
+        """Let go of the folders; more than once is once."""
+        for lock in self._held:
+            lock.release()
+
+
 def _lock(file: int) -> bool:
     """Lock it if nobody has; False if somebody has. Where a file system has no locks, nobody has."""
-    try:
-        fcntl: Any = importlib.import_module("fcntl")
-    except ImportError:
-        return _lock_on_windows(file)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+    return _lock_on_windows(file) if os.name == "nt" else paths.lock(file) is not False
 
 
 def _lock_on_windows(file: int) -> bool:
