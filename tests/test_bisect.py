@@ -147,7 +147,7 @@ def test_what_the_command_started_ends_with_it(name: str, tmp_path: Path) -> Non
     tag, environment = processes.tagged()
     script = f"sleep 777 & setsid sleep 778 & touch {there}; sleep 779; true {{out}}"
     command = [sys.executable, "-m", "flashbench", "bisect", "--base", base, "--", "sh", "-c", script]
-    child = subprocess.Popen(command, env=environment)
+    child = subprocess.Popen(command, env=environment, preexec_fn=processes.in_the_foreground)
     try:
         while not there.exists():
             assert child.poll() is None

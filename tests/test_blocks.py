@@ -103,7 +103,7 @@ def test_the_command_writes_what_the_report_shows(tmp_path: Path, capsys: pytest
     page = report.build(table.build([found]), table.headers([found]), None, table.blocks([found]))
     assert "tiny, train: 2 layers, batch 1, fp32" in page
     assert flashbench(*line) == 2
-    assert "exists and is not overwritten" in capsys.readouterr().err
+    assert "a results file, which is not overwritten" in capsys.readouterr().err
 
 
 OWN = """

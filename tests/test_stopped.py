@@ -35,12 +35,6 @@ def command(out: Path, *more: str, impls: str = "naive,sdpa,right") -> list[str]
     ]  # fmt: skip
 
 
-def _in_the_foreground() -> None:
-    """A background job of a shell ignores Ctrl-C, one under nohup SIGHUP, and so would their children."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 class Run:
     """A run that was started. lines: of its stderr, as they come."""
 
@@ -48,7 +42,7 @@ class Run:
         self.tag, surroundings = processes.tagged()
         self.process = subprocess.Popen(
             argv, env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            preexec_fn=_in_the_foreground, **options,
+            preexec_fn=processes.in_the_foreground, **options,
         )  # fmt: skip
 
     def until(self, wanted: Callable[[str], bool]) -> str:
@@ -285,7 +279,7 @@ def test_a_signal_before_and_after_the_command_is_an_interruption(
     line = ["run", "--out", str(tmp_path / "out")] if stage == "torch" else ["list", "presets", "--csv"]
     process = subprocess.Popen(
         [sys.executable, "-m", "flashbench", *line], env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=_in_the_foreground,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=processes.in_the_foreground,
     )  # fmt: skip
     assert process.stderr is not None
     assert process.stderr.readline() == "waiting\n"
