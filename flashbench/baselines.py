@@ -140,10 +140,9 @@ def _replace(folder: Path, about: Mapping[str, Any], data: Mapping[str, bytes]) 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with Lock(folder):
-            held = _files(folder)
-            if any(held.get(name, digest) != digest for name, digest in _digests(data).items()):
-                apart = {_apart(name, digest): data[name] for name, digest in _digests(data).items()}
-                _write(folder, about, apart)
+            held, digests = _files(folder), _digests(data)
+            if any(held.get(name, digest) != digest for name, digest in digests.items()):
+                _write(folder, about, {_apart(name, digest): data[name] for name, digest in digests.items()})
             _write(folder, about, data)
     except OSError as error:
         raise UsageError(

@@ -23,7 +23,8 @@ _NAMED = 50
 _PART = ".part"
 _PIECE = 2**24
 """Bytes that are read at a time, as Python takes the memory for what it is asked to read at most."""
-_CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Flags to open a file of flashbench's own with: no link is followed, and no named pipe waited for."""
 _MOVES_OPEN = os.name == "posix"
 """Whether a file can be given another name while it is open."""
 _HEADER = re.compile(rb'\s*\{\s*"type"\s*:\s*"header"')
@@ -168,9 +169,9 @@ def clear_parts(real: Path) -> None:
 def _clear(part: Path) -> None:
     """Take a part away that has no writer."""
     with suppress(OSError):
-        file = os.open(part, os.O_RDWR | _CAREFUL)
+        file = os.open(part, os.O_RDWR | CAREFUL)
         try:
-            if lock(file) and _is(file, part):
+            if lock(file) and names(part, file):
                 part.unlink()
         finally:
             os.close(file)
@@ -181,8 +182,8 @@ def _part(real: Path) -> tuple[Path, int]:
     for number in itertools.count():
         part = real.with_name(f"{_before(real)}{os.getpid()}{f'-{number}' if number else ''}{_PART}")
         with suppress(FileExistsError):  # another thread's, or another machine's
-            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | _CAREFUL, 0o666)
-            if lock(file) is not False and _is(file, part):
+            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | CAREFUL, 0o666)
+            if lock(file) is not False and names(part, file):
                 return part, file
             os.close(file)  # somebody thought that it had no writer, and took it away
     raise AssertionError
@@ -203,8 +204,8 @@ def lock(file: int) -> bool | None:
     return True
 
 
-def _is(file: int, path: Path) -> bool:
-    """Whether the path still names the open file, which is a plain one."""
+def names(path: Path, file: int) -> bool:
+    """Whether the path still is that of the open file, which is a plain one."""
     try:
         held = os.fstat(file)
         return stat.S_ISREG(held.st_mode) and os.path.samestat(held, os.lstat(path))

@@ -15,14 +15,6 @@ from flashbench.errors import UsageError
 
 NAME = ".flashbench.lock"
 
-_FLAGS = (
-    os.O_RDWR
-    | os.O_CREAT
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # else a named pipe could keep it waiting
-)
-
 
 class Lock:
     """Holds the folder until ``release``. The file names who does, and is gone afterwards."""
@@ -51,7 +43,7 @@ class Lock:
                     hint="wait for it, or choose another --out",
                 )
             self._file = file
-            if self._still_there():
+            if paths.names(self._path, self._file):
                 break
             os.close(file)  # the one before let go of it, and took the file away
             self._file = -1
@@ -64,7 +56,7 @@ class Lock:
     def _open(self) -> int:
         """The file and no other: what is written to it must not end up where a link leads to."""
         try:
-            file = os.open(self._path, _FLAGS, 0o666)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | paths.CAREFUL, 0o666)
         except OSError:
             if os.path.lexists(self._path) and not stat.S_ISREG(os.lstat(self._path).st_mode):
                 raise self._taken_name() from None
@@ -81,15 +73,9 @@ class Lock:
             hint="remove it, or choose another --out",
         )
 
-    def _still_there(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._file), os.lstat(self._path))
-        except FileNotFoundError:
-            return False
-
     def renew(self) -> None:
         """Take it anew where the folder was removed and made again. Raises as ``__init__``."""
-        if self._file < 0 or self._still_there():
+        if self._file < 0 or paths.names(self._path, self._file):
             return
         os.close(self._file)
         self._file = -1
@@ -100,7 +86,7 @@ class Lock:
         if self._file < 0:
             return
         with suppress(OSError):
-            if self._still_there():  # else it is another's, in a folder that was made again
+            if paths.names(self._path, self._file):  # else it is another's, in a folder that was made again
                 os.unlink(self._path)
         os.close(self._file)
         self._file = -1

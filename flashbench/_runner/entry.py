@@ -314,10 +314,10 @@ class Entry:
         with self.spending("check_s"), self.turn():
             with shared.others.values(self._renew):
                 found = shared.others.compare(*first())
-            if self._wrong_again(found, again.STALE) is None:
+            stale = self._wrong_again(found, again.STALE)
+            if stale is None:
                 return self.outcome
-            late = self._wrong_again(shared.reference.compare(*first()), again.LATE)
-        return late or self._wrong_again(found, again.STALE)
+            return self._wrong_again(shared.reference.compare(*first()), again.LATE) or stale
 
     def _wrong_again(self, found: Accuracy, said: str) -> dict[str, Any] | None:
         """The outcome where what a later call gave is not right, else None."""
