@@ -44,7 +44,7 @@ test: $(VENV)/.test-installed
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-full: $(OLDEST)/.installed $(VENV)/.fleet-installed
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --hypothesis-profile=others $(ARGS)
 	PYTHONPATH=$(OLDEST) $(PYTEST) $(KERNEL_TESTS)
 
 test-oldest: $(OLDEST)/.installed

@@ -254,6 +254,8 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(one) for one in value]
+    if (type(value).__module__, type(value).__name__) == ("torch", "device"):
+        return str(value)
     module, _, name = str(value).partition(".")
     if module == "torch" and type(value).__name__ == "dtype":
         return next((row.name for row in DTYPES.values() if row.torch_name == name), str(value))

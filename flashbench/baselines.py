@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from flashbench import paths
+from flashbench._runfile.lock import Lock
 from flashbench.errors import RunFileError, UsageError
 from flashbench.judge import Run, Side, load_run
 
@@ -34,6 +34,8 @@ NO_DEVICE = "unknown"
 EXACT = frozenset({"flashbench gate", "flashbench profile --static"})
 """Kinds of files whose every number is another with another compiler: no other environment will do."""
 
+_RESULTS = re.compile(r"results(-[0-9]+)?(-[0-9a-f]{12})?\.[A-Za-z0-9]+")
+"""Names that ``save`` gives to runs; the hexadecimal digits stand there while it replaces others."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -124,29 +126,58 @@ def save(side: Side, root: Path, name: str, commit: str) -> Baseline:
         "type": "baseline", "schema": SCHEMA, "name": name, "device": key.device,
         "environment": dict(key.environment), "commit": commit,
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "files": {file: hashlib.sha256(content).hexdigest() for file, content in data.items()},
     }  # fmt: skip
-    text = json.dumps(about, indent=1) + "\n"
-    _replace(root / name / key.folder, data | {FILE: text.encode()})
+    _replace(root / name / key.folder, about, data)
     return load(root / name / key.folder / FILE)
 
 
-def _replace(folder: Path, files: Mapping[str, bytes]) -> None:
-    """The folder with these files and no others, whole or not at all."""
+def _replace(folder: Path, about: Mapping[str, Any], data: Mapping[str, bytes]) -> None:
+    """Make these files the entry of a folder: at every moment it holds the old one or the new one, whole.
+
+    What FILE names is the entry. A file that the old one holds otherwise gets another name first, so that the
+    new FILE takes the old one's place in one step, and its own name after that.
+    """
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder.parent) as made:
-            part = Path(made) / "new"
-            part.mkdir()
-            for name, content in files.items():
-                (part / name).write_bytes(content)
-            if folder.exists():
-                folder.replace(Path(made) / "old")
-            part.replace(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with Lock(folder):
+            held, digests = _files(folder), _digests(data)
+            if any(held.get(name, digest) != digest for name, digest in digests.items()):
+                _write(folder, about, {_apart(name, digest): data[name] for name, digest in digests.items()})
+            _write(folder, about, data)
     except OSError as error:
         raise UsageError(
             f"--store {str(folder)!r}: {error.strerror or error}; accepted: a store that can be written"
         ) from None
+
+
+def _write(folder: Path, about: Mapping[str, Any], data: Mapping[str, bytes]) -> None:
+    """Write the files, then what names them, then take those away that nothing names any more."""
+    before = _files(folder)
+    for name, content in data.items():
+        paths.replace(folder / name, content)
+    document = {**about, "files": _digests(data)}
+    paths.replace(folder / FILE, (json.dumps(document, indent=1) + "\n").encode())
+    left = {path.name for path in folder.iterdir() if _RESULTS.fullmatch(path.name)}
+    for name in (left | before.keys()) - data.keys():
+        (folder / name).unlink(missing_ok=True)
+
+
+def _digests(data: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in data.items()}
+
+
+def _apart(name: str, digest: str) -> str:
+    """Another name for a file, which no other content has."""
+    path = Path(name)
+    return f"{path.stem}-{digest[:12]}{path.suffix}"
+
+
+def _files(folder: Path) -> Mapping[str, str]:
+    """What an entry consists of; nothing where there is none that can be read."""
+    try:
+        return load(folder / FILE).files
+    except RunFileError:
+        return {}
 
 
 def check_name(name: str) -> None:
@@ -164,9 +195,8 @@ def promote(root: Path, name: str, to: str) -> list[Baseline]:
     for one in found:
         one.side()  # a damaged file is not handed on
         about = json.loads(paths.whole(one.folder / FILE)) | {"name": to}
-        text = json.dumps(about, indent=1) + "\n"
         files = {file: paths.whole(one.folder / file) for file in one.files}
-        _replace(root / to / one.key.folder, files | {FILE: text.encode()})
+        _replace(root / to / one.key.folder, about, files)
     return [load(root / to / one.key.folder / FILE) for one in found]
 
 
@@ -182,7 +212,7 @@ def _existing(root: Path, name: str) -> str:
 
 def entries(folder: Path) -> list[Baseline]:
     """Every baseline below a folder, oldest first. Raises RunFileError for one that cannot be read."""
-    found = [load(path) for path in sorted(folder.rglob(FILE)) if ".saving-" not in str(path)]
+    found = [load(path) for path in sorted(folder.rglob(FILE))]
     return sorted(found, key=lambda one: (one.saved_at, str(one.folder)))
 
 

@@ -16,8 +16,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench import devices, iomodel, kernels, plan, profilers, runner
+from flashbench._runner.again import LATE
 from flashbench._runner.outcomes import failure, with_source
-from flashbench.kernels import Target
+from flashbench.errors import RAISED
+from flashbench.kernels import Target, _interpreter
 from flashbench.presets import Preset
 from flashbench.problem import Cell, Problem
 
@@ -91,13 +93,20 @@ def measure(task: Task, target: Target, *, seed: int = 0, time: bool = True) -> 
         if refusal := plan.refuses(implementation, cell, target):
             return row | {"status": refusal[0], "reason": refusal[1]}
         with implementation.context(task.problem):
-            found = _check(task, target, seed)
+            with _interpreter.noticing() as ran:
+                found = _check(task, target, seed)
             if found["status"] != "ok":
                 return row | found
-            if implementation.interpreted(target):
+            if _interpreter.computed(implementation, target, ran=ran()):
                 return row | found | {"status": "checked", "reason": INTERPRETED}
-            return row | found | (_timed(task, target, seed) if time else {"status": "checked"})
-    except Exception as error:  # a compiler, a driver, an allocator: other rows go on
+            if not time:
+                return row | found | {"status": "checked"}
+            timed = _timed(task, target, seed)
+            late = _check(task, target, seed + 1) if implementation.origin else found
+            if late["status"] != "ok":
+                return row | late | {"reason": LATE.format(late["reason"])}
+            return row | found | timed
+    except RAISED as error:  # a compiler, a driver, an allocator: other rows go on
         outcome = failure(error)
     _free(target)
     return row | outcome

@@ -14,19 +14,18 @@ spread, samples, seconds, work, method, clocks, flags, or a reason).
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flashbench import paths
+from flashbench import paths, userdata
 from flashbench.errors import RunFileError
 
 SCHEMA = 1
-VARIABLE = "FLASHBENCH_CALIBRATION"
-"""Environment variable with another folder for the files."""
+FOLDER, VARIABLE = "calibration", "FLASHBENCH_CALIBRATION"
+"""Of the files, in the user's data; the environment variable names another."""
 
 _RATES = ("copy_bytes_per_s", "read_bytes_per_s", "l2_bytes_per_s", "exps_per_s")
 MAX_BYTES = 2**20
@@ -62,18 +61,13 @@ class Ceilings:
         }  # fmt: skip
 
 
-def folder() -> Path:
-    """Where the files are kept: $FLASHBENCH_CALIBRATION, else flashbench/calibration in the user's data."""
-    if own := os.environ.get(VARIABLE):
-        return Path(own)
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(data) / "flashbench" / "calibration"
-
-
 def path_for(device_name: str, uuid: str | None) -> Path:
-    """The file of that card in ``folder``."""
+    """The file of that card: in $FLASHBENCH_CALIBRATION, else in flashbench/calibration in the user's data.
+
+    Raises UsageError where there is no such folder.
+    """
     stem = re.sub(r"[^A-Za-z0-9.-]+", "-", uuid or device_name).strip("-.") or "unnamed"
-    return folder() / f"{stem[:100]}.json"
+    return userdata.needed(FOLDER, VARIABLE) / f"{stem[:100]}.json"
 
 
 def stored(device_name: str, uuid: str | None = None) -> Ceilings | None:
@@ -82,8 +76,8 @@ def stored(device_name: str, uuid: str | None = None) -> Ceilings | None:
     The name must be the same and, where both sides know it, the uuid. A file that cannot be read
     counts as none.
     """
-    found = []
-    for path in sorted(folder().glob("*.json")) if folder().is_dir() else []:
+    found, kept = [], userdata.folder(FOLDER, VARIABLE)
+    for path in sorted(kept.glob("*.json")) if kept and kept.is_dir() else []:
         try:
             row = load(path)
         except RunFileError:

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from flashbench.units import format_bytes
+
 VERDICTS = {
     "holds": "every cell is within the bounds",
     "holds in n of m cells": "some are",
+    "holds, by n of m cells": "of a claim that says some: so many are within the bounds, and one suffices",
     "does not hold": "none is",
     "more than claimed": "of a range: the median lies above its upper end; `in n of m cells`: so many do",
     "less than claimed": "of a range: the median lies below its lower end; `in n of m cells`: so many do",
@@ -25,6 +28,9 @@ VERDICTS = {
 """Every verdict and when it is given."""
 
 NOISY = "too noisy to tell"
+
+UNITS = ("", "bytes")
+"""Of what is seen: a number, or bytes, which are shown as "20.0 GB"."""
 
 NOT_OF_THE_GPU = ("launch-bound", "suspect")
 """Flags of a time that decides nothing on speed: it is partly the host's, or no kernel can be so fast."""
@@ -49,7 +55,8 @@ class Claim:
 
     command: what measures it. untestable: why nothing here can, or empty. seen: one of claims.SEEN, what it
     takes. range: the bounds are the ends of how much is claimed. necessary: the claim says more than what is
-    seen, which may refute it and never shows it.
+    seen, which may refute it and never shows it. some: the claim is that there are such cells. unit: one of
+    UNITS, of what is seen.
     """
 
     name: str
@@ -62,12 +69,14 @@ class Claim:
     at_most: float = math.inf
     range: bool = False
     necessary: bool = False
+    some: bool = False
+    unit: str = ""
     seen: Mapping[str, Any]
 
     @property
     def of_cells(self) -> bool:
-        """Whether it is about cells, and not data sheets or arithmetic."""
-        return not {"device", "product"} & set(self.seen)
+        """Whether it is about cells, and not data sheets, arithmetic or what no benchmark can tell."""
+        return bool(self.seen) and not {"device", "product"} & set(self.seen)
 
     def holds(self, value: float) -> bool:
         """Whether a number is within the bounds."""
@@ -81,11 +90,16 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A claim and what the results say of it. left_out: cells whose flags keep them from deciding it."""
+    """A claim and what the results say of it. left_out: cells whose flags keep them from deciding it;
+    not_begun: what was never begun of its cells, in words; lacks: the files of which there are no results, or
+    no such cells, in words.
+    """
 
     claim: Claim
     found: tuple[Seen, ...]
     left_out: tuple[Seen, ...] = ()
+    not_begun: tuple[str, ...] = ()
+    lacks: str = ""
 
     @property
     def verdict(self) -> str:
@@ -113,12 +127,17 @@ class Judged:
         if claim.necessary:
             outside = len(values) - within
             return _counted("refuted", outside, len(values)) if outside else "not refuted"
+        if claim.some:
+            return f"holds, by {within} of {len(values)} cells"
         return _counted("holds", within, len(values))
 
     @property
-    def cells_measured(self) -> bool:
-        """Whether a card's cells say something of it, and not data sheets, arithmetic or a compiler alone."""
-        return any(one.card for one in (*self.found, *self.left_out)) and self.claim.of_cells
+    def of_a_card(self) -> bool:
+        """Whether cells of a card say something of it, or could: not data sheets, arithmetic or a compiler
+        alone.
+        """
+        seen = (*self.found, *self.left_out)
+        return self.claim.of_cells and (not seen or any(one.card for one in seen))
 
     @property
     def cards(self) -> tuple[str, ...]:
@@ -128,19 +147,28 @@ class Judged:
     @property
     def shown(self) -> str:
         """The numbers in one line: one, or the least, the median and the most, and the largest spread; how
-        many cells were left out.
+        many cells were left out, and which were not begun. Without any: why, and what makes them.
         """
         claim = self.claim
         if not self.found:
-            return claim.untestable or "; ".join([*self._why_left_out, f"measured by `{claim.command}`"])
+            command = f"`{claim.command}`"
+            gone = self.lacks and not (self.left_out or self.not_begun)
+            made = f"{self.lacks}: {command}" if gone else f"measured by {command}"
+            return claim.untestable or "; ".join([*self._why_left_out, *self.not_begun, made])
         values = sorted(one.value for one in self.found)
         if len(values) == 1:
-            text = f"{values[0]:.4g}"
+            text = self._said(values[0], ".4g")
         else:
-            text = f"{values[0]:.3g} to {values[-1]:.3g}, median {median(values):.3g} of {len(values)} cells"
+            least, middle, most = (self._said(x, ".3g") for x in (values[0], median(values), values[-1]))
+            text = f"{least} to {most}, median {middle} of {len(values)} cells"
         spread = max(one.spread for one in self.found)
         spreads = [f"spread ≤ {100 * spread:.1f} %"] if spread else []
-        return "; ".join([text, *spreads, *self._why_left_out])
+        return "; ".join([text, *spreads, *self._why_left_out, *self.not_begun])
+
+    def _said(self, value: float, digits: str) -> str:
+        if self.claim.unit == "bytes":
+            return ("-" if value < 0 else "") + format_bytes(abs(value))
+        return f"{value:{digits}}"
 
     @property
     def _why_left_out(self) -> list[str]:
@@ -164,6 +192,7 @@ class Judged:
                 for one in self.found
             ],
             "left_out": [{"cell": one.cell, "flags": list(one.flags)} for one in self.left_out],
+            "not_begun": list(self.not_begun),
         }  # fmt: skip
 
 
@@ -178,5 +207,6 @@ def markdown(judged: Iterable[Judged]) -> str:
     for one in judged:
         claim = one.claim
         where = f"{claim.source}; {claim.conditions}"
-        lines.append(f"| {claim.says} | {where} | {one.shown} | {one.verdict} |")
+        cells = (text.replace("|", "\\|") for text in (claim.says, where, one.shown, one.verdict))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

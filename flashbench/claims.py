@@ -2,21 +2,22 @@
 
 A claim names what is to be seen of which rows and between which bounds it holds (``claim``). Cells whose time
 is flagged as not the GPU's decide nothing on speed. A claim without rows is one that was not measured, and
-says what measures it.
+says which results are missing and what makes them.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import shlex
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from flashbench import devices, paths, runfile, table, units
-from flashbench.claim import NOT_OF_THE_GPU, Claim, Judged, Seen, markdown
+from flashbench import devices, paths, runfile, table, units, unstarted
+from flashbench.claim import NOT_OF_THE_GPU, UNITS, Claim, Judged, Seen, markdown
 from flashbench.errors import RunFileError, UsageError
 from flashbench.record import spread_of
 
@@ -38,8 +39,11 @@ MAX_BYTES = 2**20
 
 FIELDS = {
     "name", "says", "source", "conditions", "command", "untestable", "at_least", "at_most", "range",
-    "necessary", *SEEN,
+    "necessary", "some", "unit", *SEEN,
 }  # fmt: skip
+
+FOLDER = "{results}"
+"""In a claim's command: the folder that its results are in, or shall be."""
 
 
 def bundled() -> Path:
@@ -73,7 +77,9 @@ def _claim(where: str, given: Any) -> Claim:
     for name in ("at_least", "at_most"):
         if not isinstance(fields.get(name, 0), int | float):
             raise UsageError(f"{where}: {name} must be a number")
-    for name in ("range", "necessary"):
+    if fields.get("unit", "") not in UNITS:
+        raise UsageError(f"{where}: unit must be bytes, or left out")
+    for name in ("range", "necessary", "some"):
         if not isinstance(fields.get(name, False), bool):
             raise UsageError(f"{where}: {name} must be true or false")
     if fields.get("range") and not {"at_least", "at_most"} <= set(fields):
@@ -86,32 +92,59 @@ def _claim(where: str, given: Any) -> Claim:
     return Claim(**fields, seen=seen)
 
 
-def judge(claims: Iterable[Claim], folder: Path | str) -> list[Judged]:
-    """What the results files below a folder say of each claim; files are read once."""
+def judge(claims: Iterable[Claim], folder: Path | str, called: str | None = None) -> list[Judged]:
+    """What the results files below a folder say of each claim; files are read once. called: the folder's name
+    in the commands that make what is missing, by default as it is given.
+    """
     files: dict[str, list[Row]] = {}
+    name = shlex.quote(str(folder) if called is None else called)
 
     def rows(name: str) -> list[Row]:
         if name not in files:
             files[name] = _rows(Path(folder) / name)
         return files[name]
 
-    return [_judged(claim, _found(claim, rows)) for claim in claims]
+    there = (replace(claim, command=claim.command.replace(FOLDER, name)) for claim in claims)
+    return [_judged(claim, rows, _lacks(claim, Path(folder))) for claim in there]
 
 
-def _judged(claim: Claim, found: tuple[Seen, ...]) -> Judged:
+def _judged(claim: Claim, rows: Callable[[str], list[Row]], lacks: str = "") -> Judged:
+    found, not_begun = _found(claim, rows)
     return Judged(
-        claim=claim,
+        claim=claim, lacks=lacks, not_begun=not_begun,
         found=tuple(one for one in found if not one.flags),
         left_out=tuple(one for one in found if one.flags),
-    )
+    )  # fmt: skip
+
+
+def _lacks(claim: Claim, folder: Path) -> str:
+    """What a claim of cells misses in a folder where nothing is found of it."""
+    if not claim.of_cells:
+        return ""
+    sides = [side for given in claim.seen.values() for side in _sides(given)]
+    files = list(dict.fromkeys(str(side.get("file")) for side in sides))
+    gone = [f"`{name}`" for name in files if not (folder / name).is_file()]
+    return f"no results of {', '.join(gone)}" if gone else f"no such cells in `{'`, `'.join(files)}`"
 
 
 def of_rows(claims: Iterable[Claim], rows: list[Row]) -> list[Judged]:
     """What the rows of one run say of the claims that are about cells, whatever files these name: what else a
-    side names tells its rows. Claims of which they say nothing, or cannot, are left out.
+    side names tells its rows. Claims of which they say nothing, or cannot, are left out (``unjudged``).
     """
-    judged = (_judged(one, _found(_of_one_run(one), lambda _: rows)) for one in claims)
-    return [one for one in judged if one.found or one.left_out]
+    judged = (replace(_judged(_of_one_run(one), lambda _: rows), claim=one) for one in claims)
+    return [one for one in judged if one.found or one.left_out or one.not_begun]
+
+
+def unjudged(claims: Iterable[Claim], judged: Iterable[Judged]) -> list[Judged]:
+    """The claims about cells that nothing was said of: without a number, and with what makes one."""
+    names = {one.claim.name for one in judged}
+    return [
+        Judged(
+            claim=replace(one, command=one.command.replace(FOLDER, "DIR")), found=(),
+            lacks="no such cells here",
+        )
+        for one in claims if one.of_cells and one.name not in names
+    ]  # fmt: skip
 
 
 def _of_one_run(claim: Claim) -> Claim:
@@ -129,24 +162,57 @@ def columns(claims: Iterable[Claim]) -> set[str]:
     """The fields of rows that a verdict on the claims, or the name of a cell, takes."""
     sides = [side for claim in claims for given in claim.seen.values() for side in _sides(given)]
     named = {name for side in sides for name in side} | {name for side in sides for name in _metrics(side)}
-    return {*SAME, *_PARTS, *named, "status", "spread", "device", "flags"} - {"file", "metric"}
+    return {*SAME, *_PARTS, *named, "status", "reason", "spread", "device", "flags"} - {"file", "metric"}
 
 
 def _sides(given: Any) -> list[Mapping[str, Any]]:
     """The sides of what is seen: none of what is no row's."""
     if isinstance(given, list):
-        return [pair[which] for pair in given if isinstance(pair, dict) for which in ("of", "to")]
+        pairs = [pair for pair in given if isinstance(pair, dict)]
+        return [pair[which] for pair in pairs for which in ("of", "to") if isinstance(pair.get(which), dict)]
     return [given] if "file" in given else []
 
 
-def _found(claim: Claim, rows: Callable[[str], list[Row]]) -> tuple[Seen, ...]:
+def _found(claim: Claim, rows: Callable[[str], list[Row]]) -> tuple[tuple[Seen, ...], tuple[str, ...]]:
+    """What is seen, and what was not begun, in words."""
     try:
         for kind, given in claim.seen.items():
-            return tuple(_KINDS[kind](given, rows))
+            return tuple(_KINDS[kind](given, rows)), tuple(unstarted.lines(_cells(given, rows)))
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         said = units.cut(" ".join(str(error).split()), 200)
         raise UsageError(f"claim {units.cut(claim.name, 100)}: {type(error).__name__}: {said}") from None
-    return ()
+    return (), ()
+
+
+def _cells(given: Any, rows: Callable[[str], list[Row]]) -> list[Row]:
+    """A row for each cell that is asked about and can be run; of two sides the one that was not begun. None
+    where every cell was.
+    """
+    files = {side["file"] for side in _sides(given)}
+    if not any(unstarted.is_one(row) for name in files for row in rows(name)):
+        return []
+    if not isinstance(given, list):
+        return [row for row in _rows_of(given, rows) if _can(row)]
+    cells: list[Row] = []
+    for pair in (pair for pair in given if isinstance(pair, dict)):
+        keys = _shared(pair)
+        to = {_key(row, keys): row for row in _rows_of(pair["to"], rows) if _can(row)}
+        of = (row for row in _rows_of(pair["of"], rows) if _can(row) and _key(row, keys) in to)
+        cells += [row if unstarted.is_one(row) else _as(row, to[_key(row, keys)]) for row in of]
+    return cells
+
+
+def _as(row: Row, other: Row) -> Row:
+    """A row, as one that was not begun if what it is set beside was not."""
+    return (
+        {**row, **{name: other.get(name) for name in ("status", "reason")}}
+        if unstarted.is_one(other)
+        else row
+    )
+
+
+def _can(row: Row) -> bool:
+    return row.get("status") not in ("unsupported", "unavailable")
 
 
 def _rows(path: Path) -> list[Row]:
@@ -171,17 +237,31 @@ def timed(rows: Iterable[Row], card: str | None) -> list[Row]:
     return [{**row, "spread": spread_of(row.get("samples_s")), "device": card} for row in rows]
 
 
-def _chosen(side: Mapping[str, Any], rows: Callable[[str], list[Row]]) -> Iterator[tuple[Row, float]]:
-    """(row, its metric) of a side: file and metric (names, of which the sum is meant), and fields that rows
-    have; a list accepts each of its values.
-    """
+def _rows_of(side: Mapping[str, Any], rows: Callable[[str], list[Row]]) -> Iterator[Row]:
+    """The rows of a side's file that have the fields it names."""
     wanted = {name: value for name, value in side.items() if name not in ("file", "metric")}
     for row in rows(side["file"]):
-        here = {name: "" if row.get(name) is None else row.get(name) for name in wanted}
-        if all(here[k] in v if isinstance(v, list) else here[k] == v for k, v in wanted.items()):
-            values = [row.get(name) for name in _metrics(side)]
-            if all(isinstance(x, int | float) and math.isfinite(x) for x in values):
-                yield row, float(sum(x for x in values if x is not None))
+        if all(_accepts(value, row.get(name)) for name, value in wanted.items()):
+            yield row
+
+
+def _accepts(wanted: Any, here: Any) -> bool:
+    """A value, one of a list, or, of a table of at_least and at_most, one between these."""
+    if isinstance(wanted, dict):
+        least, most = wanted.get("at_least", -math.inf), wanted.get("at_most", math.inf)
+        return isinstance(here, int | float) and bool(least <= here <= most)
+    here = "" if here is None else here
+    return here in wanted if isinstance(wanted, list) else bool(here == wanted)
+
+
+def _chosen(side: Mapping[str, Any], rows: Callable[[str], list[Row]]) -> Iterator[tuple[Row, float]]:
+    """(row, its metric) of a side: file and metric (names, of which the sum is meant), and fields that rows
+    have.
+    """
+    for row in _rows_of(side, rows):
+        values = [row.get(name) for name in _metrics(side)]
+        if all(isinstance(x, int | float) and math.isfinite(x) for x in values):
+            yield row, float(sum(x for x in values if x is not None))
 
 
 def _metrics(side: Mapping[str, Any]) -> list[str]:
@@ -268,9 +348,10 @@ def _slope(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
 
 
 def _ran(given: Any, rows: Callable[[str], list[Row]]) -> Iterator[Seen]:
-    """1 for each row that ran, 0 for one that did not."""
+    """1 for each row that ran, 0 for one that did not; nothing of one that was not begun."""
     for row, _ in _chosen({**given, "metric": []}, rows):
-        yield _seen(row, float(row["status"] == "ok"))
+        if not unstarted.is_one(row):
+            yield _seen(row, float(row["status"] == "ok"))
 
 
 def _device(given: Any, _: Callable[[str], list[Row]]) -> Iterator[Seen]:

@@ -10,14 +10,15 @@ import difflib
 import errno
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from flashbench import console, units
-from flashbench._cli import baseline, interrupt, streams
+from flashbench._cli import baseline, interrupt, stray, streams
 from flashbench._cli.bisect import EXIT_ABORT, EXIT_BAD, EXIT_SKIP, bisect
 from flashbench._cli.block import block
 from flashbench._cli.calibrate import calibrate
@@ -42,6 +43,9 @@ from flashbench._cli.verify import verify
 from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError, UnavailableError, UsageError
 
 EXIT_BROKEN_PIPE = 141
+NO_THREAD = "can't start new thread"
+"""What Python says where the system gives no thread."""
+FEW_THREADS = "raise the limits that 'ulimit -u' and 'ulimit -v' show, or lower the stack's of 'ulimit -s'"
 
 app = typer.Typer(
     name="flashbench",
@@ -102,6 +106,31 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     streams.settle()
+    if not debug:
+        stray.told_in_a_line()
+    if arguments[:1] == ["bisect"]:
+        sys.exit(_for_git(lambda: _answered(arguments, debug=debug)))
+    sys.exit(_answered(arguments, debug=debug))
+
+
+def _for_git(answered: Callable[[], int]) -> int:
+    """The exit code of a step of a bisection, of which git takes 1 to 124 for a bad commit."""
+    try:
+        code = answered()
+    except FlashbenchError:  # with --debug
+        traceback.print_exc()
+        return EXIT_ABORT
+    except Exception:
+        traceback.print_exc()
+        return EXIT_SKIP
+    except SystemExit as stop:  # by what a command line has imported
+        code = stop.code if isinstance(stop.code, int) else EXIT_ABORT
+        return EXIT_ABORT if 0 < code < EXIT_SKIP else code
+    return EXIT_ABORT if EXIT_BAD < code < EXIT_SKIP else code
+
+
+def _answered(arguments: list[str], *, debug: bool) -> int:
+    """Run the command line; the exit code. What is no deliberate error comes out, with debug all."""
     code: int | None
     try:
         with interrupt.terminable():
@@ -137,11 +166,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if debug:
             raise
         code = None
-    if code is None:  # here, where what took the memory is let go of
-        code = _out_of_memory()
-    if arguments[:1] == ["bisect"] and EXIT_BAD < code < EXIT_SKIP:
-        code = EXIT_ABORT  # git would take it for a bad commit
-    sys.exit(code)
+    except RuntimeError as problem:
+        if debug or NO_THREAD not in str(problem):
+            raise
+        console.error(
+            UnavailableError(f"{problem}: processes or memory are at their limit", hint=FEW_THREADS)
+        )
+        code = UnavailableError.exit_code
+    return _out_of_memory() if code is None else code  # here, where what took the memory is let go of
 
 
 def _out_of_memory() -> int:

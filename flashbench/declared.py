@@ -15,7 +15,7 @@ from typing import Any, TypeVar, overload
 
 from flashbench import record_shape, units
 from flashbench.aside import stdout_to_stderr
-from flashbench.errors import SpecError, UnknownName, in_words
+from flashbench.errors import RAISED, SpecError, UnknownName, in_words
 from flashbench.problem import DTYPES, FEATURES, LAYOUTS, PASSES, Problem
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -66,9 +66,7 @@ class Declared:
         if self.triton is not None and not isinstance(self.triton, bool):
             raise refused("triton", self.triton, "True, False or None")
         if isinstance(self.io_model, str):
-            from flashbench import iomodel
-
-            iomodel.find(self.io_model)
+            object.__setattr__(self, "io_model", _model(self.io_model))
         elif self.io_model is not None and not callable(self.io_model):
             raise refused(
                 "io_model", self.io_model, "a row of 'flashbench list models' or a function (problem, pass_)"
@@ -85,7 +83,7 @@ class Declared:
         try:
             with stdout_to_stderr():
                 said: object = self.supports(problem, pass_)
-        except Exception as error:  # whoever asks is about to plan or to refuse, not to run it
+        except RAISED as error:  # whoever asks is about to plan or to refuse, not to run it
             return f"its supports(problem, pass_) raised {in_words(error)}"
         if isinstance(said, str):
             return " ".join(said.split()) or NO
@@ -120,7 +118,21 @@ def _names(given: Any, field_: str, kind: str, known: Iterable[str]) -> tuple[st
     for name in names:
         if name not in known:
             raise UnknownName(kind, name, known)
+    if not names and field_ != "features":
+        raise refused(field_, given, f"names among {', '.join(known)}, one or more; None for all that work")
     return tuple(names)
+
+
+def _model(name: str) -> str:
+    """The model of that name, or an alternative with its parameters, as the rows of a file name it."""
+    from flashbench import iomodel
+    from flashbench._iomodel import alternatives
+
+    if iomodel.known(name):
+        return name
+    if not alternatives.is_one(name):
+        raise UnknownName("model", name, (*(row.name for row in iomodel.MODELS), *alternatives.names()))
+    return alternatives.find(name).name
 
 
 def _configuration(given: Any) -> dict[str, Any]:

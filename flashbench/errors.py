@@ -25,6 +25,10 @@ EXIT_GATE = 5
 EXIT_UNDECIDED = 6
 EXIT_INTERRUPTED = 130
 
+RAISED = (Exception, SystemExit)
+"""What somebody else's code raises that ends what is done with it and nothing else: ``sys.exit``, too, with
+which no command may end as if it were done."""
+
 _OFFERED = 4
 """Most names that a message offers in place of an unknown one."""
 

@@ -61,6 +61,22 @@ def flowed(
     return [*head, rule * widest], list(chain.from_iterable(body))
 
 
+def lines(headers: Sequence[str], rows: Rows, numeric: Sequence[bool], *, room: int) -> list[str]:
+    """A table as plain lines, without rich: a line a row, or several where it is wider than ``room``."""
+    columns, same = tuple(range(len(headers))), ""
+    natural = [max(map(_width, [headers[at], *(row[at] for row in rows)])) for at in columns]
+    if sum(natural) + GAP * (len(natural) - 1) > room:
+        columns, same = _without_same(headers, rows)
+    found = Plan(columns=columns, same=same, lines=_placed(columns, natural, room))
+    head, body = flowed(headers, rows, numeric, found, room=room)
+    return [*wrapped(same and f"in all rows: {same}", room), *head, *body]
+
+
+def wrapped(text: str, room: int) -> list[str]:
+    """The lines of a text, which stays whole where it is of one."""
+    return textwrap.wrap(text, max(1, room)) if _width(text) > room else [text] if text else []
+
+
 def _flat(
     row: Sequence[str], found: Plan, natural: Sequence[int], numeric: Sequence[bool], room: int
 ) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from flashbench import environment, kernels, plan, units
-from flashbench.errors import in_words
+from flashbench.errors import RAISED, in_words
 from flashbench.kernels import Implementation, Target
 from flashbench.problem import Cell, Problem
 
@@ -125,7 +125,7 @@ def _length(
             with torch.no_grad():
                 drawn = drawn or _Drawn(grid, range_, seqlen, target.device)
                 yield {**row, **drawn.measure(implementation, cell)}
-        except Exception as error:  # an implementation raises whatever it likes; the others go on
+        except RAISED as error:  # an implementation raises whatever it likes; the others go on
             status = "oom" if type(error).__name__ == "OutOfMemoryError" else "failed"
             yield {**row, "status": status, "reason": in_words(error)}
 

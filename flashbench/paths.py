@@ -4,12 +4,16 @@ written whole."""
 from __future__ import annotations
 
 import errno
+import importlib
+import itertools
 import os
+import re
 import stat
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 MOST = 2**30
 """Most bytes of a file that is read whole, where its format has no smaller bound of its own."""
@@ -19,6 +23,13 @@ _NAMED = 50
 _PART = ".part"
 _PIECE = 2**24
 """Bytes that are read at a time, as Python takes the memory for what it is asked to read at most."""
+CAREFUL = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Flags to open a file of flashbench's own with: no link is followed, and no named pipe waited for."""
+_MOVES_OPEN = os.name == "posix"
+"""Whether a file can be given another name while it is open."""
+_HEADER = re.compile(rb'\s*\{\s*"type"\s*:\s*"header"')
+_HEADER_BEGINS = 100
+"""How a results file begins, and as many bytes that show it."""
 _OPEN_ALREADY = ("/dev/stdin", "/dev/fd/", "/proc/")
 """How the names begin of what a shell has opened for the process, as for ``<(…)`` and ``/dev/stdin``."""
 
@@ -89,25 +100,53 @@ def put(path: Path | str, data: bytes | str) -> None:
     """Write the file whole or not at all, on the disk when it returns; text as ``encoded``. Raises OSError.
 
     A link stays one: what it leads to is replaced. Another name of the same file (a hard link) keeps the old
-    one. What is no file, such as the null device, is written to.
+    one. What is no file, such as the null device, is written to. A results file is not replaced.
     """
+    if why := why_kept(path):
+        raise FileExistsError(errno.EEXIST, why, str(path))
     if isinstance(data, str):
         data = encoded(data)
     if os.path.exists(path) and not os.path.isfile(path):
         Path(path).write_bytes(data)
         return
-    real = Path(os.path.realpath(path))
-    part = real.with_name(f"{_before(real)}{os.getpid()}{_PART}")
+    replace(Path(os.path.realpath(path)), data)
+
+
+def why_kept(path: Path | str, inputs: Iterable[Path | str] = ()) -> str:
+    """Why no output may take the place of what has the path, in words, or empty: it is a results file, whose
+    rows nothing gives back, or one of the inputs."""
+    for one in inputs:
+        with suppress(OSError, ValueError):
+            if os.path.samefile(path, one) and os.path.isfile(path):
+                return f"is the input {str(one)!r}, which is not overwritten"
+    with suppress(OSError, ValueError):
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                if _HEADER.match(file.read(_HEADER_BEGINS)):
+                    return "is a results file, which is not overwritten"
+    return ""
+
+
+def replace(real: Path, data: bytes) -> None:
+    """As ``put``, in the place of whatever has the name, a link as well."""
+    clear_parts(real)
+    part, file = _part(real)
     try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, real)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
+        try:
+            with open(file, "wb", closefd=False) as whole_file:
+                whole_file.write(data)
+            os.fsync(file)
+            if not _MOVES_OPEN:
+                os.close(file)
+                file = -1
+            os.replace(part, real)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink()
+            raise
+    finally:
+        if file >= 0:
+            os.close(file)
     with suppress(OSError):  # the new name as well; not every system opens folders
         folder = os.open(real.parent, os.O_RDONLY)
         with suppress(OSError):
@@ -115,17 +154,63 @@ def put(path: Path | str, data: bytes | str) -> None:
         os.close(folder)
 
 
-def clear_parts(path: Path | str) -> None:
-    """Take away what ``put`` left beside the path where its process was killed.
+def clear_parts(real: Path) -> None:
+    """Take away what ``replace`` left beside the path where its process was killed.
 
-    For whoever holds a lock of the folder: what another process is writing just now would be lost to it.
+    Whoever writes a part holds its lock until it has its name, so that one that can be locked has no writer.
     """
-    real = Path(os.path.realpath(path))
-    before = _before(real)
+    pattern = re.compile(rf"{re.escape(_before(real))}\d+(-\d+)?{re.escape(_PART)}")
     with suppress(OSError):
         for name in os.listdir(real.parent):
-            if name.startswith(before) and name.endswith(_PART) and name[len(before) : -len(_PART)].isdigit():
-                real.with_name(name).unlink(missing_ok=True)
+            if pattern.fullmatch(name):
+                _clear(real.with_name(name))
+
+
+def _clear(part: Path) -> None:
+    """Take a part away that has no writer."""
+    with suppress(OSError):
+        file = os.open(part, os.O_RDWR | CAREFUL)
+        try:
+            if lock(file) and names(part, file):
+                part.unlink()
+        finally:
+            os.close(file)
+
+
+def _part(real: Path) -> tuple[Path, int]:
+    """A neighbour that becomes the file, empty, open and locked."""
+    for number in itertools.count():
+        part = real.with_name(f"{_before(real)}{os.getpid()}{f'-{number}' if number else ''}{_PART}")
+        with suppress(FileExistsError):  # another thread's, or another machine's
+            file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | CAREFUL, 0o666)
+            if lock(file) is not False and names(part, file):
+                return part, file
+            os.close(file)  # somebody thought that it had no writer, and took it away
+    raise AssertionError
+
+
+def lock(file: int) -> bool | None:
+    """Lock an open file if nobody has; False if somebody has, None where there are no such locks."""
+    try:
+        fcntl: Any = importlib.import_module("fcntl")
+    except ImportError:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def names(path: Path, file: int) -> bool:
+    """Whether the path still is that of the open file, which is a plain one."""
+    try:
+        held = os.fstat(file)
+        return stat.S_ISREG(held.st_mode) and os.path.samestat(held, os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _before(real: Path) -> str:

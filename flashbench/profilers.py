@@ -90,7 +90,7 @@ def measure_time(
     """
     setting = Setting(policy=policy or policy_for(device), cache=cache, clocks=clocks)
     (found,) = time_together([Candidate(name="the call", call=call)], device, method, setting)
-    if isinstance(found, Exception):
+    if isinstance(found, BaseException):
         raise found
     return found
 

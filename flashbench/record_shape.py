@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from flashbench import units
+from flashbench import sweep, units
 
 NUMBER: Final = "a number"
 COUNT: Final = "a whole number, 0 or more"
@@ -121,8 +121,13 @@ DECODE: Mapping[str, Any] = {
     "samples_s": [NUMBER], "flags": [TEXT],
 }  # fmt: skip
 """Of a step; errors are numbers of a step and by tensor of a case."""
+_OPTIONS = {
+    **{name: FLAG if option.parse is None else TEXT for name, option in sweep.OPTIONS.items()},
+    "pairs": FLAG, "*": SCALAR,
+}  # fmt: skip
+"""As they are typed; those of commands beside ``run`` under a name of their own are any text or flag."""
 HEADER: Mapping[str, Any] = {
-    "schema": COUNT, "created_at": TEXT, "argv": [TEXT], "cells": [TEXT], "options": {"*": SCALAR},
+    "schema": COUNT, "created_at": TEXT, "argv": [TEXT], "cells": [TEXT], "options": _OPTIONS,
     "environment": _ENVIRONMENT, "overheads": _NUMBERS, "planned": COUNT,
 }  # fmt: skip
 LINES: Mapping[str, Mapping[str, Any]] = {

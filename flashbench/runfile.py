@@ -36,7 +36,7 @@ from typing import Any
 from flashbench import paths
 from flashbench._runfile import alike, lines
 from flashbench._runfile.alike import AFTERWARDS, CONDITIONS, SOURCE_HASH
-from flashbench._runfile.lock import Lock
+from flashbench._runfile.lock import Locks
 from flashbench._runfile.reading import SCHEMA, RunFile, intact, load, read
 from flashbench._runfile.verify import Verdict
 from flashbench._runfile.verify import verify as _verify
@@ -144,7 +144,7 @@ def _resume(
     environment: Mapping[str, Any],
     options: Mapping[str, Any],
     sources: Mapping[str, str],
-    lock: Lock,
+    lock: Locks,
 ) -> Resumed:
     alike.refuse_unlike(found, environment, options)
     changed = {record.cell.key for record in found.records if alike.of_another_source(record, sources)}
@@ -170,18 +170,18 @@ def _resume(
     return Resumed(writer=writer, missing=missing, kept=kept, notes=tuple(notes))
 
 
-def _locked(path: Path) -> Lock:
-    """The lock of the path's folder, which is made, and cleared of what a killed run left half written.
+def _locked(path: Path) -> Locks:
+    """The lock of the path's folder, which is made, and of the one where the file lies that a link leads to.
 
     Raises UsageError as ``create`` does.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = Lock(path.parent)
+        real = paths.resolved(path)
+        device = real.exists() and not real.is_file()
+        return Locks(path.parent, *(() if device else (real.parent,)))
     except OSError as error:
         raise unwritable(path, error) from None
-    paths.clear_parts(path)
-    return lock
 
 
 def _taken_out(found: RunFile) -> list[str]:
@@ -202,6 +202,6 @@ def _replace(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
     """Write all lines to a neighbour, then rename it over the path, or what that leads to: old or new, never
     half."""
     try:
-        paths.put(path, b"".join(map(lines.seal, values)))
+        paths.replace(paths.resolved(path), b"".join(map(lines.seal, values)))
     except OSError as error:
         raise unwritable(path, error) from None

@@ -21,6 +21,7 @@ from flashbench import environment, plan, profilers, record_shape, tuned
 from flashbench._runner import gates, leftover
 from flashbench._runner.entry import Entry, How, Shared, does_not_fit
 from flashbench._runner.outcomes import duration, what, why_wrong, with_source
+from flashbench.errors import RAISED
 from flashbench.kernels import Target
 from flashbench.problem import Cell, Problem
 from flashbench.record import LOADS, Record, Samples
@@ -261,7 +262,7 @@ class Session:
             found = profilers.time_together(
                 [one.candidate for one in entries], device, options.timing, setting
             )
-        except Exception as error:  # before any of them was timed
+        except RAISED as error:  # before any of them was timed
             found = [error] * len(entries)
         if any(isinstance(one, profilers.Timing) and "method_refused" in one.how for one in found):
             self._recover(entries[0].cell)  # what was refused may have cost the device
@@ -281,16 +282,23 @@ class Session:
             self.lost = f"{LOST} in {failed[0].key}"
         for entry in unfinished:
             entry.outcome = self._not_started()
+        for entry in entries:
+            if self.lost is None and entry.attempt(entry.recheck):
+                self._recover(entry.cell)
+            if entry.outcome and entry.outcome["status"] != "ok":
+                self._times.pop(entry.cell, None)
 
     def _settle(
-        self, entry: Entry, timing: profilers.Timing | Exception, told: Mapping[str, Any]
+        self, entry: Entry, timing: profilers.Timing | BaseException, told: Mapping[str, Any]
     ) -> dict[str, Any]:
         """The outcome of one that was timed; raises what its call raised."""
-        if isinstance(timing, Exception):
+        if isinstance(timing, BaseException):
             raise timing
         cell, how = entry.cell, {**timing.how, **told}
         entry.spent |= how.pop("spent")
         fields = entry.timed(timing)
+        if fields["status"] != "ok":
+            return fields
         model = entry.implementation.model(cell.problem, self.target)
         if entry.implementation.exact and (
             doubts := gates.doubts(cell, timing.samples, self.target, model, self._times)
@@ -380,7 +388,7 @@ class Session:
         """Joules of the call, or why there are none: whatever happens here, the cell was timed."""
         try:
             return profilers.measure_energy(call, device=self.target.device, clocks=self._clocks)
-        except Exception as error:
+        except RAISED as error:
             reason = what(error)
         self._recover(cell)
         return {"reason": reason}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -67,7 +68,11 @@ def _device(text: str, label: str, _: Collection[str]) -> str:
 
 
 def _path(text: str, label: str, _: Collection[str]) -> Path:
-    if not text.strip() or "\0" in text:
+    try:
+        named = text.strip() and b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # a file's word: a shell gives no such text
+        named = False
+    if not named:
         raise SpecError(f"{label} {units.quoted(text)}: not a path; accepted: the path of a folder")
     return Path(text)
 

@@ -29,7 +29,7 @@ OPTIONS = (
 class Browser:
     """A browser with one page. events: everything that the page reported, in order."""
 
-    def __init__(self, profile: Path, timeout_s: float = 60) -> None:
+    def __init__(self, profile: Path, timeout_s: float = 120) -> None:
         assert PROGRAM is not None
         self.timeout_s, self.events, self._count, self._buffer = timeout_s, [], 0, b""
         read_end, self._out = os.pipe()
@@ -58,7 +58,7 @@ class Browser:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._process.terminate()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=60)
         os.close(self._out)
         os.close(self._in)
 

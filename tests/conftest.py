@@ -1,14 +1,21 @@
-"""What all tests share: GPU tests skip without one, and memory that nobody wrote is NaN on request."""
+"""What all tests share: GPU tests skip without one, memory that nobody wrote is NaN on request, and
+Hypothesis draws the same examples each time, however long one takes on a busy machine.
+
+``--hypothesis-profile=others`` draws others.
+"""
 
 from __future__ import annotations
 
 import os
+import random
+import sys
 
 # With several test processes on few cores, torch's own threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Parallel test workers are given a terminal width; output off a terminal is tested as users see it.
 os.environ.pop("COLUMNS", None)
 
+import hypothesis
 import pytest
 
 from flashbench import environment, kernels
@@ -17,6 +24,11 @@ from flashbench import environment, kernels
 # test may import it: without a GPU it is settled here, so that the kernels' tests find an interpreter.
 if environment.gpu_status().kind != "ok":
     kernels.get("flash").why_unavailable(kernels.Target())
+
+patient = hypothesis.settings(deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile("others", patient)
+hypothesis.settings.register_profile("same", patient, derandomize=True, database=None)
+hypothesis.settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,6 +41,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if status.kind != "ok":
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"needs a GPU: {status.message}"))
+
+
+def pytest_runtest_setup() -> None:
+    """Numbers that a test draws without a seed are the same ones, whatever ran before it in its process."""
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

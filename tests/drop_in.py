@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import combinations, product
+from random import Random
 from typing import Any
 
 import pytest
@@ -79,3 +82,30 @@ def largest(x: Tensor, exact: Tensor) -> float:
     """The largest difference; a NaN is larger than any."""
     apart = (x.double() - exact.double()).detach().abs()
     return float(apart.nan_to_num(math.inf).max()) if apart.numel() else 0.0
+
+
+def covered(strength: int, *columns: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Rows, one value of each column, that have every combination of the values of so many columns.
+
+    Greedily and always the same: of forty drawn around a combination that lacks, what has most new ones.
+    """
+
+    def of(row: tuple[Any, ...]) -> set[tuple[Any, ...]]:
+        return {tuple((at, row[at]) for at in some) for some in combinations(range(len(row)), strength)}
+
+    lacking = {
+        tuple(zip(some, values, strict=True)): None
+        for some in combinations(range(len(columns)), strength)
+        for values in product(*(columns[at] for at in some))
+    }
+    generator, rows = Random(1), list[tuple[Any, ...]]()
+    while lacking:
+        first = dict(next(iter(lacking)))
+        drawn = [
+            tuple(first.get(at, generator.choice(values)) for at, values in enumerate(columns))
+            for _ in range(40)
+        ]
+        rows.append(max(drawn, key=lambda row: len(of(row) & lacking.keys())))
+        for one in of(rows[-1]):
+            lacking.pop(one, None)
+    return rows

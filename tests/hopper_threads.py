@@ -22,7 +22,7 @@ import torch
 from hopper_turns import Turns
 from torch import Tensor
 
-HANG_S = 5
+HANG_S = 60
 _OWN = threading.local()
 _ADDING = threading.Lock()
 _RANDOM = random.Random(0)

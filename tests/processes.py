@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import threading
 import time
@@ -18,6 +19,12 @@ def tagged() -> tuple[str, dict[str, str]]:
     """A new tag and the environment that carries it to a process and to whatever that starts."""
     tag = uuid.uuid4().hex
     return tag, {**os.environ, TAG: tag}
+
+
+def in_the_foreground() -> None:
+    """A background job of a shell ignores Ctrl-C, one under nohup SIGHUP, and so would their children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def watched(
@@ -45,7 +52,7 @@ def watched(
         return child.wait(), "".join(said)
 
 
-def left(tag: str, within_s: float = 5.0) -> list[str]:
+def left(tag: str, within_s: float = 20.0) -> list[str]:
     """Command lines of the living processes with the tag, once there are none or the time is over."""
     deadline = time.monotonic() + within_s
     while (found := _living(tag)) and time.monotonic() < deadline:

@@ -16,7 +16,7 @@ from flashbench.ring.link import Link, Shape, Shift
 from flashbench.ring.measuring import ALGORITHMS
 from flashbench.ring.step import Rank, Step, rows_of, whole
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Mail:

@@ -1,6 +1,8 @@
-"""Snippets of the pages: found by their fences, commands run by a shell, Python of a page in one namespace.
+"""Snippets of the pages: found by their fences, commands run by a shell, Python by a process of its own.
 
 ``python tests/snippets.py PAGE.md`` runs the Python of a page, and holds comments that state a result to it.
+A block that begins with an import is what a reader puts at the head of a file: it starts in a fresh process,
+and the blocks after it that begin with none go on there, in one namespace.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import subprocess
 import sys
 import textwrap
 import tokenize
@@ -106,13 +109,30 @@ def run(block: Block, namespace: dict[str, Any]) -> None:
             )
 
 
-def main(path: Path) -> None:
-    """Run the Python of the page, one block after the other, in one namespace."""
-    namespace: dict[str, Any] = {"__name__": "__main__"}
+def files(path: Path) -> list[list[Block]]:
+    """The Python blocks of a page, those together that run in one process."""
+    found: list[list[Block]] = []
     for block in blocks(path):
         if block.language == "python":
-            run(block, namespace)
+            if not found or block.text.startswith(("import ", "from ")):
+                found.append([])
+            found[-1].append(block)
+    return found
+
+
+def main(path: Path, *only: str) -> int:
+    """Run the Python of the page, or of its processes that of one number alone. Returns the exit code."""
+    parts = files(path)
+    if not only and len(parts) > 1:
+        line = [sys.executable, __file__, str(path)]
+        return max(
+            subprocess.run([*line, str(number)], check=False).returncode for number in range(len(parts))
+        )
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in parts[int(only[0]) if only else 0]:
+        run(block, namespace)
+    return 0
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    sys.exit(main(Path(sys.argv[1]).resolve(), *sys.argv[2:]))

@@ -14,7 +14,7 @@ PACKAGE = ROOT / "flashbench"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"aside", "errors", "paths", "signals", "units"},
+    {"aside", "errors", "paths", "signals", "units", "userdata"},
     {
         "problem",
         "block_masks",
@@ -66,7 +66,18 @@ LAYERS = [
         "gating",
         "launched",
     },
-    {"metrics", "table", "whatif", "compared", "judge", "baselines", "spending", "claim", "claims"},
+    {
+        "metrics",
+        "table",
+        "whatif",
+        "compared",
+        "judge",
+        "baselines",
+        "spending",
+        "unstarted",
+        "claim",
+        "claims",
+    },
     {"console", "fitted", "report"},
     {"cli", "_cli", "__main__", "api", "flash_attn"},
 ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,58 @@ def test_promoting_replaces_the_same_key_and_leaves_others(
     rows = json.loads(baseline(capsys, "show", "main", "--json", "-q")[1])
     assert {row["device"]: row["value"] for row in rows} == {"A": 2e-3, "B": 1e-3}
     assert baseline(capsys, "show", "pr", "-q")[0] == 0
+
+
+STOPPED = """
+import os, signal, statistics, sys
+from pathlib import Path
+from flashbench import baselines
+from flashbench.judge import load_side
+
+def stopping(one):
+    def step(*args, **more):
+        if next(steps, None) is None:
+            os.kill(os.getpid(), number)
+        return one(*args, **more)
+    return step
+
+root, old, new = Path(sys.argv[1]), load_side(sys.argv[2], "OLD"), load_side(sys.argv[3], "NEW")
+number = getattr(signal, sys.argv[4])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+for count in range(30):
+    baselines.save(old, root, "main", "old")
+    if not (child := os.fork()):
+        steps = iter(range(count))
+        os.replace, os.unlink = stopping(os.replace), stopping(os.unlink)
+        try:
+            baselines.save(new, root, "main", "new")
+        finally:
+            os._exit(1 if sys.exc_info()[0] else 0)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    [one] = baselines.entries(root)
+    [cell] = one.side().runs[0].cells.values()
+    baselines.save(new, root, "main", "new")
+    left = sorted(path.name for path in root.rglob("*") if path.is_file())
+    print(one.commit, statistics.median(cell.samples("time_s")), *left)
+    if ended == 0:
+        break
+"""
+
+
+@pytest.mark.parametrize("by", ["SIGTERM", "SIGKILL"])
+def test_a_save_that_is_stopped_anywhere_leaves_the_old_or_the_new(tmp_path: Path, by: str) -> None:
+    """And the next one leaves nothing else."""
+    runs = [written(tmp_path / f"{n}.jsonl", [cell(n * 1e-3)]) for n in (1, 2)]
+    command = [sys.executable, "-c", STOPPED, str(tmp_path / "store"), *runs, by]
+    out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    rows = [line.split() for line in out.splitlines()]
+    found = [row[0] for row in rows]
+    assert found == sorted(found, reverse=True)  # the old one to a point, the new one from there on
+    assert set(found) == {"old", "new"}
+    assert 5 < len(found) < 30
+    for commit, time_s, *left in rows:
+        assert float(time_s) == pytest.approx({"old": 1e-3, "new": 2e-3}[commit], rel=1e-3)
+        assert left == ["baseline.json", "results.jsonl"]
 
 
 def test_a_damaged_baseline_is_unreadable(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

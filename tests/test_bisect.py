@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
+import processes
 import pytest
 from gates import ROOT
 from judging import cell, written
 
-from flashbench import cli
+from flashbench import cli, judge
+from flashbench.errors import UsageError
 
 GOOD, BAD, SKIP, ABORT = 0, 1, 125, 128
 
@@ -92,3 +98,82 @@ def test_git_finds_the_commit(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flashbench", "bisect", "--base", base, "--"]
     out = git("bisect", "run", *command, "cp", "results.jsonl", "{out}/results.jsonl")
     assert f"{commits[5]} is the first bad commit" in out
+
+
+def test_without_a_temporary_folder_no_commit_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    base = written(tmp_path / "base.jsonl", [cell(1e-3)])
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    assert bisect("--base", base, "--", "cp", base, "{out}/r.jsonl") == ABORT
+    assert capsys.readouterr().err == (
+        "error: no temporary folder can be written: No usable temporary directory found in ['/tmp']\n"
+        "hint: export TMPDIR=DIR, a folder that can be written\n"
+    )
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["ring", "--device", "cpu", "--seqlens", "64"])
+    assert stop.value.code == 3
+    assert "no temporary folder can be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ZeroDivisionError(), SKIP), (OSError("a socket's"), SKIP), (SystemExit(7), ABORT),
+        (SystemExit("bye"), ABORT), (UsageError("x"), ABORT), (KeyboardInterrupt(), 130),
+        (RuntimeError("can't start new thread"), ABORT),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("flags", [[], ["--debug"]])
+def test_a_crash_of_any_part_is_no_verdict(
+    error: BaseException, code: int, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(judge, "load_side", crash)
+    base = written(tmp_path / "base.jsonl", [cell(1e-3)])
+    found = bisect(*flags, "--base", base, "--", "true", "{out}")
+    assert found == (SKIP if flags and isinstance(error, RuntimeError) else code)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_what_the_command_started_ends_with_it(name: str, tmp_path: Path) -> None:
+    base, there = written(tmp_path / "base.jsonl", [cell(1e-3)]), tmp_path / "there"
+    tag, environment = processes.tagged()
+    script = f"sleep 777 & setsid sleep 778 & touch {there}; sleep 779; true {{out}}"
+    command = [sys.executable, "-m", "flashbench", "bisect", "--base", base, "--", "sh", "-c", script]
+    child = subprocess.Popen(command, env=environment, preexec_fn=processes.in_the_foreground)
+    try:
+        while not there.exists():
+            assert child.poll() is None
+            time.sleep(0.02)
+        child.send_signal(signal.Signals[name])
+        assert child.wait(30) == 130
+        assert processes.left(tag) == []
+    finally:
+        child.kill()
+        _end_all(tag)
+
+
+def _end_all(tag: str) -> None:
+    """End what a failure left."""
+    for pid, _ in processes._with(tag):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+def test_of_a_command_that_ended_nothing_disturbs_the_next(tmp_path: Path) -> None:
+    same = written(tmp_path / "same.jsonl", [cell(1e-3)])
+    tag, environment = processes.tagged()
+    script = f"sleep 777 & cp {same} {{out}}/r.jsonl"
+    command = [sys.executable, "-m", "flashbench", "bisect", "--base", same, "--", "sh", "-c", script]
+    assert subprocess.run(command, env=environment, check=False).returncode == GOOD
+    try:
+        assert processes.left(tag) == []
+    finally:
+        _end_all(tag)

@@ -103,7 +103,7 @@ def test_the_command_writes_what_the_report_shows(tmp_path: Path, capsys: pytest
     page = report.build(table.build([found]), table.headers([found]), None, table.blocks([found]))
     assert "tiny, train: 2 layers, batch 1, fp32" in page
     assert flashbench(*line) == 2
-    assert "exists and is not overwritten" in capsys.readouterr().err
+    assert "a results file, which is not overwritten" in capsys.readouterr().err
 
 
 OWN = """
@@ -265,3 +265,24 @@ def test_bad_input_is_one_line(
 ) -> None:
     assert flashbench("block", option, value) == 2
     assert said in capsys.readouterr().err
+
+
+LATE = """
+calls = 0
+def late(q, k, v, causal=False, scale=None, enable_gqa=False):
+    import torch
+    global calls
+    calls += 1
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    o = sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=enable_gqa)
+    return o * (1 if calls < 5 else 1.25)
+"""
+
+
+@pytest.mark.usefixtures("own")
+def test_a_function_that_is_wrong_from_a_later_call_on_is_no_row_of_times(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(LATE)
+    row = blocks.measure(replace(TASK, implementation="late.py:late", mode="infer"), Target())
+    assert row["status"] == "wrong"
+    assert row["reason"].startswith("it was right at first, and wrong once it was timed: a layer is off by")
+    assert "time_s" not in row

@@ -65,6 +65,7 @@ def test_a_verdict_follows_from_the_cells(tmp_path: Path, times: tuple[float, ..
 
 RANGE = RATIO.replace("at_least", "range = true\nat_least")
 NECESSARY = RATIO.replace("at_least", "necessary = true\nat_least")
+SOME = RATIO.replace("at_least", "some = true\nat_least")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,8 @@ NECESSARY = RATIO.replace("at_least", "necessary = true\nat_least")
         (RANGE, (1.0, 5.0), "does not hold"),
         (NECESSARY, (2.0, 3.0), "not refuted"), (NECESSARY, (2.0, 4.1), "refuted in 1 of 2 cells"),
         (NECESSARY, (1.0, 4.1), "does not hold"),
+        (SOME, (1.0, 3.0, 5.0), "holds, by 1 of 3 cells"), (SOME, (2.0, 3.0), "holds, by 2 of 2 cells"),
+        (SOME, (1.0, 5.0), "does not hold"),
     ],
 )  # fmt: skip
 def test_a_range_has_two_ends_and_what_is_necessary_shows_nothing(
@@ -193,6 +196,7 @@ def test_a_slope_is_the_exponent_of_the_length(tmp_path: Path, power: float, ver
         ("[[claim]]\n" + HEAD.rpartition("command")[0], "must be given"),
         (f'[[claim]]\n{HEAD}at_most = "2"', "at_most must be a number"),
         (f"[[claim]]\n{HEAD}range = 1", "range must be true or false"),
+        (f'[[claim]]\n{HEAD}unit = "GB"', "unit must be bytes"),
         (f"[[claim]]\n{HEAD}range = true\nat_most = 2", "a range must have both ends"),
         (RATIO + "\nproduct = [1]", "one of ratio"), (f"[[claim]]\n{HEAD}ratio = [1]", "claim x: TypeError"),
         (f'[[claim]]\n{HEAD}ratio = [{{ of = {{ file = "r.json" }} }}]', "claim x: KeyError: 'to'"),
@@ -237,7 +241,7 @@ def test_a_difference_is_of_all_kernels_of_a_cell(
     one = judged(tmp_path, SPILLS)
     assert [found.value for found in one.found] == seen
     assert one.verdict == verdict
-    assert not one.cells_measured  # a compiler's word, and no card's
+    assert one.of_a_card == (not seen)  # a compiler's word, and no card's
 
 
 def test_the_rows_of_one_run_count_once_and_not_against_themselves() -> None:
@@ -361,10 +365,154 @@ def test_the_page_shows_all_of_them() -> None:
     assert TABLES[0][1].count("\n") == 1 + len(claims.load(FILE))
 
 
-def test_measured_leaves_out_what_is_only_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_leaves_out_what_is_only_said_and_hides_nothing_that_cells_could_tell(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = f"{RESULTS}/decode/.."
     with pytest.raises(SystemExit):
-        main(["claims", "--results", str(RESULTS / "decode" / ".."), "--measured", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert {one["name"] for one in found} >= {"fwd-over-eager", "paging-costs"}
-    assert all(one["cells"] and one["cards"] for one in found)
-    assert not {one["name"] for one in found} & {"score-matrix-40gb", "on-chip-memory-doubled", "path-x"}
+        main(["claims", "--results", folder, "--measured", "--json"])
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["fwd-over-eager"]["cells"]
+    assert found["paging-costs"]["cards"]
+    assert not set(found) & {"score-matrix-40gb", "on-chip-memory-doubled", "path-x", "v2-spills-less"}
+    file = next(one.seen["ratio"][0]["of"]["file"] for one in claims.load(FILE) if one.name == "gpt2-3x")
+    if not (RESULTS / file).exists():
+        assert found["gpt2-3x"]["verdict"] == "not measured"
+        assert found["gpt2-3x"]["shown"].startswith(f"no results of `{file}`: `flashbench block ")
+        assert f"--out {folder}/{file}`" in found["gpt2-3x"]["shown"]
+
+
+def test_what_is_missing_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
+    """In the folder that is asked about, quoted for a shell; a file that is there lacks cells."""
+    text = RATIO.replace("flashbench run", "flashbench run --out {results}/r.json")
+    folder = tmp_path / "my results"
+    folder.mkdir()
+    (folder / "claims.toml").write_text(text)
+    [one] = claims.judge(claims.load(folder / "claims.toml"), folder)
+    assert one.shown == f"no results of `r.json`: `flashbench run --out '{folder}'/r.json`"
+    [named] = claims.judge(claims.load(folder / "claims.toml"), folder, "here")
+    assert named.shown == "no results of `r.json`: `flashbench run --out here/r.json`"
+    (folder / "r.json").write_text(json.dumps({"rows": [row("a", 1.0)]}))
+    [one] = claims.judge(claims.load(folder / "claims.toml"), folder, "here")
+    assert (one.verdict, one.shown.partition(":")[0]) == ("not measured", "no such cells in `r.json`")
+
+
+def test_commands_write_what_the_claim_reads() -> None:
+    """Somewhere below --results; of two files the command is that of one."""
+    for one in claims.load(FILE):
+        if not one.of_cells:
+            continue
+        words = shlex.split(one.command)
+        out = words[words.index("--out") + 1] if "--out" in words else words[-1]
+        pairs = next(iter(one.seen.values()))
+        both = isinstance(pairs, list)
+        sides = [pair[which] for pair in pairs for which in ("of", "to")] if both else [pairs]
+        files = {f"{claims.FOLDER}/{side['file']}" for side in sides}
+        assert out in files or f"{out}/results.jsonl" in files, one.name
+
+
+LENGTHS = re.compile(r"(\d+k?) to (\d+k?) tokens")
+
+
+def test_a_claim_of_some_lengths_counts_these_alone() -> None:
+    """Those of its conditions, unless they say "here" others."""
+    found = 0
+    for one in claims.load(FILE):
+        if not (said := LENGTHS.search(one.conditions.partition("here")[2] or one.conditions)
+                or LENGTHS.search(one.conditions)):  # fmt: skip
+            continue
+        least, most = (parse_int(text, "tokens") for text in said.groups())
+        for side in (side for pair in one.seen["ratio"] for side in pair.values()):
+            assert side["seqlen_q"] == {"at_least": least, "at_most": most}, one.name
+            found += 1
+    assert found >= 16
+
+
+def test_lengths_outside_the_bounds_of_a_side_do_not_count(tmp_path: Path) -> None:
+    text = RATIO.replace(
+        'implementation = "a"', 'implementation = "a", seqlen_q = { at_least = 32, at_most = 64 }'
+    )
+    rows = [
+        row(name, t, seqlen_q=n) for n in (16, 32, 64, 128) for name, t in (("a", 2.0 + n / 100), ("b", 1.0))
+    ]
+    assert [seen.value for seen in judged(tmp_path, text, *rows).found] == [2.32, 2.64]
+    none = [{**one, "seqlen_q": None} for one in rows]
+    assert judged(tmp_path, text, *none).found == ()
+
+
+def test_bytes_have_their_unit(tmp_path: Path) -> None:
+    one = judged(tmp_path, f'[[claim]]\n{HEAD}unit = "bytes"\nat_least = 4e10\nproduct = [100000, 100000, 2]')
+    assert (one.shown, one.verdict) == ("20.0 GB", "does not hold")
+    text = SPILLS.replace("at_most", 'unit = "bytes"\nat_most')
+    rows = [{"implementation": name, "arch": arch, "spilled": spilled}
+            for arch, both in (("sm_80", (2, 2050)), ("sm_90", (28, 0)), ("sm_100", (1, 3)))
+            for name, spilled in zip("ab", both, strict=True)]  # fmt: skip
+    (tmp_path / "s.json").write_text(json.dumps(rows))
+    assert judged(tmp_path, text).shown == "-2.05 kB to 28 B, median -2 B of 3 cells"
+
+
+SKIPPED = {"status": "skipped", "reason": "time budget of 9s spent", "time_s": None}
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_cells_that_a_budget_kept_from_being_begun_are_said(tmp_path: Path, side: str) -> None:
+    """On either side of a ratio; a cell that cannot be run is none, and one without room is no such."""
+    rows = [
+        {**row(name, 3.0 if name == "a" else 1.0, seqlen_q=n, seqlen_k=n, causal=causal, status="ok")}
+        for causal in (False, True) for n in (1024, 2048, 4096) for name in "ab"
+    ]  # fmt: skip
+    for one in rows:
+        if one["causal"] and one["seqlen_k"] > 1024 and one["implementation"] == side:
+            one |= SKIPPED
+        if not one["causal"] and one["seqlen_k"] == 4096:
+            one |= {"status": "unsupported", "reason": "it cannot", "time_s": None}
+        if not one["causal"] and one["seqlen_k"] == 2048 and one["implementation"] == "b":
+            one |= {"status": "skipped", "reason": "needs 9 GB", "time_s": None}
+    one = judged(tmp_path, RATIO, *rows)
+    said = "2 of 5 cells were not begun: causal, at 2k and 4k; time budget of 9s spent"
+    assert one.shown == f"3 to 3, median 3 of 2 cells; {said}"
+    assert one.row()["not_begun"] == [said]
+    none = judged(tmp_path, RATIO, *({**one, **SKIPPED} for one in rows))
+    assert none.verdict == "not measured"
+    assert none.shown == (
+        "none of 6 cells was begun: at 1k, 2k and 4k; time budget of 9s spent; measured by `flashbench run`"
+    )
+
+
+def test_fields_of_another_type_are_refused_in_one_line(tmp_path: Path) -> None:
+    """Of rows of a JSON document, which nothing looks at before; and bounds that are none."""
+    rows = [{**row(name, 1.0), **SKIPPED, "model": [name]} for name in "ab"]
+    with pytest.raises(UsageError, match="claim x: TypeError: ") as error:
+        judged(tmp_path, RATIO, *rows)
+    assert "\n" not in str(error.value)
+    text = RATIO.replace('"a"', '"a", batch = { at_least = "1" }')
+    with pytest.raises(UsageError, match="claim x: TypeError: "):
+        judged(tmp_path, text, row("a", 1.0), row("b", 1.0))
+
+
+def test_a_cell_that_was_not_begun_did_not_fail_to_run(tmp_path: Path) -> None:
+    text = f'[[claim]]\n{HEAD}at_least = 1\nran = {{ file = "r.json", implementation = "a" }}'
+    rows = [row("a", 1.0, seqlen_k=n, status="ok") for n in (16, 32)] + [
+        {**row("a", 1.0, seqlen_k=64), **SKIPPED}
+    ]
+    one = judged(tmp_path, text, *rows)
+    assert ([seen.value for seen in one.found], one.verdict) == ([1.0, 1.0], "holds")
+    assert one.shown.endswith("1 of 3 cells was not begun: at 64; time budget of 9s spent")
+
+
+def test_block_sparse_is_set_beside_each_method_alone() -> None:
+    """Its paper's claim is of every method, and each is another implementation; one is the bundled kernel."""
+    from flashbench.kernels import alternatives
+
+    over = {one.name: one for one in claims.load(FILE) if one.name.startswith("sparse-over-")}
+    names = {name: one.seen["ratio"][0]["of"]["implementation"] for name, one in over.items()}
+    assert sorted(names.values()) == ["linear-attention", "linformer", "longformer", "reformer"]
+    for name, one in over.items():
+        [pair] = one.seen["ratio"]
+        assert (pair["to"]["implementation"], one.at_least) == ("block-sparse", 1)
+        bundled = kernels.get(names[name]).precompile is not kernels.get("linformer").precompile
+        assert ("torch's operators" not in one.conditions) == bundled, name
+    [some] = [one for one in claims.load(FILE) if one.name == "sparse-8x"]
+    assert (some.at_least, some.some) == (8, True)
+    assert sorted(some.seen["ratio"][0]["of"]["implementation"]) == sorted(names.values())
+    assert alternatives.KERNEL == "flash"

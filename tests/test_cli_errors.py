@@ -249,7 +249,7 @@ def test_a_full_disk_behind_stdout_is_one_line(line: str) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "flashbench", *line.split()], stdout=full, stderr=subprocess.PIPE,
-            text=True, timeout=60,
+            text=True, timeout=240,
         )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == "error: the output cannot be written: No space left on device\n"

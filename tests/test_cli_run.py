@@ -8,14 +8,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flashbench import runfile, runner
 from flashbench._cli import options
-from flashbench._cli.run import resolve
+from flashbench._cli.run import folder_of, resolve
 from flashbench._profilers import rounds
 from flashbench.cli import main
 from flashbench.errors import FlashbenchError, UsageError
@@ -299,6 +301,20 @@ def test_without_out_every_run_has_a_folder_of_its_own(
     assert len(list(Path("flashbench-out").glob("*-cpu*/results.jsonl"))) == 3
     _, _, err = run(["--resume"], capsys)
     assert "hint: the latest here is --out flashbench-out/" in err
+
+
+def test_a_folder_that_another_run_has_just_made_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both begin in one second, and each before the other has written anything."""
+
+    stopped = SimpleNamespace(now=lambda: datetime(2026, 1, 1))
+    monkeypatch.setattr("flashbench._cli.run.datetime", stopped)
+    with folder_of(None, "cpu") as one, folder_of(None, "cpu") as two:
+        assert one.is_dir()
+        assert two.is_dir()
+        assert (one.name, two.name) == ("20260101-000000-cpu", "20260101-000000-cpu-2")
+        (two / "results.jsonl").touch()
+    assert not one.exists()
+    assert two.exists()
 
 
 def test_dry_run_runs_nothing_and_names_what_each_cell_needs(

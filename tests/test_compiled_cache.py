@@ -20,6 +20,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "pages": {},
     "window": {"window_size": (37, 0)},
     "softcap": {"softcap": 15.0},
+    "pages, window": {"window_size": (37, 0)},
+    "pages, softcap": {"softcap": 15.0},
 }
 
 
@@ -29,7 +31,7 @@ def holding(kind: str, *whole: Tensor) -> list[Tensor]:
     for x, of in zip(held, whole, strict=True):
         for b, n in enumerate(USED):
             x[b, :n] = of[b, :n]
-    return [x.view(-1, PAGE, KV_HEADS, DIM) for x in held] if kind == "pages" else held
+    return [x.view(-1, PAGE, KV_HEADS, DIM) for x in held] if kind.startswith("pages") else held
 
 
 def stepping(options: dict[str, Any]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -51,7 +53,7 @@ def test_compiled_steps_are_the_eager_ones(kind: str, dtype: torch.dtype) -> Non
     k, v = (normal(BATCH, CAPACITY, KV_HEADS, DIM, seed=seed, dtype=dtype) for seed in (1, 2))
     ours, theirs = holding(kind, k, v), holding(kind, k, v)
     options = {**KINDS[kind]}
-    if kind == "pages":
+    if kind.startswith("pages"):
         table = torch.arange(len(ours[0]), dtype=torch.int32, device=DEVICE)
         options["block_table"] = table.view(BATCH, -1)
     step = stepping(options)

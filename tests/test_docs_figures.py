@@ -37,7 +37,7 @@ def test_pictures_are_what_their_command_draws(page: Path, tmp_path: Path) -> No
     words = shlex.split(line.replace("docs/img", str(tmp_path)))
     assert (words.pop(), words.pop()) == ("svg", "--format")  # needs a Chromium
     done = subprocess.run(
-        [sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, timeout=120
+        [sys.executable, "-m", *words], capture_output=True, text=True, cwd=ROOT, timeout=240
     )
     assert done.returncode == 0, done.stderr
     for path in (path for where, path in SHOWN if where == page):

@@ -202,7 +202,7 @@ def test_commands_run(block: Block, shell: Any) -> None:
     "page", tiered(dict.fromkeys(b.page for b in SHOWN if b.language == "python"), FAST_PYTHON)
 )
 def test_snippets_run(page: Path, shell: Any) -> None:
-    """In one namespace; a comment that states a result states what comes out."""
+    """A block with imports in a fresh process; a comment that states a result states what comes out."""
     if reason := kernels.get("flash").why_unavailable(Target()):
         pytest.skip(reason)
     code, said = shell([sys.executable, str(ROOT / "tests" / "snippets.py"), str(page)], page)
@@ -231,6 +231,22 @@ def test_a_comment_that_states_another_result_is_found(line: str, right: bool) -
     else:
         with pytest.raises(AssertionError, match=r"page.md:\d: the comment says"):
             snippets.run(block, {})
+
+
+def test_a_block_with_imports_starts_in_a_fresh_process(tmp_path: Path, shell: Any) -> None:
+    """What an earlier one imported or named is not there; a block without imports goes on."""
+    page = tmp_path / "page.md"
+
+    def said(*parts: str) -> tuple[int, str]:
+        page.write_text("".join(f"```python\n{part}\n```\n\n" for part in parts))
+        return shell([sys.executable, str(ROOT / "tests" / "snippets.py"), str(page)], page)
+
+    assert said("import json\nx = 1", "x  # 1\njson.dumps(x)  # '1'")[0] == 0
+    assert said("import sys\nx = 1", "from os import sep\nassert sep")[0] == 0
+    code, error = said("import decimal", "import sys\nassert 'decimal' in sys.modules", "x = 1")
+    assert (code, "AssertionError" in error) == (1, True)
+    code, error = said("x = 1", "import sys\nx", "import os")
+    assert (code, "NameError" in error) == (1, True)
 
 
 def test_blocks_are_found_as_they_are_written(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from drop_in import DEVICE, SLACK, assert_as_good, normal, of_plain, plain, qkv, runs
@@ -144,10 +145,6 @@ def test_a_cache_grows_and_is_attended_to(kind: str, options: dict[str, Any]) ->
     call = lambda: flash_attn.flash_attn_with_kvcache(  # noqa: E731
         q, *held, *fresh, cache_seqlens=lengths, return_softmax_lse=True, **options, **more
     )
-    if more and "window_size" in options:
-        with pytest.raises(ValueError, match="accepted: a contiguous cache"):
-            call()
-        return
     o, lse = call()
     for b, n in enumerate(used):
         one = q[b, None], k_all[b, None, : n + new], v_all[b, None, : n + new]
@@ -161,15 +158,38 @@ def test_a_cache_grows_and_is_attended_to(kind: str, options: dict[str, Any]) ->
 CACHE = (torch.zeros(2, 2, 4, 16), torch.zeros(2, 8, 2, 16), torch.zeros(2, 8, 2, 16))
 PACKED = (*(torch.zeros(3, 2, 16),) * 3, *(torch.tensor([0, 3], dtype=torch.int32),) * 2, 3, 3)
 DENSE = (torch.zeros(2, 3, 4, 16),) * 3
+QKV = torch.zeros(3, 3, 2, 16)
+PAGES_OF = torch.zeros(3, 2, 16), *(torch.zeros(3, 4, 2, 16),) * 2
+NEW = {**dict.fromkeys("kv", torch.zeros(2, 1, 2, 16)), "cache_seqlens": 1}
+ANGLES = "rotary_cos", "rotary_sin"
 
 
 @runs
 @pytest.mark.parametrize(
     ("name", "given", "options", "said"),
     [
-        ("with_kvcache", CACHE, {"rotary_cos": torch.ones(8, 8)}, "rotary_cos of flash_attn_with_kvcache"),
-        ("with_kvcache", CACHE, {"rotary_sin": torch.ones(8, 8)}, "rotary_sin"),
-        ("with_kvcache", CACHE, {"cache_leftpad": torch.zeros(2)}, "cache_leftpad"),
+        ("with_kvcache", CACHE, {"rotary_cos": torch.ones(8, 8)}, "rotary_sin None is not taken"),
+        ("with_kvcache", CACHE, {"rotary_sin": torch.ones(8, 8)}, "rotary_cos None is not taken"),
+        ("with_kvcache", CACHE, dict.fromkeys(ANGLES, torch.ones(8, 8)), "without new k and v"),
+        ("with_kvcache", CACHE, {**NEW, **dict.fromkeys(ANGLES, torch.ones(7, 8))},
+         r"rotary_cos \(7, 8\) is not taken; accepted: a row for each of the cache's 8 keys"),
+        ("with_kvcache", CACHE, {**NEW, **dict.fromkeys(ANGLES, torch.ones(8, 9))}, "half of head_dim 16"),
+        ("with_kvcache", CACHE, {**NEW, **dict.fromkeys(ANGLES, torch.ones(8, 8).half())},
+         r"rotary_cos torch.float16 \(8, 8\) is not taken; accepted: torch.float32 \(8, 8\)"),
+        ("with_kvcache", CACHE, {**NEW, "rotary_cos": torch.ones(8, 8), "rotary_sin": torch.ones(8, 7)},
+         r"rotary_sin torch.float32 \(8, 7\)"),
+        ("with_kvcache", CACHE, {**NEW, "rotary_cos": 1, "rotary_sin": 1}, "rotary_cos 1 is not taken"),
+        ("with_kvcache", CACHE, {"cache_leftpad": torch.zeros(2)},
+         r"cache_leftpad torch.float32 \(2,\) is not taken; accepted: int32 \(2,\)"),
+        ("with_kvcache", (torch.zeros(3, 2, 4, 16), *CACHE[1:]), {}, "k_cache and v_cache are of 2"),
+        ("with_kvcache", (CACHE[0], *PAGES_OF[1:]), {"block_table": torch.zeros(1, 2).int()},
+         r"block_table torch.int32 \(1, 2\) is not taken; accepted: int32 \(2, max_pages\)"),
+        ("with_kvcache", CACHE, {"cache_batch_idx": torch.zeros(3).int()}, r"cache_batch_idx torch.int32"),
+        ("with_kvcache", CACHE, {**NEW, "v": torch.zeros(2, 1, 2, 8)}, r"v must be \(2, 1, 2, 16\)"),
+        ("with_kvcache", (*CACHE[:2], torch.zeros(2, 7, 2, 16)), {}, "k_cache and v_cache differ"),
+        ("with_kvcache", (*CACHE[:2], CACHE[2].half()), {}, "k_cache and v_cache must be of one dtype"),
+        ("with_kvcache", CACHE, {"causal": "yes"}, "causal 'yes' is not taken; accepted: True or False"),
+        ("with_kvcache", CACHE, {"rotary_interleaved": 2}, "rotary_interleaved 2"),
         ("with_kvcache", CACHE, {"k": torch.zeros(2, 1, 2, 16)}, "k and v of flash_attn_with_kvcache"),
         ("with_kvcache", CACHE, dict.fromkeys("kv", torch.zeros(2, 1, 2, 16)), "cache_seqlens"),
         ("with_kvcache", CACHE, {"cache_seqlens": torch.ones(2, dtype=torch.int64)},
@@ -186,16 +206,30 @@ DENSE = (torch.zeros(2, 3, 4, 16),) * 3
         ("with_kvcache", (CACHE[0], None, CACHE[2]), {}, "k_cache None is not taken; accepted: a tensor"),
         ("with_kvcache", CACHE, {"softcap": 1.0, "num_splits": 4}, "num_splits 4"),
         ("with_kvcache", CACHE, {"window_size": (1, 0), "cache_seqlens": torch.ones(2)}, "cache_seqlens"),
-        ("with_kvcache", CACHE, {"alibi_slopes": torch.ones(2, 4)}, "alibi_slopes"),
-        ("varlen_func", PACKED, {"block_table": torch.zeros(1, 1)}, "block_table of flash_attn_varlen_func"),
-        ("varlen_func", PACKED, {"alibi_slopes": torch.ones(1, 2)}, "alibi_slopes"),
-        ("varlen_func", PACKED, {"dropout_p": 0.1, "return_attn_probs": True}, "return_attn_probs"),
+        ("with_kvcache", CACHE, {"alibi_slopes": torch.ones(3, 4)}, r"must be \(4,\) or \(2, 4\)"),
+        ("varlen_func", PACKED, {"block_table": torch.zeros(1, 1)}, "k has 4 dimensions"),
+        ("varlen_func", (PACKED[0], *PAGES_OF[1:], *PACKED[3:]), {"block_table": torch.zeros(1, 1)},
+         r"block_table torch.float32 \(1, 1\) is not taken; accepted: int32 \(1, max_pages\)"),
+        ("varlen_func", PACKED, {"alibi_slopes": torch.ones(2, 2)}, r"must be \(2,\) or \(1, 2\)"),
+        ("varlen_func", (*PACKED[:5], 6.0, 6), {"dropout_p": 0.1},
+         "max_seqlen_q 6.0 is not taken; accepted: a whole number, 0 or more"),
+        ("varlen_func", (*PACKED[:6], torch.tensor(6.0)), {}, "max_seqlen_k torch.float32"),
+        ("varlen_func", (*PACKED[:5], -1, 6), {"deterministic": True}, "max_seqlen_q -1 is out of range"),
+        ("varlen_func", (*PACKED[:3], *(torch.zeros(2),) * 2, 3, 3), {}, "cu_seqlens_q torch.float32"),
+        ("varlen_qkvpacked_func", (QKV, PACKED[3], 2), {}, "max_seqlen 2 is too small"),
+        ("varlen_qkvpacked_func", (QKV, PACKED[3], None), {}, "max_seqlen None is not taken"),
+        ("varlen_qkvpacked_func", (QKV, PACKED[3].long(), 3), {}, "cu_seqlens torch.int64"),
+        ("varlen_qkvpacked_func", (QKV, PACKED[3] + 1, 3), {}, "cu_seqlens must ascend from 0 to the 3"),
+        ("varlen_qkvpacked_func", (QKV[:, 1:], PACKED[3], 3), {}, "qkv has 3 in its second place"),
+        ("varlen_kvpacked_func", (PACKED[0], QKV, *PACKED[3:]), {}, "kv has 2 in its second place"),
         ("func", DENSE, {"alibi_slopes": torch.ones(3, 4)}, "alibi_slopes must be"),
         ("func", DENSE, {"dropout_p": 1.0}, "dropout_p 1.0"),
         ("func", DENSE, {"window_size": (1,)}, r"window_size \(1,\)"),
         ("func", DENSE, {"window_size": 3}, "window_size 3 is out of range; it must be two counts"),
         ("func", DENSE, {"window_size": None, "deterministic": True}, "window_size None"),
-        ("func", DENSE, {"causal": 1, "deterministic": True}, "causal 1 must be True or False"),
+        ("func", DENSE, {"causal": 2, "deterministic": True}, "causal 2 is not taken; accepted: True or F"),
+        ("func", DENSE, {"window_size": torch.ones(3).long()}, "window_size torch.int64"),
+        ("func", DENSE, {"window_size": (1.5, 0)}, r"window_size \(1.5, 0\) is out of range"),
         ("func", DENSE, {"softcap": None}, "softcap None is not taken; accepted: a number"),
         ("func", DENSE, {"dropout_p": "much"}, "dropout_p 'much' is not taken; accepted: a number from 0"),
         ("func", DENSE, {"softmax_scale": "x", "deterministic": True}, "softmax_scale 'x'"),
@@ -228,9 +262,13 @@ PAGES = (torch.zeros(2, 2, 4, 16), *(torch.zeros(3, 4, 2, 16),) * 2)  # three of
         (CACHE, {"cache_seqlens": 9}, "cache_seqlens [9, 9] are out of range; the cache has room for 0 to 8"),
         (CACHE, {"cache_seqlens": -1}, "cache_seqlens [-1, -1] are"),
         (CACHE, {"cache_seqlens": 8, **dict.fromkeys("kv", torch.zeros(2, 1, 2, 16))}, "and 1 new keys are"),
-        (CACHE, {"cache_batch_idx": torch.tensor([0, 2])}, "[[0], [2]] is out of range; the cache has 2"),
+        (CACHE, {"cache_batch_idx": torch.tensor([0, 2])}, "cache_batch_idx [[0], [2]] is out of range"),
         (CACHE, {"cache_batch_idx": torch.tensor([-1, 0]), "cache_seqlens": 1}, "[[-1], [0]] is out of"),
         (PAGES, {"block_table": torch.tensor([[0, 9], [1, 3]]).int(), "cache_seqlens": 5}, "has 3"),
+        (CACHE, {"cache_leftpad": torch.tensor([-1, 0]).int()}, "cache_leftpad [-1, 0] is out of range"),
+        (CACHE, {"cache_leftpad": torch.tensor([0, 4]).int(), "cache_seqlens": 3}, "keys end at [3, 3]"),
+        (CACHE, {**dict.fromkeys("kv", torch.zeros(2, 1, 2, 16)), "cache_seqlens": 7, "causal": True,
+                 **dict.fromkeys(ANGLES, torch.ones(8, 8))}, "rotary_cos has 8 rows; cache_seqlens [7, 7]"),
     ],
 )  # fmt: skip
 def test_keys_outside_of_a_cache_are_refused_on_a_cpu(
@@ -250,8 +288,9 @@ def test_keys_outside_of_a_cache_are_refused_on_a_cpu(
         ({"softcap": 1.0, "softmax_scale": -1.0}, "softmax_scale -1.0"),
         ({"softcap": 1.0, "num_splits": 4}, "num_splits 4"),
         ({"softcap": -1.0}, "softcap -1.0"),
-        ({"window_size": (1, 0), "cache_batch_idx": torch.tensor([1, 0])}, "cache_batch_idx"),
-        ({"alibi_slopes": torch.ones(2, 4)}, "alibi_slopes"),
+        ({"cache_batch_idx": torch.tensor([1, 0]).int(), "num_splits": 4, "softcap": 1.0}, "num_splits 4"),
+        ({"return_softmax_lse": "yes"}, "return_softmax_lse"),
+        ({**dict.fromkeys(ANGLES, torch.ones(7, 8))}, "rotary_cos"),
         ({"alibi_slopes": torch.ones(3)}, "alibi_slopes"),
         ({"q": torch.zeros(2, 2, 4, 8)}, "head_dim"),
         ({"q": torch.zeros(2, 2, 3, 16), "softcap": 1.0}, "num_heads 3"),
@@ -335,10 +374,137 @@ def test_a_window_that_is_causal_and_rotation_without_rotary_mean_no_more(kind: 
 
 
 @runs
-def test_pages_past_the_end_of_a_sequence_may_be_anything() -> None:
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.0}, {"cache_leftpad": [1, 4]}], ids=str)
+def test_pages_past_the_end_of_a_sequence_may_be_anything(options: dict[str, Any]) -> None:
     q, k, v = (x.to(DEVICE) for x in PAGES)
     table = torch.tensor([[0, 99], [1, -1]], dtype=torch.int32, device=DEVICE)
-    assert flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=4, block_table=table).isfinite().all()
+    if "cache_leftpad" in options:
+        options = {"cache_leftpad": torch.tensor(options["cache_leftpad"], dtype=torch.int32, device=DEVICE)}
+    call = flash_attn.flash_attn_with_kvcache
+    assert call(q, k, v, cache_seqlens=4, block_table=table, **options).isfinite().all()
+
+
+@runs
+@pytest.mark.parametrize("options", [{}, {"softcap": 1.0}], ids=str)
+def test_a_cache_without_pages_has_no_keys(options: dict[str, Any]) -> None:
+    q, pages = normal(2, 3, 4, 16), torch.zeros(0, 4, 2, 16, device=DEVICE)
+    table = torch.zeros(2, 2, dtype=torch.int32, device=DEVICE)
+    o, lse = flash_attn.flash_attn_with_kvcache(
+        q, pages, pages, cache_seqlens=0, block_table=table, return_softmax_lse=True, **options
+    )
+    assert not o.any()
+    assert lse.isneginf().all()
+    none = torch.zeros(3, dtype=torch.int32, device=DEVICE)
+    starts = torch.tensor([0, 2, 6], dtype=torch.int32, device=DEVICE)
+    o = flash_attn.flash_attn_varlen_func(
+        q.flatten(0, 1), pages, pages, starts, none, 4, 7, block_table=table, **options
+    )
+    assert not o.any()
+
+
+@runs
+@pytest.mark.parametrize("more", [{}, {"window_size": (2, 0)}, {"causal": True}], ids=str)
+def test_padding_before_keys_that_do_not_lie_together(more: dict[str, Any]) -> None:
+    """Part of a longer cache cannot be taken for pages of a row each; a longer batch is its first ones."""
+    k, v = (normal(3, 9, 2, 16, seed=seed) for seed in (1, 2))
+    q, pad = normal(2, 2, 4, 16), torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
+    call = flash_attn.flash_attn_with_kvcache
+    o = call(q, k[:, :8], v[:, :8], cache_seqlens=7, cache_leftpad=pad, **more)
+    assert torch.equal(
+        o, call(q, k[:, :8].clone(), v[:, :8].clone(), cache_seqlens=7, cache_leftpad=pad, **more)
+    )
+    for b, first in enumerate((2, 0)):
+        wanted = plain(q[b, None], k[b, None, first:7], v[b, None, first:7], **more)[0]
+        assert torch.allclose(o[b].double(), wanted[0], atol=SLACK)
+
+
+@runs
+def test_a_window_of_one_query_reads_the_keys_that_it_shows() -> None:
+    """By flash-decode, with splits; what the window hides may be on pages that do not exist any more."""
+    k, v = (normal(8, 4, 2, 16, seed=seed) for seed in (1, 2))
+    table = torch.tensor([[7, 6, 5], [0, 1, 2]], dtype=torch.int32, device=DEVICE)
+    q, call = normal(2, 1, 4, 16), flash_attn.flash_attn_with_kvcache
+    hidden = [x.clone().index_fill(0, torch.tensor([7, 0], device=DEVICE), math.nan) for x in (k, v)]
+    o = call(q, *hidden, cache_seqlens=11, block_table=table, window_size=(4, 0), num_splits=3)
+    for b in range(2):
+        one = (x[table[b].long()].flatten(0, 1)[None, :11] for x in (k, v))
+        wanted = plain(q[b, None], *one, window_size=(4, 0))[0]
+        assert torch.allclose(o[b].double(), wanted[0], atol=SLACK)
+
+
+@runs
+def test_packed_sequences_of_packed_tensors_are_their_parts() -> None:
+    packed = normal(9, 3, 2, 16).requires_grad_()
+    q, k, v = packed.unbind(1)
+    cu = torch.tensor([0, 4, 9], dtype=torch.int32, device=DEVICE)
+    o = flash_attn.flash_attn_varlen_func(q, k, v, cu, cu, 5, 5, causal=True)
+    assert torch.equal(flash_attn.flash_attn_varlen_qkvpacked_func(packed, cu, 5, causal=True), o)
+    assert torch.equal(
+        flash_attn.flash_attn_varlen_kvpacked_func(q, packed[:, 1:], cu, cu, 5, 5, causal=True), o
+    )
+    [grad] = torch.autograd.grad(o.sum(), packed)
+    assert grad.shape == packed.shape
+
+
+@runs
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"dropout_p": 0.1}, {"deterministic": True, "causal": np.bool_(1)}, {"causal": 1}],
+    ids=str,
+)
+def test_numbers_of_other_kinds_are_taken(options: dict[str, Any]) -> None:
+    """As Python's own: tensors of one number, numpy's, a window in a tensor."""
+    q, k, v = (x[0].detach() for x in qkv(6, 6, batch=1))
+    cu = torch.tensor([0, 6], dtype=torch.int32, device=DEVICE)
+    plainly = {name: bool(x) if name == "causal" else x for name, x in options.items()}
+    for lengths in ((torch.tensor(6), np.int32(6)), (torch.tensor(6, dtype=torch.int32), True + 5)):
+        for window in (torch.tensor([2, 0]), np.array([2, 0]), [np.int64(2), torch.tensor(0)]):
+            found = []
+            for sizes, more in ((lengths, {**options, "window_size": window}),
+                                ((6, 6), {**plainly, "window_size": (2, 0)})):  # fmt: skip
+                torch.manual_seed(3)
+                found.append(flash_attn.flash_attn_varlen_func(q, k, v, cu, cu, *sizes, **more))
+            assert torch.equal(*found)
+
+
+@runs
+def test_a_cache_takes_numbers_of_other_kinds() -> None:
+    q, k, v = (normal(2, n, heads, 16, seed=n) for n, heads in ((2, 4), (8, 2), (8, 2)))
+    call = flash_attn.flash_attn_with_kvcache
+    for options in ({"causal": 1}, {"causal": np.bool_(True)}, {"window_size": torch.tensor([-1, 0])}):
+        o, _ = call(q, k, v, cache_seqlens=np.int64(5), return_softmax_lse=np.bool_(True), **options)
+        assert torch.equal(o, call(q, k, v, cache_seqlens=5, causal=True))
+    used = torch.tensor([5], dtype=torch.int32, device=DEVICE)
+    o = call(q[:1], k, v, cache_seqlens=used)  # a longer cache's first ones
+    assert torch.equal(o, call(q[:1], k[:1], v[:1], cache_seqlens=used))
+
+
+@runs
+@pytest.mark.filterwarnings("ignore")
+def test_turned_padded_and_paged_calls_stay_whole_under_torch_compile() -> None:
+    """A cache with all of it, and packed sequences of pages with slopes of their own and dropout told."""
+    slopes, cu = torch.stack((SLOPES, SLOPES * 2)), torch.tensor([0, 4, 6], dtype=torch.int32, device=DEVICE)
+    table = torch.tensor([[3, 1], [0, 2]], dtype=torch.int32, device=DEVICE)
+    used, pad = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in ([3, 5], [1, 0]))
+    cos, sin = normal(12, 4, seed=8).cos(), normal(12, 4, seed=8).sin()
+
+    def step(q: Tensor, k: Tensor, v: Tensor, pages: list[Tensor]) -> tuple[Tensor, ...]:
+        o = flash_attn.flash_attn_with_kvcache(
+            q * 2, *pages, k, v, cos, sin, used, None, pad, table, window_size=(4, 1), alibi_slopes=slopes
+        )
+        packed = flash_attn.flash_attn_varlen_func(
+            q.flatten(0, 1), *pages, cu, cu, 4, 5, 0.3, alibi_slopes=slopes, block_table=table,
+            return_attn_probs=True,
+        )  # fmt: skip
+        return o, *packed, pages[0].sum()
+
+    tensors = [normal(2, n, heads, 16, seed=n) for n, heads in ((3, 2), (1, 1), (1, 1))]
+    found = []
+    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(7)
+        found.append(function(*tensors, [normal(4, 4, 1, 16, seed=seed) for seed in (5, 6)]))
+    for mine, theirs in zip(*found, strict=True):
+        assert torch.allclose(mine, theirs, atol=SLACK)
 
 
 @runs
@@ -369,7 +535,24 @@ def test_the_operator_of_a_cache_is_what_torch_takes_it_for(new: int) -> None:
     used = torch.tensor([3, 5], dtype=torch.int32, device=DEVICE)
     torch.library.opcheck(
         torch.ops.flashbench.attention_with_kvcache.default,
-        (normal(2, 3, 4, 16), *held, *fresh, used, None, None, None, None, True, -1, -1, 0.0, 0),
+        (
+            normal(2, 3, 4, 16),
+            *held,
+            *fresh,
+            *(None if new == 0 else normal(9, 4) for _ in ANGLES),
+            used,
+            None,
+            used // 2,
+            None,
+            None,
+            None,
+            True,
+            -1,
+            -1,
+            0.0,
+            True,
+            0,
+        ),
     )
 
 

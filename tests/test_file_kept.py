@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from test_runfile import ENVIRONMENT, OPTIONS, cells, done, write
 from test_verify import edit, verify
 
 from flashbench import ceilings, paths, runfile, tuned
+from flashbench._cli.interrupt import kept as kept_of
+from flashbench._cli.interrupt import terminable
 from flashbench._runfile import lines
 from flashbench._runfile.lock import NAME
 from flashbench.errors import RunFileError, UsageError
@@ -218,18 +221,51 @@ def _copied(path: Path) -> None:
     other.rename(path)
 
 
-@pytest.mark.parametrize(
-    ("harm", "said"),
-    [
-        (lambda path: shutil.rmtree(path.parent), "was removed"), (Path.unlink, "was removed"),
-        (_cut, "was cut short"), (_other, "was replaced"), (_copied, "was replaced"),
-    ],
-    ids=["folder", "file", "cut", "other", "copied"],
-)  # fmt: skip
+def _linked(to: str) -> Callable[[Path], None]:
+    def link(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(to)
+
+    return link
+
+
+def _added(text: str) -> Callable[[Path], None]:
+    def add(path: Path) -> None:
+        with path.open("a") as file:
+            file.write(text)
+
+    return add
+
+
+def _changed(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(b"#")
+    os.utime(path, ns=(0, 1))  # clocks of file systems are coarse
+
+
+HARMS: dict[str, tuple[Callable[[Path], Any], str, bool]] = {
+    "folder": (lambda path: shutil.rmtree(path.parent), "was removed", False),
+    "file": (Path.unlink, "was removed", False),
+    "cut": (_cut, "was cut short", False),
+    "other": (_other, "was replaced", True),
+    "copied": (_copied, "was replaced", False),
+    "circle": (_linked("r.jsonl"), "was replaced", False),
+    "null": (_linked(os.devnull), "was replaced", False),
+    "nowhere": (_linked("gone"), "was removed", False),
+    "text": (_added("garbage"), "was added to", True),
+    "line": (_added("garbage\n"), "was added to", True),
+    "zeros": (lambda path: os.truncate(path, path.stat().st_size + 100), "was added to", True),
+    "changed": (_changed, "was changed", True),
+}
+"""What is done to a file, how it is told, and whether something then stands there that is worth keeping."""
+
+
+@pytest.mark.parametrize(("harm", "said", "kept"), HARMS.values(), ids=HARMS)
 def test_a_file_that_is_taken_away_is_put_back_with_the_next_row(
     tmp_path: Path,
     harm: Callable[[Path], Any],
     said: str,
+    kept: bool,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -249,9 +285,128 @@ def test_a_file_that_is_taken_away_is_put_back_with_the_next_row(
     assert f"{path} {said} while it was written to, and is put back with all its rows" in caplog.text
     assert runfile.verify(path).ok
     left = {one.name for one in path.parent.iterdir()} - {"r.jsonl"}
-    assert left == ({"r.jsonl.other"} if harm is _other else set())
+    assert left == ({"r.jsonl.other"} if kept else set())
     if harm is _other:
         assert path.with_name("r.jsonl.other").read_text() == "another's\n"
+
+
+@pytest.mark.parametrize(("harm", "said", "kept"), HARMS.values(), ids=HARMS)
+@pytest.mark.parametrize("stop", [None, KeyboardInterrupt], ids=["end", "stop"])
+def test_a_file_is_put_back_at_the_end_too(
+    tmp_path: Path, harm: Callable[[Path], Any], said: str, kept: bool, stop: type[BaseException] | None
+) -> None:
+    path = tmp_path / "out" / "r.jsonl"
+    with pytest.raises(stop) if stop else nullcontext(), _fresh(path) as writer:
+        writer.append(done(PLANNED[0]))
+        harm(path)
+        if stop:
+            raise stop
+    assert [record.cell for record in runfile.load(path).records] == PLANNED[:1]
+    assert runfile.verify(path).ok
+    assert not path.is_symlink()
+    assert not (path.parent / NAME).exists()
+
+
+def test_a_link_to_another_runs_file_takes_no_rows_from_it(tmp_path: Path) -> None:
+    path, others = tmp_path / "out" / "r.jsonl", write(tmp_path / "r.jsonl", PLANNED[:1], [done(PLANNED[0])])
+    before = others.read_bytes()
+    with _fresh(path) as writer:
+        _linked("../r.jsonl")(path)
+        writer.append(done(PLANNED[1]))
+    assert others.read_bytes() == before
+    assert [record.cell for record in runfile.load(path).records] == [PLANNED[1]]
+
+
+def test_a_file_behind_a_link_is_put_back_there(tmp_path: Path) -> None:
+    path, real = tmp_path / "out" / "r.jsonl", tmp_path / "real" / "r.jsonl"
+    path.parent.mkdir()
+    real.parent.mkdir()
+    path.symlink_to(real)
+    with _fresh(path) as writer:
+        _added("garbage")(path)
+        writer.append(done(PLANNED[0]))
+    assert path.is_symlink()
+    assert real.with_name("r.jsonl.other").read_bytes().endswith(b"garbage")
+    assert len(runfile.load(real).records) == 1
+
+
+def test_a_folder_behind_a_link_is_held_too(tmp_path: Path) -> None:
+    path, link = tmp_path / "a" / "r.jsonl", tmp_path / "b" / "r.jsonl"
+    link.parent.mkdir()
+    link.symlink_to(path)
+    with _fresh(path) as writer:
+        writer.append(done(PLANNED[0]))
+        with pytest.raises(UsageError, match=r"a is being written by another run"):
+            runfile.resume(link, PLANNED, ENVIRONMENT, OPTIONS)
+        assert [one.name for one in link.parent.iterdir()] == ["r.jsonl"]  # let go of
+    with runfile.resume(link, PLANNED, ENVIRONMENT, OPTIONS).writer as writer:
+        with pytest.raises(UsageError, match=r"a is being written by another run"):
+            runfile.resume(path, PLANNED, ENVIRONMENT, OPTIONS)
+        writer.append(done(PLANNED[1]))
+    assert len(runfile.load(path).records) == 2
+    assert {one.name for one in tmp_path.rglob("*")} == {"a", "b", "r.jsonl"}
+
+
+def test_a_signal_in_the_middle_of_a_line_waits_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the line would be there and not known of, and be taken for somebody else's."""
+    path, sync = tmp_path / "r.jsonl", os.fsync
+
+    def stopped(file: int) -> None:
+        sync(file)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def sweep() -> None:
+        with terminable(), _fresh(path) as writer:
+            monkeypatch.setattr(os, "fsync", stopped)
+            writer.append(done(PLANNED[0]))
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep()
+    assert len(runfile.load(path).records) == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_rows_that_cannot_be_put_back_are_saved_at_the_end_too(
+    tmp_path: Path, stop: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And a run that was stopped ends as one that was stopped."""
+    monkeypatch.setattr(logging.getLogger("flashbench"), "propagate", True)
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    path = tmp_path / "out" / "r.jsonl"
+
+    def sweep() -> None:
+        with _fresh(path) as writer:
+            writer.append(done(PLANNED[0]))
+            path.parent.rename(tmp_path / "moved")
+            path.parent.symlink_to("out")
+            if stop:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt if stop else UsageError) as caught:
+        sweep()
+    [saved] = (tmp_path / "tmp").iterdir()
+    assert len(runfile.load(saved).records) == 1
+    assert f"its rows are in {saved}" in (caplog.text if stop else str(caught.value))
+
+
+def test_a_run_that_was_stopped_says_what_its_file_holds_though_a_line_cannot_be_read(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with whole.open("a") as file:
+        file.write("garbage\n")
+    assert len(kept_of(whole)) == 3
+    whole.write_text("garbage\n")
+    assert kept_of(whole) == ()
+    assert "warning: " in capsys.readouterr().err
+
+
+def _fresh(path: Path) -> runfile.Writer:
+    head = runfile.header(argv=["run"], options=OPTIONS, environment=ENVIRONMENT, cells=PLANNED)
+    return runfile.create(path, head)
 
 
 @pytest.mark.parametrize("why", ["a file", "another run"])

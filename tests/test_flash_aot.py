@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from attention import FEATURES, featured, problem, run
@@ -269,7 +270,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from flashbench.kernels import _compile
 from test_flash_aot import ask
-built, both = [], threading.Barrier(2, timeout=60)
+built, both = [], threading.Barrier(2, timeout=240)
 def build(source, metadata):
     both.wait()  # as neither goes on alone, they are built at once
     built.append(source.name)
@@ -290,6 +291,32 @@ def test_launchers_are_built_at_once_and_one_that_fails_is_left(tmp_path: Path) 
         capture_output=True, text=True, check=False, env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.stdout.splitlines() == ["['delta_rows', 'forward']"], done.stderr
+
+
+COMPILING = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+from flashbench.kernels import _compile
+from test_flash_aot import ask
+
+for done in _compile.compile_each([ask("fwd", (9, 0), "bf16", dim) for dim in (32, 64, 128)], workers=2):
+    print(done.error or "compiled", flush=True)
+"""
+
+
+def test_no_compiling_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
+    tag, surroundings = processes.tagged()
+    run = subprocess.Popen(
+        [sys.executable, "-c", COMPILING, str(Path(__file__).parent)],
+        stdout=subprocess.PIPE, env={**surroundings, "TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert run.stdout is not None
+    assert run.stdout.readline() == b"compiled\n"
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    assert processes.left(tag) == []
 
 
 @pytest.mark.gpu

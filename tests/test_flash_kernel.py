@@ -347,7 +347,7 @@ def test_more_elements_than_32_bits_count() -> None:
 def _in_new_process(code: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 

@@ -88,7 +88,7 @@ class Swept:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     names = ["right", "segfault", "right", "once", "killed", "hang", *["right"] * 10]
-    return Swept(names, tmp_path_factory.mktemp("once"), cell_timeout_s=1.0)
+    return Swept(names, tmp_path_factory.mktemp("once"), cell_timeout_s=2.0)
 
 
 def test_every_cell_has_one_row_whatever_becomes_of_workers(swept: Swept) -> None:

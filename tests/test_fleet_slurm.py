@@ -424,7 +424,7 @@ def test_a_job_that_hangs_is_given_up_and_what_it_says_later_counts_once(
 ) -> None:
     from flashbench.fleet import on_slurm
 
-    monkeypatch.setattr(on_slurm, "SILENT_S", 0.3)
+    monkeypatch.setattr(on_slurm, "SILENT_S", 1.0)
     monkeypatch.setattr(mailbox, "BEAT_S", 0.05)
     late, told = threading.Event(), threading.Event()
 
@@ -476,11 +476,19 @@ def test_a_job_that_began_again_elsewhere_has_rows_of_its_new_card(
 def test_what_the_time_budget_does_not_reach_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from flashbench.fleet import on_slurm
+
+    now = [0.0]
+    monkeypatch.setattr(on_slurm, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+
     def slow(job: Job) -> None:
         facts = ready(job)
         claimed = job.box.claim(job.job_id)
         assert claimed
-        time.sleep(0.5)
+        now[0] = 0.5
+        deadline = time.monotonic() + 20
+        while job.box.numbers("todo") and time.monotonic() < deadline:
+            time.sleep(0.01)
         job.measured(*claimed, facts)
         good(job)
 

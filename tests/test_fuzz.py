@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import re
 import time
@@ -23,11 +24,12 @@ from fuzzing import check, nothing_measured
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from flashbench import runfile
+from flashbench import runfile, sweep
 from flashbench._cli import joined
+from flashbench._runfile import lines
 from flashbench.cli import app
 from flashbench.console import printable
-from flashbench.errors import FlashbenchError
+from flashbench.errors import FlashbenchError, RunFileError
 from flashbench.kernels import Target
 
 BUDGET_S = float(os.environ.get("FLASHBENCH_FUZZ_S", "0"))
@@ -307,3 +309,21 @@ def test_the_good_sealed_file_is_read(line: str, world: Callable[..., None]) -> 
     world()
     found = check(line.split(), (fuzz_sealed.NAME, *ANY_NAME))
     assert found.code not in (2, 4), found.err
+
+
+@pytest.mark.parametrize("kind", ["flag", "text", "number", "surrogate"])
+def test_every_option_of_a_sealed_header_is_held_to_its_type(kind: str, world: Callable[..., None]) -> None:
+    head, *rows = [json.loads(line) for line in good()[fuzz_sealed.NAME].splitlines()]
+    value = {"flag": True, "text": "x", "number": 3, "surrogate": "\ud800"}[kind]
+    for name, option in {**sweep.OPTIONS, "pairs": None}.items():
+        flag = option is None or option.parse is None
+        sealed = [{**head, "options": {**head["options"], name: value}}, *rows]
+        world(**{"results.jsonl": b"".join(map(lines.seal, sealed))})
+        if kind in (("flag",) if flag else ("text", "surrogate")):
+            runfile.load("results.jsonl")
+        else:
+            with pytest.raises(RunFileError, match=rf"line 1: options\.{name} is .*(text|false) is wanted"):
+                runfile.load("results.jsonl")
+        line = ["run", "--resume", "--out", ".", "--dry-run", "--device", "cpu"]
+        found = check(line, ("results.jsonl", "header", *ANY_NAME))
+        assert name != "tuned" or kind != "surrogate" or "not a path" in found.err

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,8 @@ import pytest
 from attention import problem
 
 from flashbench import kernels, runner
-from flashbench.isolation import Bench, death, protocol, wire
+from flashbench.isolation import Bench, death, lifeline, protocol, supply, wire, worker
+from flashbench.isolation.limit import Limit
 from flashbench.kernels import Target
 from flashbench.problem import Cell
 from flashbench.profilers import Policy
@@ -105,13 +110,74 @@ def test_a_row_says_what_became_of_its_cell_and_the_others_are_measured(swept: S
 
 def test_what_detaches_itself_ends_with_its_worker_and_nothing_else_does(tmp_path: Path) -> None:
     """Also where the worker is replaced by nobody's fault; a child of the test's own is left alone."""
-    import subprocess
-
     with subprocess.Popen(["sleep", "222"]) as own:
         for name in ("detached", "daemon", "guard-killed"):
             assert Swept([name], faults.LIGHT, tmp_path).left == [], name
         assert own.poll() is None
         own.kill()
+
+
+LATE_SHOWN = """
+import os, sys  # LATE
+print(flush=True)
+sys.stdin.readline()
+more = {"arguments": [""] * 200_000, "variables": {str(n): "" for n in range(90_000)}}[sys.argv[1]]
+if sys.argv[1] == "arguments":
+    os.execv("/bin/sh", ["sh", "-c", "sleep 222; :", *more])
+os.execvpe("sleep", ["sleep", "222"], {**os.environ, **more})
+"""
+"""Begins a program whose many arguments or variables the kernel lays out before /proc shows the latter."""
+
+
+@pytest.mark.parametrize("many", ["arguments", "variables"])
+def test_what_just_begins_a_program_is_known_by_its_mark_once_that_can_be_told(
+    many: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever starts a program goes on before /proc shows its environment."""
+    import subprocess
+
+    met = 0
+    for _ in range(30):
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", LATE_SHOWN, many], env={**os.environ, lifeline.MARK: "mine"},
+            start_new_session=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as child:  # fmt: skip
+            assert child.stdin is not None
+            assert child.stdout is not None
+            monkeypatch.setattr(lifeline, "_processes", lambda pid=child.pid: [pid, os.getpid()])
+            here = Path(f"/proc/{child.pid}")
+            child.stdout.readline()
+            child.stdin.close()
+            while (shown := (here / "environ").read_bytes()) and b"LATE" in (here / "cmdline").read_bytes():
+                pass
+            lifeline.end_marked("mine")
+            try:
+                assert child.wait(5.0) == -signal.SIGKILL
+            finally:
+                with suppress(OSError):
+                    os.killpg(child.pid, signal.SIGKILL)
+        if (met := met + (not shown)) == 3:
+            return
+    pytest.skip("the moment in which it is not shown was never met")
+
+
+def test_a_process_with_another_mark_or_without_an_environment_is_left_alone() -> None:
+    import subprocess
+
+    with subprocess.Popen(["sleep", "222"], env={**os.environ, lifeline.MARK: "mine"}) as own:
+        lifeline.end_marked("min")
+        assert own.poll() is None
+        own.kill()
+    with subprocess.Popen(["cat"], env={}, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as empty:
+        assert empty.stdin is not None
+        assert empty.stdout is not None
+        empty.stdin.write(b"\n")
+        empty.stdin.flush()
+        empty.stdout.read(1)  # its program has begun
+        assert lifeline._carries(empty.pid, b"x") is False
+        empty.stdin.close()
+        os.waitid(os.P_PID, empty.pid, os.WEXITED | os.WNOWAIT)
+        assert lifeline._carries(empty.pid, b"x") is False
 
 
 def test_every_cell_has_one_row_and_begins_once_and_no_process_is_left(swept: Swept) -> None:
@@ -175,12 +241,14 @@ def test_cells_that_are_really_timed_survive_their_neighbours(wanted: dict, tmp_
     assert swept.left == []
 
 
-def test_one_worker_serves_a_sweep_without_faults(tmp_path: Path) -> None:
+def test_one_worker_serves_a_sweep_without_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, real = [], worker.Worker
+    monkeypatch.setattr(worker, "Worker", lambda *of: started.append(of) or real(*of))
     swept = Swept(["right"] * 8, faults.LIGHT, tmp_path)
     assert {record.status for record in swept.records} == {"ok"}
     assert [record.cell for record in swept.records] == swept.cells
-    once = Swept(["right"], faults.LIGHT, tmp_path)
-    assert swept.spent["starting_s"] < 3 * once.spent["starting_s"]
+    assert len(started) == 1
+    assert 0 < swept.spent["starting_s"] < swept.spent["wall_s"]
 
 
 def test_where_no_worker_starts_cells_are_rows_that_resume_measures(tmp_path: Path) -> None:
@@ -192,6 +260,27 @@ def test_where_no_worker_starts_cells_are_rows_that_resume_measures(tmp_path: Pa
     reason = swept.records[0].reason or ""
     assert reason == f"{runner.LOST}: no process to measure in: its process exited with code 1: no torch here"
     assert not any(map(runfile.is_final, swept.records))
+
+
+def test_where_no_thread_is_left_the_cells_say_so_and_the_sweep_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, list[str]()
+
+    def limited(self: threading.Thread) -> None:
+        if len(refused) < supply.STARTS:
+            refused.append(self.name)
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    swept = Swept(["garbage", "fork"], faults.LIGHT, tmp_path)
+    told = "the device was lost: no process to measure in: no thread is left to listen to it: can't start new"
+    assert [(one.status, (one.reason or "")[: len(told)]) for one in swept.records[:3]] == [
+        ("skipped", told)
+    ] * 3
+    assert [one.status for one in swept.records[3:]] == ["ok"] * 3
+    assert swept.left == []
 
 
 def test_a_stop_lets_the_group_finish_and_starts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,8 +407,6 @@ def test_killed_for_want_of_memory_is_oom_and_by_anybody_else_is_not() -> None:
 
 
 def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Path) -> None:
-    import signal
-    import subprocess
 
     tag, surroundings = processes.tagged()
     run = [
@@ -336,7 +423,7 @@ def test_a_parent_that_is_killed_leaves_no_worker_though_that_hangs(tmp_path: Pa
         [*run, "--seqlens", "8", "--passes", "fwd", "--out", str(tmp_path / "out")],
         env=surroundings, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while len(processes.workers(tag)) < 3:  # the worker, its guard and what it forked
         assert time.monotonic() < deadline
         assert parent.poll() is None
@@ -395,3 +482,50 @@ def test_on_a_gpu_the_others_measure_as_if_it_had_not_happened(name: str, undist
             assert other.memory.peak_extra_bytes == one.memory.peak_extra_bytes
             assert other.samples.median_s == pytest.approx(one.samples.median_s, rel=0.1)
     assert free - torch.cuda.mem_get_info(0)[0] < 2**26
+
+
+SLOW = """
+import sys, time
+token = sys.stdin.buffer.readline().strip()
+for _ in range(10):
+    time.sleep(0.1)
+sys.stdout.buffer.write(token + b'{"done": true}\\n')
+"""
+WAITS = """
+import sys
+from flashbench.isolation import death, worker
+slow = worker.Worker((sys.executable, "-c", sys.argv[1]))
+print(slow.pid, flush=True)
+try:
+    print(slow.receive(2.0), flush=True)
+except death.Silent:
+    print("silent", flush=True)
+slow.kill()
+"""
+
+
+def test_what_is_suspended_with_its_parent_is_given_its_time() -> None:
+    """As Slurm, ``docker pause`` and a batch system suspend: all of it at once."""
+    command = [sys.executable, "-c", WAITS, SLOW]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        tree = [parent.pid, int(parent.stdout.readline())]
+        time.sleep(0.1)
+        for name in ("SIGSTOP", "SIGCONT"):
+            for pid in tree:
+                os.kill(pid, signal.Signals[name])
+            time.sleep(2.5 if name == "SIGSTOP" else 0)
+        assert parent.stdout.readline() == "{'done': True}\n"
+        assert parent.wait() == 0
+
+
+def test_a_limit_counts_no_jump_and_what_is_looked_at_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    limit = Limit(4.0)
+    for passed, left in ((0.5, 3.5), (0.5, 3.0), (70.0, 2.0), (0.25, 1.75)):
+        now[0] += passed
+        assert limit.left_s() == left
+    limit.shorten(0.5)
+    now[0] += 0.75
+    assert limit.left_s() == -0.25

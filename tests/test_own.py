@@ -522,6 +522,8 @@ def test_a_declaration_that_cannot_be_is_refused_where_it_stands(
         ({"config": {"scale": 10**30}}, "config['scale'] is 1000"),
         ({"config": {"x": _Unshown()}}, "config['x'] is a value of _Unshown; accepted: text,"),
         ({"config": {3: "x"}}, "a name in config is 3; accepted: text"),
+        ({"passes": ()}, "passes is (); accepted: names among fwd, bwd, fwd+bwd, one or more; None for all"),
+        ({"dtypes": []}, "dtypes is []; accepted: names among fp16,"),
         ({"layout": None}, "layout is None; accepted: bhsd or bshd"),
         ({"passes": 3}, "passes is 3; accepted: names among fwd, bwd"),
         ({"passes": ("fwd", None)}, "passes is ('fwd', None); accepted: names among"),
@@ -537,6 +539,25 @@ def test_a_field_that_holds_what_it_cannot_is_named_with_its_value(fields: dict[
         flashbench.implementation(**fields)
     assert str(error.value).startswith(f"implementation(): {said}")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "model"),
+    [("linformer:rank=64", "linformer:rank=64"), ("linformer: rank=256", "linformer"), ("flash-v2",) * 2],
+)
+def test_models_that_io_model_takes_are_declared_by_the_same_words(given: str, model: str) -> None:
+    spec = write(
+        RIGHT.replace("def ", f"import flashbench\n@flashbench.implementation(io_model={given!r})\ndef ")
+    )
+    line = ["run", "--in-process", "--impl", spec, "--impls", "none", *GRID, "--causal", "no", "-q"]
+    assert flashbench_(*line, "--out", "o") == 0
+    found = {row["pass"]: row for row in table.rows(table.build([runfile.load("o/results.jsonl")]))}
+    assert {one.io_model for one in rows("o").values()} == {model}
+    for pass_, row in found.items():
+        assert row["status"] == "ok"
+        assert (row["requested_bytes"] is None) == (pass_ == "bwd" and model != "flash-v2")
+    with pytest.raises(FlashbenchError, match="rank"):
+        flashbench.implementation(io_model="linformer:rank=0")
 
 
 @pytest.mark.parametrize("given", ["bhsd", len, {"layout": "bhsd"}])
@@ -627,9 +648,9 @@ def test_pairs_of_features_are_checked_of_what_it_takes(capsys: pytest.CaptureFi
     assert f"{spec}: " in err
 
 
-def test_what_holds_no_triton_is_not_traced(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_launches_no_triton_is_not_traced(capsys: pytest.CaptureFixture[str]) -> None:
     assert flashbench_("profile", "--trace", "--impl", write(RIGHT), *GRID, "--json") == 3
-    assert "mine.py:attention holds no Triton kernel: nothing to interpret" in capsys.readouterr().err
+    assert "mine.py:attention launched no Triton kernel: nothing to interpret" in capsys.readouterr().err
 
 
 def test_packages_offer_functions_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:

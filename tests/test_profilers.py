@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from flashbench import profilers
-from flashbench._profilers import clocks
+from flashbench._profilers import clocks, timers
 from flashbench._profilers.telemetry import throttled_by
 from flashbench._profilers.timers import between_events
 from flashbench.profilers import Policy, drifted, measure_memory, measure_time
@@ -19,18 +20,19 @@ from flashbench.profilers import Policy, drifted, measure_memory, measure_time
 FEW = Policy(limit_s=0.01, min_samples=3, max_samples=7, warmup=2)
 
 
-def test_a_cpu_call_is_timed_by_the_wall_after_its_warm_up() -> None:
-    calls: list[float] = []
+def test_a_cpu_call_is_timed_by_the_wall_after_its_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[float] = [0.0]
+    assert timers.WallTimer(lambda: time.sleep(0.01)).host_s() >= 0.01
+    monkeypatch.setattr(timers, "WallTimer", partial(timers.WallTimer, clock=lambda: calls[-1]))
 
     def call() -> None:
-        calls.append(time.perf_counter())
-        time.sleep(0.1 if len(calls) <= FEW.warmup else 0.004)
+        calls.append(calls[-1] + (0.125 if len(calls) <= FEW.warmup else 0.0078125))
 
     timing = measure_time(call, device="cpu", cache="cold", policy=FEW)
     samples = timing.samples
-    assert len(calls) == timing.how["warmup"]["calls"] + len(samples.samples_s)
+    assert len(calls) - 1 == timing.how["warmup"]["calls"] + len(samples.samples_s)
     assert 3 <= len(samples.samples_s) <= 7
-    assert all(0.004 <= sample < 0.09 for sample in samples.samples_s)
+    assert set(samples.samples_s) == {0.0078125}
     assert (samples.method, samples.cache) == ("wall", "hot")
 
 

@@ -547,7 +547,7 @@ def test_every_figure_has_a_text_alternative_and_its_numbers(page: str) -> None:
     plots = [attributes for _, attributes in elements if attributes.get("class") == "plot"]
     assert len(plots) == len(DRAWN)
     assert all(attributes["role"] == "group" and attributes["aria-label"] for attributes in plots)
-    assert sum(tag == "details" for tag, _ in elements) == len(DRAWN)
+    assert sum(attributes.get("class") == "numbers" for _, attributes in elements) == len(DRAWN)
 
 
 def test_figures_in_the_page_are_strict_json(page: str) -> None:

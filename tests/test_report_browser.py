@@ -357,9 +357,11 @@ def test_what_is_shown_is_copied_and_downloaded(browser: Browser, page: Path, tm
     for format_ in ("csv", "json"):
         browser.click(f"#cells-table button.{format_}")
     saved = {name: tmp_path / f"cells-table.{name}" for name in ("csv", "json")}
-    for _ in range(100):
-        if all(path.exists() and path.stat().st_size for path in saved.values()):
-            break
+    deadline = time.monotonic() + browser.timeout_s
+    while not all(path.exists() and path.stat().st_size for path in saved.values()) or (
+        [*tmp_path.glob("*.crdownload")]  # the name until all of it is there
+    ):
+        assert time.monotonic() < deadline
         time.sleep(0.1)
     rows = json.loads(saved["json"].read_text(encoding="utf-8"))
     records = [synthetic.record("flash", 16384, "bwd", causal=True, head_dim=dim) for dim in (64, 128)]

@@ -22,7 +22,7 @@ OVER_EAGER = "Attention is 2 to 4 times as fast as eager attention, forward"
 
 
 def shown(results: Results) -> dict[str, Any]:
-    return {row.says: row for row in SECTION.data(results).itertuples()}
+    return {row.says: row for row in SECTION.data(results).itertuples() if row.judged}
 
 
 def of(*files: Any) -> Results:
@@ -52,6 +52,23 @@ def test_a_runs_own_cells_are_held_to_the_claims_that_are_about_them() -> None:
     ]
 
 
+def test_what_these_cells_do_not_judge_is_listed_with_what_would() -> None:
+    """Every claim about cells is in the table or below it; data sheets and training runs are in neither."""
+    results = of(a_run(("naive", "flash")))
+    known = {one.says: one for one in claims.load()}
+    others = {row.says: row for row in SECTION.data(results).itertuples() if not row.judged}
+    of_cells = {says for says, one in known.items() if one.of_cells}
+    assert set(others) == of_cells - set(shown(results))
+    gpt2 = next(one for one in known.values() if one.name == "gpt2-3x")
+    command = gpt2.command.replace(claims.FOLDER, "DIR")
+    assert others[gpt2.says].shown == f"no such cells here: `{command}`"
+    [body] = [part for part in report.of(results).split("<section ") if part.startswith('id="claims"')]
+    table_, _, below = body.partition("<details ")
+    assert below.count("<li>") == len(others)
+    assert f"no such cells here: <code>{command}</code>" in below
+    assert table_.count("<tr>") == 1 + len(shown(results))
+
+
 def test_what_no_cell_bears_on_is_said_to_be_nowhere() -> None:
     results = of(synthetic.run_file([synthetic.record("sdpa", 1024)]))
     assert SECTION.data(results).empty
@@ -62,7 +79,8 @@ def test_what_no_cell_bears_on_is_said_to_be_nowhere() -> None:
 def test_runs_are_not_set_beside_each_other() -> None:
     apart = shown(of(a_run(("naive",)), a_run(("flash",), "b.jsonl")))
     assert OVER_EAGER not in apart
-    assert set(SECTION.data(of(a_run(("naive", "flash")), a_run(("flash",), "b.jsonl")))["run"]) == {"a", "b"}
+    found = SECTION.data(of(a_run(("naive", "flash")), a_run(("flash",), "b.jsonl")))
+    assert set(found["run"][found["judged"].astype(bool)]) == {"a", "b"}
 
 
 @pytest.mark.parametrize(("naive_s", "verdict"), [(3.2e-3, "holds"), (2.0e-3, "does not hold")])
@@ -88,7 +106,7 @@ def test_a_folder_answers_for_all_of_them() -> None:
     page = report.of(results)
     [body] = [part for part in page.split("<section ") if part.startswith('id="claims"')]
     assert body.count("<tr>") == 1 + len(known)
-    assert "measured by <code>flashbench profile --counters --detail" in body
+    assert "no results of <code>detail/results.jsonl</code>: <code>flashbench profile --counters" in body
 
 
 def test_a_card_is_named_as_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import re
 import sys
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 import synthetic
 
-from flashbench import table
+from flashbench import report, runfile, table
+from flashbench._cli.report import results_of
 from flashbench.api import Results as ApiResults
 from flashbench.errors import UnavailableError, UnknownName, UsageError
 from flashbench.report import data, export, glance, summary, text, words
@@ -117,6 +119,80 @@ def test_the_terminal_fits_80_columns(small: Results) -> None:
     assert max(map(len, lines)) <= 80
     assert sum("TFLOP/s: forward" in line for line in lines) == 4
     assert "\x1b" not in "".join(lines)
+
+
+REPORTS = Path(__file__).parent.parent / "reports"
+TABLES = {
+    "blocks": "h200-sxm/block/bert-large.jsonl", "numerics": "h100-sxm/numerics.jsonl",
+    "decode": "h200-sxm/decode/llama-3-8b-page-16.json", "across": "h200-sxm-x2/ring/others.jsonl",
+}  # fmt: skip
+"""A committed file of each kind that has no timed cell, by the section that it fills."""
+
+
+@pytest.mark.parametrize("key", TABLES)
+def test_sections_of_tables_are_the_same_in_every_form(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Title, words, headings and every cell of the page stand in Markdown and in a terminal of 80 columns,
+    which needs no package for it.
+    """
+    monkeypatch.setitem(sys.modules, "plotext", None)
+    shown = results_of([runfile.load(str(REPORTS / TABLES[key]), documents=True)])
+    section = NAMES[key]
+    page = section.page(section, section.data(shown))
+    body, lines = "\n".join(text.markdown(shown)), text.terminal(shown, width=80)
+    plain = re.sub(r"\s+", " ", " ".join(lines))
+    assert max(map(len, lines)) <= 80
+    for said in (section.title, section.about):
+        assert said in body
+        assert said.replace("- ", "-") in plain.replace("- ", "-")
+    cells = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page)]
+    titles = re.findall(r"<h3>(.*?)</h3>", page)
+    assert len(cells) > 20
+    assert titles
+    for cell in map(html.unescape, {*cells, *titles}):
+        assert cell in html.unescape(body), cell
+        assert re.sub(r"\s+", " ", cell) in plain, cell
+    assert body.count("\n| ---") == page.count("<table") == len(titles)
+
+
+def test_a_row_that_was_not_timed_has_its_reason_in_every_form() -> None:
+    row = {
+        "model": HOSTILE, "mode": "train", "dtype": "bf16", "batch": 4, "seqlen": 1024, "layers": 2,
+        "implementation": "naive", "status": "oom", "reason": "needs 9 GB of <memory>\nin all",
+    }  # fmt: skip
+    file = synthetic.run_file([])
+    shown = Results(table=table.build([file]), headers=table.headers([file]), blocks={"a": [row]})
+    body = "\n".join(text.markdown(shown))
+    assert "| 1k | naive | oom: needs 9 GB of &lt;memory&gt; in all |" in body
+    assert "<img" not in body
+    assert "oom: needs 9 GB of <memory> in all" in " ".join(text.terminal(shown, width=80))
+    page = report.of(shown)
+    assert 'class="status oom" title="needs 9 GB of &lt;memory&gt;' in page
+    assert "<img" not in page
+
+
+def test_what_has_nothing_to_show_says_so() -> None:
+    file = synthetic.run_file([])
+    shown = Results(table=table.build([file]), headers=table.headers([file]))
+    assert "The results hold no cell." in text.markdown(shown)
+    assert text.terminal(shown, width=80)[-1] == "The results hold no cell."
+
+
+def test_what_a_budget_kept_from_being_begun_is_said_in_every_form() -> None:
+    records = [synthetic.record("naive", n, status="ok") for n in (1024, 2048)]
+    reason = "time budget of 9s spent"
+    records += [synthetic.record("flash", n, status="skipped", reason=reason) for n in (2048, 4096)]
+    records += [synthetic.record("naive", 65536, status="skipped", reason="needs 9 TB of device memory")]
+    file = synthetic.run_file(records)
+    said = "2 of 5 cells were not begun: flash, at 2k and 4k; time budget of 9s spent"
+    assert f"- {said}" in text.markdown(results(file))
+    assert said in " ".join(" ".join(text.terminal(results(file), width=80)).split())
+    page = report.of(results(file))
+    assert page.count(said) == 1
+    assert page.index(said) < page.index('<section id="summary"')
+    assert said in ApiResults(file=file)._repr_html_()
+    other = synthetic.run_file(records[:2], path="b.jsonl")
+    assert f"- synthetic: {said}" in text.markdown(results(file, other))
+    assert not data.not_begun(results(other))
 
 
 def test_without_plotext_the_message_names_it(small: Results, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from flashbench import runfile
+from flashbench._cli.report import results_of
+from flashbench.report import data
+
 REPORTS = Path(__file__).resolve().parent.parent / "reports"
 ROWS = re.findall(r"^\| (`.+?) \| (.+) \|$", (REPORTS / "README.md").read_text(), flags=re.MULTILINE)
 EXCEPTIONS = {
@@ -84,3 +88,25 @@ def test_most_rows_are_looked_at_and_exceptions_are_some() -> None:
     assert len(CHECKED) >= 20
     for name in EXCEPTIONS:
         assert [cell for cell, _ in ROWS if cell.startswith(f"`{name}")], name
+
+
+def lacks() -> dict[Path, list[str]]:
+    """What each file's run never began, in words."""
+    found = {}
+    for path in sorted(REPORTS.rglob("*.jsonl")):
+        with path.open(encoding="utf-8") as lines:
+            text = [line for line in lines if runfile.NOT_STARTED[0] in line]
+        if text and (said := data.not_begun(results_of([runfile.load(path)]))):
+            found[path] = said
+    return found
+
+
+def test_a_row_says_what_its_files_lack() -> None:
+    """Cells that a time budget kept from being begun: how many, which lengths."""
+    found = lacks()
+    assert found
+    for path, said in found.items():
+        rows = [text for cell, text in ROWS if path in files(cell)]
+        assert rows, path
+        for line in said:
+            assert any(line in text for text in rows), f"{path.relative_to(REPORTS)}: {line}"

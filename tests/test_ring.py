@@ -30,9 +30,11 @@ from flashbench.kernels._inputs import make_inputs
 from flashbench.kernels._reference import Reference
 from flashbench.problem import Cell, Problem
 from flashbench.report import across as across_page
-from flashbench.report import words
+from flashbench.report import tabled, words
 from flashbench.report.data import Results
+from flashbench.report.sections import SECTIONS
 from flashbench.ring import group, measuring, ring_attention, rows
+from flashbench.ring.group import Group, RankLost
 
 PROBLEM = Problem(
     batch=2, num_heads=4, num_kv_heads=2, seqlen_q=61, seqlen_k=61, head_dim=16, head_dim_v=24, dtype="fp32",
@@ -614,8 +616,19 @@ def test_a_row_that_did_not_run_is_in_the_report_with_its_reason() -> None:
         "reason": "no <room>",
     }
     results = Results(table=table.build([]), headers={}, ring={"a": [failed]})
-    shown = across_page.page(None, across_page.data(results))  # type: ignore[arg-type]
+    [section] = [one for one in SECTIONS if one.key == "across"]
+    frame = section.data(results)
+    shown = section.page(section, frame)
     assert 'title="no &lt;room&gt;"' in shown
     assert "oom" in shown
-    [(_, _, [cells])] = across_page.plain(across_page.data(results))
-    assert "oom: no &lt;room&gt;" in cells
+    [one] = across_page.tables(frame)
+    assert "oom: no &lt;room&gt;" in list(tabled.markdown(one))[-1]
+
+
+def test_where_no_thread_is_left_a_rank_did_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RankLost, match=r"^rank 0 of 2 did not start: no thread is left .*t start new"):
+        Group(2, "cpu", seed=0, limit_s=1.0)

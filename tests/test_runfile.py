@@ -79,7 +79,11 @@ def records(draw: st.DrawFn) -> Record:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(records())
 def test_a_record_reads_back_as_it_was_written(record: Record) -> None:
     line = json.dumps(record_json.record_to_json(record), allow_nan=False)

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,9 +194,16 @@ def test_a_cell_that_cannot_fit_is_skipped_with_both_numbers(monkeypatch: pytest
     assert second.status == "ok"
 
 
-def test_the_time_budget_leaves_rows_that_say_so(install: Callable[..., None]) -> None:
+def test_the_time_budget_leaves_rows_that_say_so(
+    install: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(
+        runner, "time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    )
+
     def prepare(p, inputs):
-        time.sleep(0.2)
+        now[0] += 0.2
         return NAIVE.prepare(p, inputs)
 
     install(fake("x", prepare))
@@ -476,14 +484,14 @@ def test_one_that_fails_in_the_middle_of_the_rounds_ends_alone(install: Callable
 
 def test_each_row_says_where_its_time_went(install: Callable[..., None]) -> None:
     def slow(p, inputs):
-        time.sleep(0.05)
+        time.sleep(0.5)
         return NAIVE.prepare(p, inputs)
 
     install(fake("x", slow))
     start = time.perf_counter()
     record, other = together([cell("x", "bwd"), cell("naive", "bwd")])
     took = time.perf_counter() - start
-    assert record.spent["prepare_s"] > 0.05 > other.spent["prepare_s"]
+    assert record.spent["prepare_s"] > 0.5 > other.spent["prepare_s"]
     assert {"inputs_s", "reference_s", "check_s", "memory_s", "warmup_s", "rounds_s"} <= set(record.spent)
     assert record.spent["samples_s"] <= record.spent["rounds_s"]
     assert record.wall_s + other.wall_s <= took
@@ -505,9 +513,10 @@ def test_killed_in_the_middle_then_resumed_equals_an_uninterrupted_run(tmp_path:
 
     path = killed / "results.jsonl"
     process = subprocess.Popen(resumable(killed), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline and not (path.exists() and path.read_bytes().count(b"\n") > 3):
         assert process.poll() is None, "finished before it could be killed"
+        time.sleep(0.005)  # else it takes a processor from the run that it waits for
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     before = {record.cell.key: record for record in runfile.load(path).records}

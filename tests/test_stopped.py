@@ -35,12 +35,6 @@ def command(out: Path, *more: str, impls: str = "naive,sdpa,right") -> list[str]
     ]  # fmt: skip
 
 
-def _in_the_foreground() -> None:
-    """A background job of a shell ignores Ctrl-C, one under nohup SIGHUP, and so would their children."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
-
 class Run:
     """A run that was started. lines: of its stderr, as they come."""
 
@@ -48,7 +42,7 @@ class Run:
         self.tag, surroundings = processes.tagged()
         self.process = subprocess.Popen(
             argv, env=surroundings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            preexec_fn=_in_the_foreground, **options,
+            preexec_fn=processes.in_the_foreground, **options,
         )  # fmt: skip
 
     def until(self, wanted: Callable[[str], bool]) -> str:
@@ -58,7 +52,7 @@ class Run:
 
     def end(self) -> str:
         """The rest of its stderr, once it is over and nothing of it is left."""
-        _, said = self.process.communicate(timeout=60)
+        _, said = self.process.communicate(timeout=240)
         assert processes.left(self.tag) == []
         return said
 
@@ -133,16 +127,17 @@ def test_the_first_signal_finishes_what_is_measured_and_tells_how_to_go_on(name:
 @pytest.mark.parametrize("name", tiers(["SIGTERM"], ["SIGINT"]))
 def test_the_second_signal_stops_at_once(name: str, out: Path) -> None:
     run = Run(command(out, impls="naive,right,hang"))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not processes.workers(run.tag):
         assert time.monotonic() < deadline
+        time.sleep(0.02)
     time.sleep(0.5)
     run.process.send_signal(getattr(signal, name))
     run.until(lambda line: "once more stops at once" in line)
     start = time.monotonic()
     run.process.send_signal(getattr(signal, name))
     said = run.end()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30  # the cell may take 300 s
     assert run.process.returncode == 130, said
     assert "holds 0 of 24 cells" in said
     assert "Traceback" not in said
@@ -178,9 +173,10 @@ def test_a_terminal_that_goes_away_loses_nothing(out: Path) -> None:
 def test_two_runs_into_one_folder_are_refused_and_the_first_is_left_alone(out: Path) -> None:
     path = out / "results.jsonl"
     first = Run(command(out, impls="naive,right,hang"))
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < deadline
+        time.sleep(0.02)
     before = path.read_bytes()
     second = Run(command(out, "--resume"))
     said = second.end()
@@ -283,12 +279,12 @@ def test_a_signal_before_and_after_the_command_is_an_interruption(
     line = ["run", "--out", str(tmp_path / "out")] if stage == "torch" else ["list", "presets", "--csv"]
     process = subprocess.Popen(
         [sys.executable, "-m", "flashbench", *line], env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=_in_the_foreground,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=processes.in_the_foreground,
     )  # fmt: skip
     assert process.stderr is not None
     assert process.stderr.readline() == "waiting\n"
     process.send_signal(getattr(signal, name))
-    said = process.communicate(timeout=60)[1]
+    said = process.communicate(timeout=240)[1]
     assert (process.returncode, said) == (code, "")
 
 

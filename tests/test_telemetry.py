@@ -96,9 +96,12 @@ class FakeNvml:
         return 1980
 
 
-def watch(nvml: FakeNvml, seconds: float = 0.05) -> dict[str, Any]:
+def watch(nvml: FakeNvml, least: int = 8) -> dict[str, Any]:
+    """What is read until there are so many readings: a thread may wait long for a busy processor."""
     with sampling(Clocks(nvml, "handle"), 0.002) as readings:
-        time.sleep(seconds)
+        deadline = time.monotonic() + 30
+        while len(readings) < least and time.monotonic() < deadline:
+            time.sleep(0.005)
     return summary(readings, 0.002)
 
 
@@ -149,15 +152,23 @@ def test_each_reason_is_told_in_words() -> None:
     assert throttled_by({}, {}, {}) == []
 
 
+def read_more(nvml: FakeNvml, more: int) -> None:
+    """Wait until the thread has read the clock so many times more, if it reads at all."""
+    before, deadline = nvml.asked, time.monotonic() + 30
+    alive = any(thread.name == "flashbench-telemetry" for thread in threading.enumerate())
+    while alive and nvml.asked < before + more and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
 def timed(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml, **meanwhile: Any) -> profilers.Timing:
     """A timing with made-up events; while they are taken the card is in another state, unless it stays."""
 
     def events(call: object, flush: object, count: int, last: Callable[[], None] = lambda: None) -> Any:
         if count > 3:
-            time.sleep(0.03)
+            read_more(nvml, 2)
             usual = {name: getattr(nvml, name) for name in meanwhile}
             vars(nvml).update(meanwhile)
-            time.sleep(0.05)
+            read_more(nvml, 2)
             vars(nvml).update({name: value for name, value in usual.items() if name == "reasons"})
             last()
         return [1e-3] * count, 0
@@ -215,7 +226,7 @@ def test_each_refusal_leaves_its_field_empty_and_the_rest_stands(refuses: str) -
         "nvmlDeviceGetMaxClockInfo": {"max_sm_clock_mhz"},
     }
     assert empty == fields.get(refuses, set())
-    assert not throttled_by({}, watch(FakeNvml(refuses=refuses), 0.01), {})
+    assert not throttled_by({}, watch(FakeNvml(refuses=refuses), 3), {})
 
 
 @pytest.mark.parametrize("refuses", ["", *CALLS])

@@ -156,7 +156,7 @@ def test_a_process_that_is_lost_says_so(monkeypatch: pytest.MonkeyPatch, play: s
         return real([sys.executable, "-c", play], **options)
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(apart, "START_S", 1.0)
+    monkeypatch.setattr(apart, "START_S", 1.0 if "longer" in said else 60.0)
     monkeypatch.setattr(apart, "VISIT_S", 0.0)
     found = apart.trace_apart(cell_of(), {"fwd_block_q": 64, "fwd_block_k": 64})
     assert found == {"reason": said}

@@ -59,7 +59,7 @@ def test_a_line_reads_back_and_is_intact(value: dict) -> None:
     assert lines.parse(line) == value
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.data())
 def test_a_changed_byte_anywhere_is_found(whole: Path, data: st.DataObject) -> None:
     text = bytearray(whole.read_bytes())

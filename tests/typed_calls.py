@@ -10,6 +10,8 @@ from flashbench.flash_attn import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,
     flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
 
@@ -40,5 +42,9 @@ def of_dense(q: Tensor, k: Tensor, v: Tensor, both: bool) -> None:
 def of_packed_and_cached(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> None:
     flash_attn_varlen_func(q, k, v, cu, cu, 7, 7, causal=True).sum()
     assert_type(flash_attn_varlen_func(q, k, v, cu, cu, 7, 7, return_attn_probs=True), More)
+    flash_attn_varlen_kvpacked_func(q, k, cu, cu, 7, 7).sum()
+    assert_type(flash_attn_varlen_kvpacked_func(q, k, cu, cu, 7, 7, return_attn_probs=True), More)
+    flash_attn_varlen_qkvpacked_func(q, cu, 7).sum()
+    assert_type(flash_attn_varlen_qkvpacked_func(q, cu, 7, return_attn_probs=True), More)
     flash_attn_with_kvcache(q, k, v, cache_seqlens=7).sum()
     assert_type(flash_attn_with_kvcache(q, k, v, return_softmax_lse=True), Pair)

@@ -32,8 +32,8 @@ def _table(given: list[str], root: Path) -> str:
     parser.add_argument("--results", default="reports/h100-sxm")
     parser.add_argument("--measured", action="store_true")
     options = parser.parse_args(given)
-    judged = claims.judge(claims.load(), root / options.results)
-    return claims.markdown(one for one in judged if one.cells_measured or not options.measured)
+    judged = claims.judge(claims.load(), root / options.results, options.results)
+    return claims.markdown(one for one in judged if one.of_a_card or not options.measured)
 
 
 def main(argv: list[str] | None = None, page: Path = ROOT / "docs" / "claims.md") -> int:

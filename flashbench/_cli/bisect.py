@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
-import tempfile
-import traceback
+import uuid
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from flashbench import userdata
 from flashbench._cli.baseline import Store
 from flashbench._cli.compare import allowances, compare, measures
 from flashbench.errors import EXIT_GATE, EXIT_OK, FlashbenchError, UsageError
+from flashbench.signals import postponed
 
 EXIT_GOOD, EXIT_BAD, EXIT_SKIP = 0, 1, 125
 EXIT_ABORT = 128
 """From here on git stops bisecting, as it should where the command line is wrong at every commit."""
+ENDING_S = 3.0
+"""What COMMAND is given to end by itself once this process is interrupted."""
 OUT = "{out}"
 RESULTS = (".json", ".jsonl", ".csv")
 
@@ -56,7 +62,7 @@ def bisect(
     """
     _check(command, metric)
     _look(base, baseline, store, allowances(allow))
-    with tempfile.TemporaryDirectory(prefix="flashbench-bisect-") as folder:
+    with userdata.temporary("flashbench-bisect-") as folder:
         new = _measured(command, Path(folder), runs)
         code = _judged({
             **({"base": base, "new": new} if base else {"base": new, "baseline": baseline}),
@@ -92,15 +98,54 @@ def _measured(command: list[str], folder: Path, runs: int) -> str:
         out = folder / str(number)
         out.mkdir()
         try:
-            done = subprocess.run([word.replace(OUT, str(out)) for word in command], check=False)
+            code = _run([word.replace(OUT, str(out)) for word in command])
         except OSError as error:
             _skip(f"{command[0]!r} cannot be run: {error.strerror or error}")
-        if done.returncode:
-            _skip(f"{command[0]!r} ended with exit code {done.returncode}")
+        if code:
+            _skip(f"{command[0]!r} ended with exit code {code}")
     files = sorted(str(path) for path in folder.rglob("*") if path.suffix in RESULTS)
     if not files:
         _skip(f"{command[0]!r} wrote no results below {OUT}")
     return ",".join(files)
+
+
+def _run(command: list[str]) -> int:
+    """Its exit code; nothing that it started in its group is left, of an interrupted one nothing at all."""
+    from flashbench.isolation import lifeline
+
+    mark = uuid.uuid4().hex
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with postponed():  # until it is known what there is to end
+            process = subprocess.Popen(
+                command, env={**os.environ, lifeline.MARK: mark}, start_new_session=True
+            )
+        if hasattr(os, "waitid"):  # not reaped: its number stays its own until its group is ended
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            process.wait()
+        with postponed():
+            _end(process)
+        return process.wait()
+    except KeyboardInterrupt:
+        with postponed():
+            if process is not None:
+                _end(process, patience_s=ENDING_S)
+            lifeline.end_marked(mark)
+        raise
+
+
+def _end(process: subprocess.Popen[bytes], patience_s: float = 0.0) -> None:
+    """End its group, which has so long to do so by itself."""
+    if not hasattr(os, "killpg"):
+        process.kill()
+        return
+    with suppress(OSError):
+        if patience_s:
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _judged(options: Mapping[str, str | None]) -> int:
@@ -113,9 +158,6 @@ def _judged(options: Mapping[str, str | None]) -> int:
         return stop.exit_code
     except FlashbenchError as problem:
         console.error(problem)
-        return EXIT_SKIP
-    except Exception:  # a crash exits 1, which would tell git that the commit is bad
-        traceback.print_exc()
         return EXIT_SKIP
     return EXIT_OK
 

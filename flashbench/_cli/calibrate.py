@@ -75,7 +75,10 @@ def calibrate(
 
 def _writable(out: str | None) -> Path | None:
     """The file asked for, refused before anything is measured. Raises UsageError."""
+    from flashbench import ceilings, userdata
+
     if out is None:
+        userdata.needed(ceilings.FOLDER, ceilings.VARIABLE)
         return None
     path = Path(out)
     if not out.strip() or path.is_dir():
@@ -83,7 +86,7 @@ def _writable(out: str | None) -> Path | None:
     parent = path.absolute().parent
     if not parent.is_dir():
         raise UsageError(f"--out {out!r}: there is no folder {str(parent)!r}; accepted: a file to write")
-    return path
+    return options.spare(path, f"--out {out!r}")
 
 
 def _rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:

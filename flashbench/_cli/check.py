@@ -132,10 +132,10 @@ def check(
         _run(request, records, quiet=quiet, verbose=verbose)
     except KeyboardInterrupt:
         if request.out is not None and (request.out / RESULTS).exists():
-            from flashbench import runfile
+            from flashbench._cli.interrupt import kept
 
             # the stop may have come between the file and the list
-            records = list(runfile.load(request.out / RESULTS).records)
+            records = list(kept(request.out / RESULTS)) or records
         _interrupted(request, records, json=json, csv=csv, quiet=quiet)
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _show(records, json=json, csv=csv, quiet=quiet)

@@ -26,15 +26,18 @@ def claims(
         ),
     ] = None,
     measured: Annotated[
-        bool, typer.Option("--measured", help="Leave out claims that nothing was measured for.")
+        bool,
+        typer.Option(
+            "--measured", help="Only claims that cells of a card tell: no data sheets, no training runs."
+        ),
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="A Markdown table.")] = False,
     json: options.Json = False,
 ) -> None:
     """Hold the literature's claims to results files: what is seen, with its spread, and whether they hold.
 
-    Each verdict is computed from the files; a claim without any names the command that measures it. Needs
-    neither GPU nor torch.
+    Each verdict is computed from the files; a claim without any names those that are missing and the command
+    that makes them. Needs neither GPU nor torch.
     """
     from flashbench import claims as claiming
     from flashbench import console
@@ -44,7 +47,7 @@ def claims(
         raise UsageError("--json and --markdown exclude each other; accepted: one of them")
     folder = DEFAULT if results is None else options.folder(results, "--results")
     judged = claiming.judge(claiming.load(file), folder)
-    judged = [one for one in judged if one.cells_measured or not measured]
+    judged = [one for one in judged if one.of_a_card or not measured]
     if json:
         console.show_json([one.row() for one in judged])
     elif markdown:

@@ -168,6 +168,7 @@ def compare(
     rules = _rules(warn, fail, noise, floor, allowed)
     asked = measures(metric)
     sides = sides_of(base, new, baseline, store, allowed)
+    files.refuse([*(run.path for side in sides for run in side.runs), noise])
     compare_outcome.refuse_unlike(*sides, allowed)
     profile = _profile(noise, sides[0])
     comparisons = [

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashbench import paths
+from flashbench._cli import options
 from flashbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -45,6 +46,11 @@ class Outputs:
             files.append((name, Path(path)))
         shown = "json" if json else "csv" if csv else "markdown" if markdown else "table"
         return cls(shown=shown, files=tuple(files), quiet=quiet, everything=everything)
+
+    def refuse(self, inputs: Iterable[Path | str | None]) -> None:
+        """Raise UsageError for a file that is one of the inputs, or a results file."""
+        for name, path in self.files:
+            options.spare(path, f"--output {name}={path}", inputs)
 
     def show(
         self,

@@ -110,7 +110,7 @@ def decode(
     names = {name: value for name, value in locals().items() if isinstance(value, str)}
     given = {name: names[name] for name in DEFAULTS if name in names}
     options.one_format(json, csv)
-    path = None if out is None else options.out_file(out)
+    path = None if out is None else options.out_file(out, [tuned])
     number, configurations = _seed(given), None if tuned is None else Path(tuned)
     from flashbench import console, environment, sweep
 

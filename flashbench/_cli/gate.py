@@ -48,7 +48,7 @@ def gate(
     """
     from flashbench import configfile, console
 
-    path = options.out_file(out)
+    path = options.out_file(out, [config])
     plan = plan_of(configfile.read_toml(config), f"--config {config!r}")
     from flashbench import environment, gating, kernels
     from flashbench.kernels import Target

@@ -61,10 +61,11 @@ def history(
     from flashbench._cli import compare, io_sweep
     from flashbench.judge.history import points
 
-    page = io_sweep.page_path(html) if html is not None else None
+    page = None if html is None else io_sweep.page_path(html)
     shares = compare.share(warn, "--warn"), compare.share(noise, "--noise")
     asked = compare.measures(metric)
     loaded = _load(runs)
+    _spare(html, loaded)
     every: list[dict[str, Any]] = []
     for device, group in _by_device(loaded).items():
         found = points(group)
@@ -136,6 +137,11 @@ def _wanted(rows: Sequence[dict[str, Any]], cells: str, all_: bool) -> list[dict
             f" {rows[0]['cell']!r}"
         )
     return [row for row in matching if all_ or row["changes"] or MEASURES[row["metric"]].repeats != "exact"]
+
+
+def _spare(html: str | None, loaded: Sequence[Run]) -> None:
+    if html is not None:
+        options.spare(Path(html), f"--html {html!r}", [run.path for run in loaded])
 
 
 def _load(texts: Sequence[str]) -> list[Run]:

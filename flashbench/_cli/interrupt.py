@@ -7,10 +7,16 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from flashbench import console
+from flashbench.errors import FlashbenchError
 from flashbench.signals import STOPPING, Interrupted, handling
+
+if TYPE_CHECKING:
+    from flashbench.record import Record
 
 _URGENT = ("SIGINT", "SIGTERM")
 """What stops at once when it comes after another."""
@@ -64,6 +70,17 @@ def terminable() -> Iterator[None]:
 
     with handling(handle, *STOPPING):
         yield
+
+
+def kept(results: Path) -> tuple[Record, ...]:
+    """The rows that a run which was stopped left in its file; where it cannot be read, that is told."""
+    from flashbench import runfile
+
+    try:
+        return runfile.load(results, damaged=True).records
+    except FlashbenchError as error:
+        console.warn(str(error))
+        return ()
 
 
 def _say(text: str) -> None:

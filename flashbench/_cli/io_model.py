@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -197,7 +198,7 @@ def io_model(
     _one_view(views, json, csv)
     from flashbench._cli import io_effects, io_link, io_paper, io_request, io_sweep, io_table
 
-    page = io_sweep.page_path(html) if html is not None else None
+    page = io_sweep.page_path(html, _named(gpu, features)) if html is not None else None
     request = io_request.read(line, features or {})
     if across:
         io_link.show(request, line, json=json, csv=csv, quiet=quiet)
@@ -216,6 +217,12 @@ def io_model(
         io_table.show(request, json=json, csv=csv, quiet=quiet)
     if page is not None and not quiet:
         io_table.say_page(page)
+
+
+def _named(gpu: str | None, features: Mapping[str, Any] | None) -> list[str]:
+    """What may name files that are read."""
+    texts = [gpu, *(features or {}).values()]
+    return [name for text in texts if isinstance(text, str) for name in text.split(",")]
 
 
 def _one_view(views: dict[str, bool], json: bool, csv: bool) -> None:

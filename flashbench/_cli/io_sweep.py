@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +52,7 @@ def ranges(line: Mapping[str, str | None]) -> tuple[tuple[int, ...], tuple[int, 
     )
 
 
-def page_path(text: str) -> Path:
+def page_path(text: str, inputs: Iterable[Path | str | None] = ()) -> Path:
     """The file of --html, refused before anything is computed. Raises UsageError."""
     from flashbench import units
 
@@ -65,7 +65,7 @@ def page_path(text: str) -> Path:
     if folder or missing:
         why = "not a file" if folder else "its folder does not exist"
         raise UsageError(f"--html {units.quoted(text, 400)}: {why}; accepted: a file to write")
-    return path
+    return options.spare(path, f"--html {units.quoted(text, 400)}", inputs)
 
 
 def write_page(request: Request, line: Mapping[str, str | None], path: Path, argv: Sequence[str]) -> None:

@@ -8,14 +8,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from flashbench._cli.report import write_page
-from flashbench._cli.run import OUT, REPORT, RESULTS, Request
+from flashbench._cli.run import REPORT, RESULTS, Request, folder_of
 from flashbench.errors import EXIT_INTERRUPTED, GateError, UnavailableError
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from flashbench.console import Column
     from flashbench.fleet import Local
     from flashbench.isolation import Bench
-    from flashbench.kernels import Target
     from flashbench.problem import Cell
     from flashbench.record import Record
     from flashbench.runfile import RunFile, Writer
@@ -36,12 +34,19 @@ def measure(request: Request) -> None:
     A finished sweep is a success whatever its rows say: they are the result, and ``check`` or --strict is
     the gate. Raises UnavailableError where nothing could run.
     """
-    from flashbench import console, environment, runfile
-    from flashbench._cli import joined
-    from flashbench._cli.interrupt import terminable
+    from flashbench import console
 
     console.listen(quiet=request.flag("quiet"))
-    out = request.out or new_folder(request.target)
+    device = re.sub(r"[^a-z0-9]+", "-", request.target.name.lower()).strip("-")
+    with folder_of(request.out, "cpu" if request.target.type == "cpu" else device) as out:
+        _measured(request, out)
+
+
+def _measured(request: Request, out: Path) -> None:
+    from flashbench import console, environment, runfile
+    from flashbench._cli import joined
+    from flashbench._cli.interrupt import kept, terminable
+
     results = out / RESULTS
     about = dict(request.cluster.facts) if request.cluster else environment.collect(request.target)
     quiet = request.flag("quiet")
@@ -53,7 +58,7 @@ def measure(request: Request) -> None:
                 _trace(request, results, writer)
     except KeyboardInterrupt:
         if results.exists():
-            done = len(runfile.load(results).records)
+            done = len(kept(results))
             console.warn(f"interrupted; {results} holds {done} of {len(request.cells)} cells")
             console.note(f"'flashbench run --resume --out {out}{_own(request)}' measures the rest")
         raise typer.Exit(EXIT_INTERRUPTED) from None
@@ -74,17 +79,6 @@ def measure(request: Request) -> None:
 def _own(request: Request) -> str:
     """The options that a results file does not stand in for: which functions to import."""
     return "".join(f" --impl {shlex.quote(spec)}" for spec in request.values.get("impl", ()))
-
-
-def new_folder(target: Target) -> Path:
-    """A folder that does not exist yet, named by the time and the device."""
-    device = re.sub(r"[^a-z0-9]+", "-", target.name.lower()).strip("-") if target.type != "cpu" else "cpu"
-    base = Path(OUT) / f"{datetime.now():%Y%m%d-%H%M%S}-{device}"
-    path, count = base, 1
-    while path.exists():
-        count += 1
-        path = base.with_name(f"{base.name}-{count}")
-    return path
 
 
 @contextmanager

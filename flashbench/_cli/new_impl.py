@@ -17,20 +17,38 @@ PLAIN = '''\
     flashbench run --impl {spec}          how fast, beside the others?
 """
 
+from collections import Counter
+
 import torch
 
 import flashbench
 
 
+def traffic(problem, pass_):
+    """Bytes that one call moves and FLOPs that it does, for the model columns. Optional."""
+    p, read, write, flops = problem, Counter(), Counter(), 0
+    q, o = (p.batch * p.num_heads * p.seqlen_q * d * p.dtype_bytes for d in (p.head_dim, p.head_dim_v))
+    kv = p.batch * p.num_kv_heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * p.dtype_bytes
+    if "fwd" in pass_:  # which is "fwd", "bwd" or "fwd+bwd"
+        read.update(q=q, kv=kv)
+        write.update(o=o)
+        flops += 2 * p.visible_pairs * (p.head_dim + p.head_dim_v)
+    if "bwd" in pass_:
+        read.update(q=q, kv=kv, o=o, do=o)
+        write.update(dq=q, dkv=kv)
+        flops += 2 * p.visible_pairs * (3 * p.head_dim + 2 * p.head_dim_v)
+    return {{"read": read, "write": write, "flops": flops}}
+
+
 # All of the decorator is optional; without it the signature says what the function takes.
 @flashbench.implementation(
     layout="bhsd",  # order of the dimensions of q, k, v and o; or "bshd" (batch, seqlen, heads, head_dim)
-    # passes=("fwd",),              no backward: those cells are "unsupported" instead of tried
-    # dtypes=("fp16", "bf16"),      others are "unsupported"
+    # passes=("fwd",),  # no backward: those cells are "unsupported" instead of tried
+    # dtypes=("fp16", "bf16"),  # others are "unsupported"
     # supports=lambda problem, pass_: problem.head_dim <= 128 or "head dims up to 128",
-    # io_model="flash-v2",          the model of 'flashbench list models' that describes its traffic,
-    # io_model=traffic,             or one of your own, as below
-    # config={{"block_q": 128}},      shown in table and report
+    # io_model="flash-v2",  # the model of 'flashbench list models' that describes its traffic,
+    # io_model=traffic,  # or one of your own, as above
+    # config={{"block_q": 128}},  # shown in table and report
 )
 def attention(q, k, v, causal=False, scale=None):
     """q (batch, num_heads, seqlen_q, head_dim); k, v (batch, num_kv_heads, seqlen_k, …), contiguous.
@@ -48,14 +66,6 @@ def attention(q, k, v, causal=False, scale=None):
         hidden = torch.arange(k.shape[2], device=q.device) > rows
         scores = scores.masked_fill(hidden, float("-inf"))
     return scores.softmax(-1).nan_to_num(0.0) @ v  # a row without keys is 0
-
-
-def traffic(problem, pass_):
-    """Bytes that one call moves and FLOPs that it does, for the model columns. Optional."""
-    p = problem
-    q = p.batch * p.num_heads * p.seqlen_q * p.head_dim * p.dtype_bytes
-    kv = p.batch * p.num_kv_heads * p.seqlen_k * (p.head_dim + p.head_dim_v) * p.dtype_bytes
-    return {{"read": {{"q": q, "kv": kv}}, "write": {{"o": q}}, "flops": 4 * p.visible_pairs * p.head_dim}}
 '''
 
 TRITON = '''\

@@ -46,6 +46,8 @@ def noise(
     names = _metrics(metric)
     path = None if out is None else options.out_file(out)
     side = load_side(runs, "RUNS")
+    if path is not None:
+        options.spare(path, f"--out {out!r}", [run.path for run in side.runs])
     for text in () if quiet else (text for run in side.runs for text in run.told):
         console.warn(text)
     found = _profile(side, names)

@@ -239,12 +239,20 @@ def settle(names: Iterable[str], target: Target) -> None:
             _triton.check_cache()
 
 
-def out_file(text: str) -> Path:
+def spare(path: Path, label: str, inputs: Iterable[Path | str | None] = ()) -> Path:
+    """The path, refused before anything runs where an output may not take the place of what is there
+    (``paths.why_kept``). label: how it was typed. Raises UsageError."""
+    if why := paths.why_kept(path, (one for one in inputs if one is not None)):
+        raise UsageError(f"{label}: {why}; accepted: another path")
+    return path
+
+
+def out_file(text: str, inputs: Iterable[Path | str | None] = ()) -> Path:
     """The file of --out, refused before anything runs if it cannot be one. Raises UsageError."""
     path = Path(text)
     if not text.strip() or path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"--out {text!r}: not a file in a folder that is there; accepted: a file to write")
-    return path
+    return spare(path, f"--out {text!r}", inputs)
 
 
 def write_out(path: Path, text: str) -> None:

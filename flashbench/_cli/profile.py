@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,10 +140,12 @@ def profile(
         profile_timeline.show(cells, target, seed=number, tuned=_tuned(grid, target, quiet), **shown)
     elif mode == "known":
         from flashbench._cli import profile_known
+        from flashbench._cli.run import folder_of
 
         folder = _out(grid)
         _, target, _ = _cells(grid, COUNTED, None)
-        profile_known.show(target, folder or _new_folder(), **shown)
+        with folder_of(folder, "profile") as made:
+            profile_known.show(target, made, **shown)
     else:
         limit = _limit(trace_limit) if trace else None
         _count(grid, {"detail": detail, "kernels": by_kernel, "trace_limit": limit, **shown})
@@ -152,12 +153,14 @@ def profile(
 
 def _count(grid: dict[str, str | bool], asked: Mapping[str, Any]) -> None:
     from flashbench._cli import profile_counters
+    from flashbench._cli.run import folder_of
 
     folder = _out(grid)
     cells, target, number = _cells(grid, COUNTED, None)
     found = _tuned(grid, target, asked["quiet"])
     options_ = profile_counters.Options(seed=number, argv=("flashbench", *sys.argv[1:]), tuned=found, **asked)
-    profile_counters.show(cells, target, folder or _new_folder(), options_)
+    with folder_of(folder, "profile") as out:
+        profile_counters.show(cells, target, out, options_)
 
 
 def _trace(
@@ -265,9 +268,3 @@ def _out(grid: dict[str, str | bool]) -> Path | None:
 
     text = grid.pop("out", None)
     return check_out(None if text is None else Path(str(text)), resume=False, hint="name another folder")
-
-
-def _new_folder() -> Path:
-    from flashbench._cli.run import OUT
-
-    return Path(OUT) / f"{datetime.now():%Y%m%d-%H%M%S}-profile"

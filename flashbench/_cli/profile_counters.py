@@ -51,7 +51,7 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
     """
     from flashbench import console, counting, environment, runfile, units
     from flashbench._cli import joined
-    from flashbench._cli.interrupt import terminable
+    from flashbench._cli.interrupt import kept, terminable
 
     if reason := counting.why_unavailable(target):
         raise UnavailableError(f"no counters: {reason}")
@@ -66,7 +66,7 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
                 joined.trace(counted, writer, limit=limit, seed=options.seed, quiet=options.quiet)
     except KeyboardInterrupt:
         stopped = True
-    records = runfile.load(out / RESULTS).records
+    records = kept(out / RESULTS) if stopped else runfile.load(out / RESULTS).records
     joined.show(
         records, target, kernels=options.kernels, detail=options.detail, json=options.json, csv=options.csv
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flashbench.errors import FlashbenchError, UnavailableError, in_words
+from flashbench.errors import RAISED, FlashbenchError, UnavailableError, in_words
 
 if TYPE_CHECKING:
     from flashbench.console import Column
@@ -67,7 +67,7 @@ def _timed(counting: Any, cell: Cell, target: Target, seed: int, tuned: Tuned | 
     except FlashbenchError as error:  # such as a cell without queries, which launches no kernel
         said = str(error).removeprefix("--timeline: ")
         return {"reason": "; ".join(text for text in (said, error.hint) if text)}
-    except Exception as error:  # out of memory in one cell leaves the others
+    except RAISED as error:  # out of memory in one cell leaves the others
         return {"reason": in_words(error, 200)}
     event_s = timing.samples.median_s
     return {

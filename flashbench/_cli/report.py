@@ -67,10 +67,10 @@ def report(
     quiet: Annotated[bool, _QUIET] = False,
 ) -> None:
     """Build the HTML report of one or more results files. Needs neither GPU nor torch."""
-    from flashbench import console, runfile
+    from flashbench import console, runfile, units
 
     _refuse(output, markdown, terminal, figures, extra=bool(format_ or figure or style != "paper"))
-    page = _page(output, files := _files(files))
+    page = _page(output, files := _files(files), [*(timeline or ()), *(ceilings or ())])
     loaded = [runfile.load(name, documents=True) for name in files]
     results = results_of(loaded, timeline or (), ceilings or (), claims)
     for text in () if quiet else (text for file in loaded for text in file.notes):
@@ -79,6 +79,7 @@ def report(
         _show(results, markdown=markdown, figures=figures, formats=format_, names=figure or [], style=style)
         return
     page = page or Path(files[0]).with_name("report.html")
+    options.spare(page, f"--output {units.quoted(page, 400)}")
     write(results, page)
     console.show_text(str(page))
 
@@ -114,8 +115,9 @@ def _files(texts: Sequence[str]) -> list[str]:
     ]
 
 
-def _page(output: str | None, files: Sequence[str]) -> Path | None:
-    """Where --output says. Raises UsageError for a folder, a results file and a file given twice."""
+def _page(output: str | None, files: Sequence[str], others: Sequence[str]) -> Path | None:
+    """Where --output says. others: files that are read beside the results. Raises UsageError for a folder, a
+    results file, a file that is read and a file given twice."""
     from flashbench import units
 
     page = Path(output) if output else None
@@ -128,11 +130,9 @@ def _page(output: str | None, files: Sequence[str]) -> Path | None:
         path = Path(name).absolute()
         if path in seen:
             raise UsageError(f"FILE {units.quoted(name, 400)}: given twice; accepted: every file once")
-        if page is not None and path == page.absolute():
-            raise UsageError(
-                f"--output {units.quoted(output, 400)}: is a results file; accepted: another path"
-            )
         seen.add(path)
+    if page is not None:
+        options.spare(page, f"--output {units.quoted(output, 400)}", [*files, *others])
     return page
 
 

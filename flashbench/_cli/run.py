@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -340,6 +343,28 @@ def check_out(
     if (out / RESULTS).exists() and not resume:
         raise UsageError(f"{label}: holds {RESULTS} already; accepted: a folder without results", hint=hint)
     return out
+
+
+@contextmanager
+def folder_of(out: Path | None, name: str) -> Iterator[Path]:
+    """The folder of --out, or a new one of this run alone, named by the time, which stays if it holds
+    anything. Raises OSError where none can be made.
+    """
+    if out is not None:
+        yield out
+        return
+    base = Path(OUT) / f"{datetime.now():%Y%m%d-%H%M%S}-{name}"
+    base.parent.mkdir(parents=True, exist_ok=True)
+    for count in itertools.count(1):
+        path = base if count == 1 else base.with_name(f"{base.name}-{count}")
+        with suppress(FileExistsError):  # of a run that began in the same second
+            path.mkdir()
+            break
+    try:
+        yield path
+    finally:
+        with suppress(OSError):
+            path.rmdir()
 
 
 def _latest_hint() -> str:

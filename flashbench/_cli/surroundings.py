@@ -79,6 +79,19 @@ def cache() -> Iterator[Finding]:
         yield Finding(name="Triton's cache", state=OK, detail="can be written")
 
 
+def home() -> Iterator[Finding]:
+    """Whether there is a folder for what this machine keeps."""
+    from flashbench import userdata
+
+    found = userdata.home()
+    if found is None:
+        todo = "export HOME=DIR, a folder that can be written (docker run -e HOME=/tmp)"
+        detail = f"{userdata.NO_HOME}: calibrations and noise are neither found nor kept"
+        yield Finding(name="home", state=WARN, detail=detail, todo=todo)
+    else:
+        yield Finding(name="home", state=OK, detail=str(found))
+
+
 def terminal(encoding: str | None = None, columns: int | None = None) -> Iterator[Finding]:
     """Whether stdout takes every character, and a table its width. columns: None off a terminal."""
     encoding = encoding or sys.stdout.encoding or "ascii"
@@ -151,7 +164,7 @@ def memory(free: int | None = None) -> Iterator[Finding]:
 
 
 LOOKS: Sequence[tuple[str, Any]] = (
-    ("system", system), ("GPUs", cards), ("Triton's cache", cache), ("terminal", terminal),
+    ("system", system), ("GPUs", cards), ("Triton's cache", cache), ("home", home), ("terminal", terminal),
     ("shared memory", shared_memory), ("limits", limits), ("memory", memory),
 )  # fmt: skip
 """Name and function of each look."""

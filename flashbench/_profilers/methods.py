@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from flashbench._profilers.flush import Before, Flush, Pause
 from flashbench._profilers.rounds import DeviceLost, Entrant, Setting, Timing, take
 from flashbench._profilers.timers import Call, Timer, timer_of
-from flashbench.errors import message
+from flashbench.errors import RAISED, message
 
-Outcomes = list[Timing | Exception]
+Outcomes = list[Timing | BaseException]
 
 Make = Callable[[str, Call, Callable[[], Call], str, "Before | None"], Timer]
 """As ``timer_of``."""
@@ -57,7 +57,7 @@ def time_together(
         if _lost(found):
             return found
         for one, outcome in zip(candidates, found, strict=True):
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 raise _Refused(_why(one, name, outcome)) from None
         return found
 
@@ -78,14 +78,14 @@ def _timer(candidate: Candidate, method: str, device: str, flush: Before | None,
     try:
         with candidate.context():
             return make(method, candidate.call, again, device, flush)
-    except Exception as error:
+    except RAISED as error:
         if method == "events":
             raise
         reason = _why(candidate, method, error)
     raise _Refused(reason)  # out here, where the error keeps no tensors alive
 
 
-def _why(candidate: Candidate, method: str, error: Exception) -> str:
+def _why(candidate: Candidate, method: str, error: BaseException) -> str:
     first, *_ = [*message(error).strip().splitlines(), ""]
     return f"{method}: {candidate.name} refuses it ({type(error).__name__}: {first[:200]})"
 
@@ -94,11 +94,11 @@ def _lost(found: Outcomes) -> bool:
     return any(isinstance(one, DeviceLost) for one in found)
 
 
-def _bound(one: Timing | Exception) -> bool:
+def _bound(one: Timing | BaseException) -> bool:
     return isinstance(one, Timing) and "launch-bound" in one.flags
 
 
-def _after(one: Timing | Exception, earlier: Timing | Exception) -> Timing | Exception:
+def _after(one: Timing | BaseException, earlier: Timing | BaseException) -> Timing | BaseException:
     """What the timing that was given up cost stands apart: nobody needed it."""
     if not (isinstance(one, Timing) and isinstance(earlier, Timing)) or one is earlier:
         return one
@@ -106,5 +106,5 @@ def _after(one: Timing | Exception, earlier: Timing | Exception) -> Timing | Exc
     return replace(one, how={**one.how, "spent": {**one.how["spent"], "given_up_s": lost}})
 
 
-def _because(one: Timing | Exception, reason: str) -> Timing | Exception:
+def _because(one: Timing | BaseException, reason: str) -> Timing | BaseException:
     return replace(one, how={**one.how, "method_refused": reason}) if isinstance(one, Timing) else one

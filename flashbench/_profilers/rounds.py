@@ -34,6 +34,7 @@ from flashbench._profilers.steadiness import drifted, multimodal
 from flashbench._profilers.stopping import Policy, half_width, median_error
 from flashbench._profilers.telemetry import Reading, sampling, summary, throttled_by
 from flashbench._profilers.timers import Timer
+from flashbench.errors import RAISED
 from flashbench.record import FLUSH, LOADS, Samples
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class DeviceLost(Exception):
     """Of a call that was not done when another one left a device on which nothing runs any more."""
 
 
-def take(entrants: Sequence[Entrant], setting: Setting) -> list[Timing | Exception]:
+def take(entrants: Sequence[Entrant], setting: Setting) -> list[Timing | BaseException]:
     """Time the calls, which have run before, in rounds: a timing each, or what the call raised.
 
     Where that cost the device, the others have DeviceLost, unless they were done.
@@ -147,7 +148,7 @@ class _Call:
     def __init__(self, entrant: Entrant, setting: Setting) -> None:
         self.timer, self.context = entrant.timer, entrant.context
         self.setting = setting
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self.rounds: list[list[float]] = []
         self.notes: list[dict[str, Any]] = []
         self.readings: list[Reading] = []
@@ -175,7 +176,7 @@ class _Call:
         try:
             with self.context():
                 step()
-        except Exception as error:
+        except RAISED as error:
             self.error = error
 
     @contextmanager

@@ -10,18 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from flashbench import units
+from flashbench import paths, units
 from flashbench.errors import UsageError
 
 NAME = ".flashbench.lock"
-
-_FLAGS = (
-    os.O_RDWR
-    | os.O_CREAT
-    | getattr(os, "O_CLOEXEC", 0)
-    | getattr(os, "O_NOFOLLOW", 0)
-    | getattr(os, "O_NONBLOCK", 0)  # else a named pipe could keep it waiting
-)
 
 
 class Lock:
@@ -51,7 +43,7 @@ class Lock:
                     hint="wait for it, or choose another --out",
                 )
             self._file = file
-            if self._still_there():
+            if paths.names(self._path, self._file):
                 break
             os.close(file)  # the one before let go of it, and took the file away
             self._file = -1
@@ -64,7 +56,7 @@ class Lock:
     def _open(self) -> int:
         """The file and no other: what is written to it must not end up where a link leads to."""
         try:
-            file = os.open(self._path, _FLAGS, 0o666)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | paths.CAREFUL, 0o666)
         except OSError:
             if os.path.lexists(self._path) and not stat.S_ISREG(os.lstat(self._path).st_mode):
                 raise self._taken_name() from None
@@ -81,15 +73,9 @@ class Lock:
             hint="remove it, or choose another --out",
         )
 
-    def _still_there(self) -> bool:
-        try:
-            return os.path.samestat(os.fstat(self._file), os.lstat(self._path))
-        except FileNotFoundError:
-            return False
-
     def renew(self) -> None:
         """Take it anew where the folder was removed and made again. Raises as ``__init__``."""
-        if self._file < 0 or self._still_there():
+        if self._file < 0 or paths.names(self._path, self._file):
             return
         os.close(self._file)
         self._file = -1
@@ -100,7 +86,7 @@ class Lock:
         if self._file < 0:
             return
         with suppress(OSError):
-            if self._still_there():  # else it is another's, in a folder that was made again
+            if paths.names(self._path, self._file):  # else it is another's, in a folder that was made again
                 os.unlink(self._path)
         os.close(self._file)
         self._file = -1
@@ -112,19 +98,34 @@ class Lock:
         self.release()
 
 
+class Locks:
+    """The locks of several folders, each once, taken in an order that is the same for everybody."""
+
+    def __init__(self, *folders: Path) -> None:
+        """Take them all, or none. Raises as ``Lock``."""
+        self._held: list[Lock] = []
+        named = {os.path.realpath(folder): folder for folder in reversed(folders)}
+        try:
+            for _, folder in sorted(named.items()):
+                self._held.append(Lock(folder))
+        except BaseException:
+            self.release()
+            raise
+
+    def renew(self) -> None:
+        """As ``Lock.renew``."""
+        for lock in self._held:
+            lock.renew()
+
+    def release(self) -> None:
+        """Let go of the folders; more than once is once."""
+        for lock in self._held:
+            lock.release()
+
+
 def _lock(file: int) -> bool:
     """Lock it if nobody has; False if somebody has. Where a file system has no locks, nobody has."""
-    try:
-        fcntl: Any = importlib.import_module("fcntl")
-    except ImportError:
-        return _lock_on_windows(file)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
+    return _lock_on_windows(file) if os.name == "nt" else paths.lock(file) is not False
 
 
 def _lock_on_windows(file: int) -> bool:

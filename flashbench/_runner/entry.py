@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flashbench import environment, plan, profilers, units
+from flashbench._runner import again
 from flashbench._runner.outcomes import ReferenceFailed, failure, why_wrong
-from flashbench.errors import message
-from flashbench.kernels import SPENT, WATCH, WRITES, Implementation, Misbehaviour, Target
+from flashbench.errors import RAISED, message
+from flashbench.kernels import RENEW, SPENT, WATCH, WRITES, Implementation, Misbehaviour, Target, _interpreter
 from flashbench.problem import Cell, Problem
 from flashbench.profilers import Candidate, Timing
 from flashbench.record import Accuracy, Memory
@@ -41,6 +42,7 @@ class Shared:
         self.problem = problem
         self.inputs: Inputs = make_inputs(problem, device, seed)
         self.reference: Reference = Reference(problem, self.inputs, seed=seed)
+        self.others = again.Others(problem, self.inputs, seed)
         self._sums = _sums(self.inputs)
 
     def changed(self) -> list[str]:
@@ -60,6 +62,10 @@ def _sums(inputs: Inputs) -> dict[str, int]:
         if isinstance(x, torch.Tensor):
             found[field_.name] = x.detach().view(integers[x.element_size()]).sum(dtype=torch.int64)
     return {name: int(total) for name, total in found.items()}
+
+
+def _nothing() -> None:
+    return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,8 @@ class Entry:
     _fields: dict[str, Any] = field(default_factory=dict)
     _call: Callable[[], object] | None = None
     _again: Callable[[], Callable[[], object]] | None = None
+    _first: Callable[[], tuple[Tensor, Sequence[Tensor] | None]] | None = None
+    _renew: Callable[[], None] = _nothing
     _shared: Shared | None = None
     _watches: list[Callable[[], list[str]]] = field(default_factory=list)
 
@@ -105,7 +113,7 @@ class Entry:
         """Do a step, which settles the entry if it gives an outcome or raises; True if it raised."""
         try:
             self.outcome = step()
-        except Exception as error:
+        except RAISED as error:
             self.outcome = failure(error)
         else:
             return False
@@ -132,7 +140,14 @@ class Entry:
         """The torch switches that the call is made and run under."""
         from torch import set_grad_enabled
 
-        with self.implementation.context(self.cell.problem), set_grad_enabled(self.cell.pass_ != "fwd"):
+        from flashbench.kernels._backward import kept_graphs
+
+        backward = self.cell.pass_ != "fwd"
+        with (
+            self.implementation.context(self.cell.problem),
+            set_grad_enabled(backward),
+            kept_graphs() if backward else nullcontext(),
+        ):
             yield
 
     @contextmanager
@@ -182,8 +197,9 @@ class Entry:
 
         cell, implementation, target = self.cell, self.implementation, self.how.target
         inputs = shared.inputs.detached(grad=cell.pass_ != "fwd")
-        with self.spending("prepare_s"):
+        with self.spending("prepare_s"), _interpreter.noticing() as interpreted:
             call = self._prepared(inputs)
+            self._renew = getattr(call, RENEW, self._renew)
             self.spent |= getattr(call, SPENT, {})
             self._fields = {
                 "config": implementation.describe(cell.problem, cell.pass_, target),
@@ -202,17 +218,18 @@ class Entry:
         if not accuracy.ok:
             hint = implementation.origin.hint() if implementation.origin else ""
             return {**self._fields, "status": "wrong", "reason": why_wrong(accuracy, hint)}
-        if implementation.interpreted(target):
+        if _interpreter.computed(implementation, target, ran=interpreted()):
             return {**self._fields, "status": "checked", "reason": INTERPRETED}
         if not self.how.timed:
             return {**self._fields, "status": "checked", "reason": NOT_TIMED}
 
-        def again() -> Callable[[], object]:
+        def anew() -> Callable[[], object]:
             # leaves of its own: autograd binds a leaf to the stream of its first use, outside of the capture
             fresh = inputs.detached(grad=cell.pass_ != "fwd")
             return timed_call(cell.pass_, self._prepared(fresh), fresh)[0]
 
-        self._call, self._again = timed, again
+        self._call, self._again = timed, anew
+        self._first = lambda: timed_call(cell.pass_, call, inputs)[1:]
         return None
 
     def _prepared(self, inputs: Inputs) -> Call:
@@ -268,15 +285,53 @@ class Entry:
         return Candidate(name=self.cell.implementation, call=self._call, again=self._again, context=self.turn)
 
     def timed(self, timing: Timing) -> dict[str, Any]:
-        """The fields of a cell that was timed."""
+        """The fields of a cell that was timed; ``wrong`` where the graph that was timed gives other gradients
+        than at first.
+        """
+        if self.implementation.origin is not None and self.cell.pass_ == "bwd":
+            assert self._shared is not None
+            self.unchanged(alone=False)
+            if self.written():  # by whom shows when each is timed alone
+                return {**self._fields, "status": "wrong", "reason": WRITES.format(self.written()[0])}
+            with self.spending("check_s"), self.turn():
+                found = self._shared.reference.compare(None, self._call())  # type: ignore[misc,arg-type]
+            if wrong := self._wrong_again(found, again.LATE):
+                return wrong
         return {
             **self._fields, "status": "ok", "flags": timing.flags, "samples": timing.samples,
             "clocks": timing.clocks, "timing": timing.how,
         }  # fmt: skip
 
+    def recheck(self) -> dict[str, Any] | None:
+        """The outcome; of somebody else's call that was timed ``wrong`` where it does not compute other
+        values in the same tensors, which have them meanwhile: nobody else may be timed or checked then.
+        """
+        first, shared = self._first, self._shared
+        timed = self.outcome is not None and self.outcome["status"] == "ok"
+        if not timed or self.implementation.origin is None or first is None or shared is None:
+            return self.outcome
+        self._call = self._again = None  # and the graph that they hold
+        with self.spending("check_s"), self.turn():
+            with shared.others.values(self._renew):
+                found = shared.others.compare(*first())
+            stale = self._wrong_again(found, again.STALE)
+            if stale is None:
+                return self.outcome
+            return self._wrong_again(shared.reference.compare(*first()), again.LATE) or stale
+
+    def _wrong_again(self, found: Accuracy, said: str) -> dict[str, Any] | None:
+        """The outcome where what a later call gave is not right, else None."""
+        found = again.allowed(found, self._fields["accuracy"])
+        if found.ok:
+            return None
+        return {
+            **self._fields, "status": "wrong", "accuracy": found, "reason": said.format(why_wrong(found)),
+        }  # fmt: skip
+
     def drop(self) -> None:
         """Let go of the call and what it holds; a settled entry needs neither."""
-        self._call = self._again = self._shared = None
+        self._call = self._again = self._first = self._shared = None
+        self._renew = _nothing
         self._watches = []
         self._fields = {}
 

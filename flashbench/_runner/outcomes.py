@@ -23,7 +23,7 @@ def with_source(outcome: Mapping[str, Any], implementation: Implementation) -> d
     return {**outcome, "config": {**outcome.get("config", {}), **implementation.origin.facts()}}
 
 
-def failure(error: Exception) -> dict[str, Any]:
+def failure(error: BaseException) -> dict[str, Any]:
     """``oom`` or ``failed``, or what a Refusal or a Misbehaviour stands for, and why."""
     if isinstance(error, Refusal | Misbehaviour):
         return {"status": "unsupported" if isinstance(error, Refusal) else "wrong", "reason": message(error)}

@@ -18,7 +18,7 @@ from typing import Any
 from flashbench import decoding, environment, plan, tuned
 from flashbench._profilers.ncu import RANGE
 from flashbench.counting import known
-from flashbench.errors import in_words
+from flashbench.errors import RAISED, in_words
 from flashbench.kernels import Target
 from flashbench.problem import Cell
 
@@ -32,7 +32,7 @@ def main(path: str) -> None:
         for index, job in enumerate(spec["jobs"]):
             try:
                 reason = _run(index, job, target, spec["seed"], found)
-            except Exception as error:
+            except RAISED as error:
                 reason = in_words(error, 300)
             said.write(json.dumps({"index": index, "reason": reason}) + "\n")
             said.flush()
@@ -67,12 +67,16 @@ def call_of(
     """
     import torch
 
-    from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._backward import backward_call, forward_backward_call, kept_graphs
     from flashbench.kernels._inputs import make_inputs
 
     inputs = make_inputs(cell.problem, target.device, seed).detached(grad=cell.pass_ != "fwd")
     implementation = tuned.get(found, cell.implementation)
-    with implementation.context(cell.problem), torch.set_grad_enabled(cell.pass_ != "fwd"):
+    with (
+        implementation.context(cell.problem),
+        torch.set_grad_enabled(cell.pass_ != "fwd"),
+        kept_graphs(),
+    ):
         call = implementation.prepare(cell.problem, inputs)
         if cell.pass_ == "bwd":
             yield backward_call(call, inputs)[0]

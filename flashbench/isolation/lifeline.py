@@ -38,8 +38,8 @@ MARK = "FLASHBENCH_WORKER"
 """The environment variable by which what a worker started is known as such."""
 ENDING_S = 5.0
 """What a guard is given to end its children; a device may take its time to let go of one."""
-SCANS = 20
-"""Looks for marked processes, at most: one that forks without end is not raced for ever."""
+LOOKING_S = 2.0
+"""Marked processes are looked for so long, at most: one that forks without end is not raced for ever."""
 
 
 def turn_of(mark: str) -> bytes:
@@ -153,11 +153,13 @@ def end(pid: int) -> None:
 def end_marked(mark: str) -> None:
     """Kill every process whose environment carries that mark but this one."""
     wanted = f"{MARK}={mark}".encode()
-    for _ in range(SCANS):
-        found = [pid for pid in _processes() if pid != os.getpid() and _carries(pid, wanted)]
-        if not found:
+    deadline = time.monotonic() + LOOKING_S
+    while time.monotonic() < deadline:
+        others = [pid for pid in _processes() if pid != os.getpid()]
+        carries = {pid: _carries(pid, wanted) for pid in others}
+        if not any(known is not False for known in carries.values()):
             return
-        for pid in found:
+        for pid in (pid for pid, known in carries.items() if known):
             _kill_marked(pid, wanted)
         time.sleep(0.01)
 
@@ -172,12 +174,23 @@ def _kill_marked(pid: int, wanted: bytes) -> None:
             os.close(held)
 
 
-def _carries(pid: int, wanted: bytes) -> bool:
+def _carries(pid: int, wanted: bytes) -> bool | None:
+    """Whether that process has the mark; None while it begins a program (exec): it cannot be known then.
+
+    Whoever started the program goes on before the kernel has laid out its environment. On a busy machine
+    that takes milliseconds, in which the environment reads as empty; where the code begins is set after it.
+    """
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:  # empty of one that has ended
-            return wanted in file.read().split(b"\0")
-    except OSError:  # somebody else's, or gone
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            if found := file.read():
+                return wanted in found.split(b"\0")
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        memory, code, start, end = (int(fields[at - 3]) for at in (23, 26, 50, 51))  # as in proc(5)
+    except (OSError, ValueError, IndexError):  # somebody else's, or gone
         return False
+    ended, empty = not memory, code and start == end  # else it was laid out since it was read
+    return False if ended or empty else None
 
 
 def die_with(parent: int) -> None:

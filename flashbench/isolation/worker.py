@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from flashbench import environment
 from flashbench.isolation import death, lifeline, wire
+from flashbench.isolation.limit import Limit
 
 COMMAND: Sequence[str] = (sys.executable, "-m", "flashbench.isolation.child")
 """Starts a worker."""
@@ -24,12 +25,15 @@ TAIL = 2**16
 """Bytes of what it prints that are kept."""
 LOOK_EVERY_S = 0.5
 """A worker whose forks keep its pipe open is seen to be gone after this time."""
-DUMP_S = 0.3
-"""What a hung worker is given to say where it hangs."""
+DUMP_S = 2.0
+"""What a hung worker is given to say where it hangs; it does so at once where it gets a processor."""
 
 
 class Worker:
-    """A worker process. Everything that it started ends with ``kill``, which may be called at any time."""
+    """A worker process. Everything that it started ends with ``kill``, which may be called at any time.
+
+    Raises OSError or death.Ended where the machine has no process or no thread left for one.
+    """
 
     def __init__(
         self, command: Sequence[str] = COMMAND, surroundings: Mapping[str, str] | None = None
@@ -50,8 +54,12 @@ class Worker:
             threading.Thread(target=read, args=(stream,), daemon=True)
             for read, stream in zip((self._hear, self._overhear), self._streams(), strict=True)
         ]
-        for reader in self._readers:
-            reader.start()
+        try:
+            for reader in self._readers:
+                reader.start()
+        except RuntimeError as error:  # the user's processes are all there, or no memory for a stack
+            self.kill()
+            raise death.Ended(said=f"no thread is left to listen to it: {error}") from None
         self._tell(self._token + b"\n")
 
     @property
@@ -71,9 +79,9 @@ class Worker:
 
     def receive(self, limit_s: float) -> dict[str, Any]:
         """The next message. Raises death.Ended for a worker that is gone, death.Silent after limit_s."""
-        deadline = time.monotonic() + limit_s
+        limit = Limit(limit_s)
         while True:
-            left = deadline - time.monotonic()
+            left = limit.left_s()
             try:
                 line = self._inbox.get(timeout=max(0.0, min(left, LOOK_EVERY_S)))
             except queue.Empty:
@@ -132,7 +140,8 @@ class Worker:
         with suppress(OSError):
             self._process.stdin.close()
         for reader, stream in zip(self._readers, self._streams(), strict=True):
-            reader.join(1.0)
+            if reader.ident is not None:  # else it was never started
+                reader.join(1.0)
             if not reader.is_alive():  # else a stray fork keeps it open
                 stream.close()
 

@@ -9,7 +9,6 @@ by key for what is left of each. Files without these two have them worked out of
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,13 +16,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flashbench import paths
+from flashbench import paths, userdata
 from flashbench.errors import RunFileError, UsageError
 from flashbench.judge.spread import Repeats, Spread
 
 SCHEMA = 1
-VARIABLE = "FLASHBENCH_NOISE"
-"""Environment variable with another folder for the files."""
+FOLDER, VARIABLE = "noise", "FLASHBENCH_NOISE"
+"""Of the files, in the user's data; the environment variable names another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +35,11 @@ class Profile:
 
 
 def path_for(device: str) -> Path:
-    """The file of that device: in $FLASHBENCH_NOISE, else in flashbench/noise in the user's data."""
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    folder = Path(os.environ.get(VARIABLE) or Path(data) / "flashbench" / "noise")
+    """The file of that device: in $FLASHBENCH_NOISE, else in flashbench/noise in the user's data.
+
+    Raises UsageError where there is no such folder.
+    """
+    folder = userdata.needed(FOLDER, VARIABLE)
     stem = re.sub(r"[^A-Za-z0-9.-]+", "-", device).strip("-.") or "unnamed"
     return folder / f"{stem[:100]}.json"
 
@@ -126,5 +127,7 @@ def _spreads(pairs: Mapping[str, Any]) -> dict[str, Spread]:
 
 def stored(device: str) -> Profile | None:
     """The profile that this machine keeps of that device, None where there is none."""
+    if userdata.folder(FOLDER, VARIABLE) is None:
+        return None
     path = path_for(device)
     return load(path) if path.is_file() else None

@@ -35,6 +35,9 @@ WATCH = "changed"
 """Attribute that ``prepare`` may give its call where the tensors it is handed are copies of the inputs: a
 function without arguments that gives the names of those that are not what they were."""
 
+RENEW = "renew"
+"""Attribute beside it: a function without arguments that copies what the inputs hold by now, to where the
+call reads them."""
 
 WRITES = "it changes its input {}; an attention leaves its inputs as they are"
 """What a Misbehaviour says of an input that is written to."""

@@ -199,9 +199,10 @@ class Extra:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Compile-time constants: along which sides the bias varies."""
+        """Compile-time constants: along which sides the bias varies, whether each sequence has slopes."""
         rows, columns = (1, 1) if self.bias is None else self.bias.shape[2:]
-        return {"BIAS_ROWS": rows != 1, "BIAS_COLS": columns != 1}
+        own_slopes = self.slopes is not None and self.slopes.ndim == 2
+        return {"BIAS_ROWS": rows != 1, "BIAS_COLS": columns != 1, "OWN_SLOPES": own_slopes}
 
 
 NOTHING = Extra()

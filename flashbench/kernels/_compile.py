@@ -13,13 +13,14 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import TYPE_CHECKING, Any
 
 from flashbench import hopper_configs, kernels
@@ -184,8 +185,17 @@ def compile_each(
 def _begin_worker() -> None:
     # Ctrl-C goes to every process of a terminal; the one that asked alone answers it
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # without tearing the interpreter down, over which Triton 3.9 reports leaks of its Gluon compiler
     atexit.register(os._exit, 0)
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for ever: the queue of its tasks has other writers left."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def compile_one(task: Task, inspect: bool = False) -> Compiled:

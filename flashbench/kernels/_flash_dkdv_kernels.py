@@ -96,7 +96,7 @@ def backward_dkdv(
     LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
-    REFINE: tl.constexpr, ALONE: tl.constexpr,
+    REFINE: tl.constexpr, ALONE: tl.constexpr, OWN_SLOPES: tl.constexpr,
 ):  # fmt: skip
     """dK and dV of one block of keys, summed over the query heads that share it (Algorithm 2).
 
@@ -134,7 +134,7 @@ def backward_dkdv(
         Qg = tiles.at(tiles.head_at(Q, batch, q_b, hq, q_h), first_q, q_n)
         DOg = tiles.at(tiles.head_at(DO, batch, do_b, hq, do_h), first_q, do_n)
         BIASg = flash.bias_at(BIAS, batch, b_b, hq, b_h)
-        slope = flash.of_head(SLOPES, hq)
+        slope = flash.slope_of(SLOPES, hq, head * GROUP + g, OWN_SLOPES)
         row = tiles.head_at(0, batch, l_b, hq, l_h) + first_q
         dk, dv = _dkdv_tiles(
             dk, dv, k, v, Qg, DOg, LSE + row, DELTA + row, NORM + row, BIASg, SPANS, BLOCKS,

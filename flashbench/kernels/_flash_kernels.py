@@ -45,6 +45,12 @@ def of_head(X, h):
 
 
 @triton.jit
+def slope_of(SLOPES, h, head, OWN_SLOPES: tl.constexpr):
+    """The slope of a head, or with OWN_SLOPES, where each sequence has its own, of one of all batches'."""
+    return of_head(SLOPES, head if OWN_SLOPES else h)
+
+
+@triton.jit
 def bias_at(BIAS, batch, b_b, h, b_h):
     if BIAS is None:
         base = None
@@ -64,6 +70,7 @@ def forward(
     LOWER: tl.constexpr, UPPER: tl.constexpr, LAST_FIRST: tl.constexpr, TOP_LEFT: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
+    OWN_SLOPES: tl.constexpr,
 ):  # fmt: skip
     """O and LSE of one block of queries (Algorithm 1). Grid: num_tiles times heads (of all batches)."""
     SCORED: tl.constexpr = CAPPED or SLOPES is not None or BIAS is not None
@@ -78,7 +85,7 @@ def forward(
     K = tiles.at(tiles.head_at(K, batch, k_b, h // group, k_h), first_k, k_n)
     V = tiles.at(tiles.head_at(V, batch, v_b, h // group, v_h), first_k, v_n)
     BIAS = bias_at(BIAS, batch, b_b, h, b_h)
-    slope = of_head(SLOPES, h)
+    slope = slope_of(SLOPES, h, head, OWN_SLOPES)
     q = tiles.load(Q, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)
     acc = tiles.zeros(BLOCK_M, DIM_V, WIDEST)
     unit = 1.0 if SCORED else scale  # what a score times is a natural logarithm
@@ -224,7 +231,7 @@ def backward_dq(
     LOWER: tl.constexpr, UPPER: tl.constexpr, LAST_FIRST: tl.constexpr, TOP_LEFT: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
-    REFINE: tl.constexpr, ALONE: tl.constexpr,
+    REFINE: tl.constexpr, ALONE: tl.constexpr, OWN_SLOPES: tl.constexpr,
 ):  # fmt: skip
     """dQ of one block of queries, walking the keys as the forward does. Grid: num_tiles times heads.
 
@@ -247,7 +254,7 @@ def backward_dq(
     K = tiles.at(tiles.head_at(K, batch, k_b, h // group, k_h), first_k, k_n)
     V = tiles.at(tiles.head_at(V, batch, v_b, h // group, v_h), first_k, v_n)
     BIAS = bias_at(BIAS, batch, b_b, h, b_h)
-    slope = of_head(SLOPES, h)
+    slope = slope_of(SLOPES, h, head, OWN_SLOPES)
     unit = 1.0 if SCORED else scale
     row = tiles.head_at(0, batch, l_b, h, l_h) + first_q + start_m
     q = tiles.load(Q, q_n, left, BLOCK_M, DIM, WIDEST, True, WIDE)

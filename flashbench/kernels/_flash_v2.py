@@ -81,9 +81,9 @@ def flash_attention(
     unlimited; with causal, right is 0. block_mask, of 128 x 128, for all heads: a ``_block_mask.DeviceMask``,
     or FlexAttention's BlockMask, which every call converts (``_block_mask.from_flex`` once for several).
     Scores, in this order. softmax_scale (default head_dim**-0.5); softcap c > 0: c · tanh(s / c);
-    alibi_slopes (num_heads,) fp32: less slope · |distance to the diagonal|; bias, 4 dimensions that are
-    (batch, num_heads, seqlen_q, seqlen_k) or 1, in q's dtype: added. sinks (num_heads,) fp32: one more logit
-    per head in the softmax, whose key has no value. dropout_p: share of the probabilities that are
+    alibi_slopes, fp32 (num_heads,) or (sequences, num_heads): less slope · |distance to the diagonal|; bias,
+    (batch, num_heads, seqlen_q, seqlen_k) or 1 for any, in q's dtype: added. sinks (num_heads,) fp32: one
+    more logit per head in the softmax, whose key has no value. dropout_p: share of the probabilities that are
     dropped, the others divided by 1 - dropout_p; drawn by Philox from seed (0 ≤ seed < 2**63) and position.
     Packed sequences: cu_seqlens_q, cu_seqlens_k, int32 (sequences + 1,), ascending from 0 to the rows; then
     batch is 1 and seqlens those of all; max_seqlen_*: the longest or more. On a GPU cu_seqlens are checked
@@ -272,10 +272,14 @@ def _check_extra(q: Tensor, k: Tensor, v: Tensor, extra: Extra) -> None:
         q=q, k=k, v=v, alibi_slopes=extra.slopes, bias=extra.bias, sinks=extra.sinks,
         cu_seqlens_q=extra.cu_q, cu_seqlens_k=extra.cu_k,
     )  # fmt: skip
+    heads, sequences = q.shape[1], q.shape[0] if extra.cu_q is None else extra.cu_q.numel() - 1
+    each = {"alibi_slopes": f" or {(sequences, heads)}", "sinks": ""}
     for name, x in (("alibi_slopes", extra.slopes), ("sinks", extra.sinks)):
-        if x is not None and (x.shape != q.shape[1:2] or x.dtype != torch.float32 or not x.is_contiguous()):
+        shapes = [(heads,), (sequences, heads)][: 2 if each[name] else 1]
+        if x is not None and (x.shape not in shapes or x.dtype != torch.float32 or not x.is_contiguous()):
             raise ValueError(
-                f"{name} must be fp32 and contiguous, of shape ({q.shape[1]},): {x.dtype} {tuple(x.shape)}"
+                f"{name} must be fp32 and contiguous, of shape ({heads},){each[name]}:"
+                f" {x.dtype} {tuple(x.shape)}"
             )
     if extra.bias is not None:
         full = (*q.shape[:3], k.shape[2])

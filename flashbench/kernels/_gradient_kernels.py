@@ -39,7 +39,7 @@ def backward_dbias(
     LOWER: tl.constexpr, UPPER: tl.constexpr, TOP_LEFT: tl.constexpr,
     CAPPED: tl.constexpr, BIAS_ROWS: tl.constexpr, BIAS_COLS: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr, EARLY: tl.constexpr, EXACT: tl.constexpr,
-    REFINE: tl.constexpr, ALONE: tl.constexpr,
+    REFINE: tl.constexpr, ALONE: tl.constexpr, OWN_SLOPES: tl.constexpr,
 ):  # fmt: skip
     """One block of the gradient of a bias that varies along the keys, summed over what shares it.
 
@@ -73,7 +73,8 @@ def backward_dbias(
             v = tiles.load(Vh, v_n, more, BLOCK_N, DIM_V, WIDEST, True, WIDE, ".cg")
         s, _ = scores.score(
             tiles.dot_t(q, k, PRECISION), r, c, start_m, start_n, seqlen_q, seqlen_k, scale, cap,
-            flash.of_head(SLOPES, h), diagonal, flash.bias_at(BIAS, batch, b_b, h, b_h), b_m, b_n,
+            flash.slope_of(SLOPES, h, batch * num_heads + h, OWN_SLOPES), diagonal,
+            flash.bias_at(BIAS, batch, b_b, h, b_h), b_m, b_n,
             CAPPED, BIAS_ROWS, BIAS_COLS, EXACT,
         )  # fmt: skip
         lse = flash.load_lse(LSE + row, left, BLOCK_M, True, BIAS)

@@ -113,11 +113,11 @@ def attention(
 
     causal: keys up to j = i + seqlen_k - seqlen_q: the last query sees every key. window: (left, right), keys
     from ``left`` before that diagonal to ``right`` after it, -1 unlimited. scale: head_dim**-0.5 by default.
-    softcap c > 0: c · tanh(s / c). alibi_slopes: (num_heads,) fp32. Packed sequences: cu_seqlens_q and
-    cu_seqlens_k, int32 (sequences + 1,), and q (total_q, num_heads, head_dim) in bshd, with a leading 1 and
-    heads first in bhsd; max_seqlen_*: the longest or more, and
-    cu_seqlens on a GPU are then not read by the host: wrong ones reach past the tensors. Without, the device
-    is asked and they are checked, as on a CPU always.
+    softcap c > 0: c · tanh(s / c). alibi_slopes: fp32 (num_heads,) or (sequences, num_heads). Packed
+    sequences: cu_seqlens_q and cu_seqlens_k, int32 (sequences + 1,), and q (total_q, num_heads, head_dim) in
+    bshd, with a leading 1 and heads first in bhsd; max_seqlen_*: the longest or more, and cu_seqlens on a GPU
+    are then not read by the host: wrong ones reach past the tensors. Without, the device is asked and they
+    are checked, as on a CPU always.
 
     Returns o, shaped as q with head_dim_v, in q's dtype; with return_lse also lse (batch, num_heads,
     seqlen_q), fp32, natural log, which is not differentiable here. Rows without keys: o = 0, lse = -inf. On a

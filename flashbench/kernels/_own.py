@@ -33,6 +33,7 @@ from flashbench.kernels import (
     unsupported_features,
 )
 from flashbench.kernels._own_import import imported
+from flashbench.kernels._own_signature import layers, signature
 from flashbench.problem import LAYOUTS, UNLIMITED, Problem
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ class _Source:
 
     def hint(self) -> str:
         """What a function that declares nothing may have taken for something else."""
-        if self.loaded is None or hasattr(self.loaded.function, ATTRIBUTE):
+        if self.loaded is None or any(hasattr(one, ATTRIBUTE) for one in layers(self.loaded.function)):
             return ""
         return f"its q, k, v and o are (batch, heads, rows, columns); rows first: {declares(LAYOUTS[1])}"
 
@@ -289,7 +290,7 @@ def inspected(function: Any, spec: str, where: str) -> Loaded:
     if not callable(function):
         raise UsageError(f"{where}: it is {type(function).__name__}; accepted: {ACCEPTED}")
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(signature(function).parameters.values())
     except (TypeError, ValueError):
         raise UsageError(
             f"{where}: its signature cannot be read; wrap it in a function of (q, k, v, …)"
@@ -307,24 +308,25 @@ def inspected(function: Any, spec: str, where: str) -> Loaded:
                 f"{where}: its parameter {p.name!r} is not known and has no default; known beside q, k, v:"
                 f" {', '.join(known)}"
             )
-    declared = of(function)
+    declared = of(next((one for one in layers(function) if hasattr(one, ATTRIBUTE)), function))
     takes = {known[p.name]: p.name for p in rest if p.name in known}
     triton = _has_triton(function) if declared.triton is None else declared.triton
     return Loaded(function, declared, takes, triton, _facts(function, spec))
 
 
 def _has_triton(function: Any) -> bool:
-    """Whether its module holds Triton kernels."""
-    module = inspect.getmodule(inspect.unwrap(function))
-    values: Sequence[object] = list(vars(module).values()) if module else []
+    """Whether its module holds Triton kernels; what runs says for sure (``_interpreter.noticing``)."""
+    modules = [module for one in layers(function) if (module := inspect.getmodule(one))]
+    own = [module for module in modules if module.__name__.partition(".")[0] != "torch"]
+    values: list[object] = [value for module in own for value in vars(module).values()]
     return any(type(value).__module__.startswith("triton.runtime") for value in values)
 
 
 def _facts(function: Any, spec: str) -> dict[str, str]:
     """The spec, and a hash of the file that the function stands in."""
-    try:
-        file = inspect.getsourcefile(inspect.unwrap(function))
-    except TypeError:  # a builtin, or an object that can be called
-        file = None
+    file = None
+    for one in layers(function):  # the innermost has the last word
+        with suppress(TypeError):  # a builtin, or an object that can be called
+            file = inspect.getsourcefile(one) or file
     data = Path(file).read_bytes() if file and Path(file).is_file() else b""
     return {"source": spec, "source_sha256": hashlib.sha256(data).hexdigest()[:16] if data else "unknown"}

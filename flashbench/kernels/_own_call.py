@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from flashbench.aside import stdout_to_stderr
 from flashbench.declared import Stated, declares
-from flashbench.errors import SpecError, in_words
-from flashbench.kernels import WATCH, WRITES, Call, Misbehaviour, Refusal
+from flashbench.errors import RAISED, SpecError, in_words
+from flashbench.kernels import RENEW, WATCH, WRITES, Call, Misbehaviour, Refusal, _interpreter
+from flashbench.kernels._backward import kept_graphs
 from flashbench.kernels._inputs import Inputs
 from flashbench.problem import LAYOUTS, Problem
 
@@ -33,9 +35,11 @@ def prepare(own: Loaded, problem: Problem, inputs: Inputs) -> Call:
     where it has no gradient, Misbehaviour for an o of another type, shape or dtype and for changed inputs.
     """
     _try(own, problem, inputs)
+    _interpreter.watched()  # which its first call may have imported
     handed = _handed(own, problem, inputs)
     call = _call(own, problem, inputs, handed)
     setattr(call, WATCH, lambda: _changed(own, problem, inputs, handed))
+    setattr(call, RENEW, lambda: _renew(own, problem, inputs, handed))
     return call
 
 
@@ -61,7 +65,7 @@ def stated(model: object, name: str, problem: Problem, pass_: str) -> Stated:
     try:
         with stdout_to_stderr():
             found = model(problem, pass_)
-    except Exception as error:
+    except RAISED as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f" ({Path(last.filename).name}:{last.lineno} in {last.name})"
         raise Misbehaviour(f"the io_model of {name} raised {in_words(error, 200)}{where}") from None
@@ -80,6 +84,15 @@ def _changed(
         for name, given in zip("qkv", handed, strict=True)
         if not _same(_theirs(own, problem, getattr(inputs, name)), given)
     ]
+
+
+def _renew(own: Loaded, problem: Problem, inputs: Inputs, handed: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Give the copies in its layout what the inputs hold by now."""
+    with torch.no_grad():
+        for name, given in zip("qkv", handed, strict=True):
+            x = _theirs(own, problem, getattr(inputs, name))
+            if x.data_ptr() != given.data_ptr():
+                given.copy_(x)
 
 
 def _theirs(own: Loaded, problem: Problem, x: Tensor) -> Tensor:
@@ -116,7 +129,7 @@ def _try(own: Loaded, problem: Problem, inputs: Inputs) -> None:
     grad = inputs.q.requires_grad
     copies = replace(inputs, **{name: x.detach().clone() for name, x in _tensors(inputs).items()})
     copies = copies.detached(grad=grad)
-    with torch.set_grad_enabled(grad):
+    with torch.set_grad_enabled(grad), kept_graphs() if grad else nullcontext():
         handed = _handed(own, problem, copies)
         o = _call(own, problem, copies, handed)()
         if reason := _why_no_output(o, problem, inputs):
@@ -134,7 +147,7 @@ def _try(own: Loaded, problem: Problem, inputs: Inputs) -> None:
 
 def _backward(o: Tensor, inputs: Inputs) -> None:
     """Raises Misbehaviour where o has no gradient of an input: whoever trains with it would not learn."""
-    gradients = torch.autograd.grad(o, inputs.leaves, inputs.dout, allow_unused=True)
+    gradients = torch.autograd.grad(o, inputs.leaves, inputs.dout, allow_unused=True, retain_graph=True)
     missing = [name for name, x in zip(inputs.differentiable(), gradients, strict=True) if x is None]
     if missing:
         raise Misbehaviour(f"its o has no gradient of {', '.join(missing)}")

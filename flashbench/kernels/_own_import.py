@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from flashbench.aside import copy_of, stdout_to_stderr, unclosed
 from flashbench.errors import UsageError, message
+from flashbench.kernels import _own_crash
 
 
 class _Exit(BaseException):
@@ -29,7 +30,7 @@ def imported(spec: str, where: str) -> Any:
     place, _, name = spec.rpartition(":")
     nothing = object()
     try:
-        with _contained():
+        with _own_crash.told(where), _contained():
             module = _of_file(Path(place)) if place.endswith(".py") else _of_module(place)
             found = getattr(module, name, nothing)  # a module may have a __getattr__ of its own
     except KeyboardInterrupt:  # as a Ctrl-C meanwhile
@@ -51,9 +52,11 @@ def imported(spec: str, where: str) -> Any:
 @contextmanager
 def _contained() -> Iterator[None]:
     """What is printed goes to stderr, as stdout is for results; none of the two stays closed. ``os._exit``
-    raises, but in other threads and in a fork.
+    raises, but in other threads and in a fork; a fork that comes back ends here. The working directory is the
+    same afterwards, as paths of the command line are below it.
     """
     real, mine = os._exit, (os.getpid(), threading.get_ident())
+    folder = _folder()
 
     def leave(status: int) -> NoReturn:
         if (os.getpid(), threading.get_ident()) != mine:
@@ -68,8 +71,20 @@ def _contained() -> Iterator[None]:
             with stdout_to_stderr():
                 yield
         finally:
+            if os.getpid() != mine[0]:
+                real(0)
             os._exit = real
             sys.stderr = shown
+            if folder is not None and _folder() != folder:
+                os.chdir(folder)
+
+
+def _folder() -> str | None:
+    """The working directory, or None where it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return None
 
 
 @contextmanager

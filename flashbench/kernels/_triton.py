@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-from flashbench import paths
+from flashbench import paths, userdata
 from flashbench.errors import UnavailableError, UsageError
 from flashbench.kernels import Target, _interpreter
 
@@ -84,7 +84,12 @@ def check_cache() -> None:
     given, home = os.environ.get(CACHE), os.environ.get("TRITON_HOME")
     if os.environ.get("TRITON_CACHE_MANAGER"):  # the user's own, which need not have a folder
         return
-    folder = Path(home or Path.home()) / ".triton" / "cache" if given is None else Path(given)
+    house = Path(home) if home else userdata.home()
+    if given is None and house is None:  # Triton's would be a folder '~' below the current one
+        raise UsageError(
+            f"{CACHE} is not set, and {userdata.NO_HOME}; accepted: a folder that can be written"
+        )
+    folder = Path(given or (house or Path()) / ".triton" / "cache")
     reason = paths.why_no_folder(folder) if given != "" else "no name"
     if reason is None:
         return

@@ -35,13 +35,12 @@ def build(
 
 def of(results: Results) -> str:
     """The page as text."""
-    from flashbench.report import page
+    from flashbench.report import page, summary
     from flashbench.report.sections import SECTIONS
 
     if len(results.table) and (results.table["status"] != "profiled").any():
         return page.document(results, SECTIONS, [page.section(row, results) for row in SECTIONS])
     # no cell, or none that was more than counted and traced: most sections would say so one after the other
     shown = [row for row in SECTIONS if not row.data(results).empty]
-    why = "The results hold no cell." if results.table.empty else "No cell was timed."
-    without = page.without(why, [row for row in SECTIONS if row not in shown])
+    without = page.without(summary.nothing(results), [row for row in SECTIONS if row not in shown])
     return page.document(results, shown, [*(page.section(row, results) for row in shown), without])

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from flashbench.report import words
 from flashbench.report.data import Results
-from flashbench.report.html import row_of, status, table
+from flashbench.report.tabled import Tabled, mark, values
 from flashbench.units import format_length, format_rate
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from flashbench.report.sections import Section
 
 _WORK = ("run", "pass", "dtype", "causal", "batch", "num_heads", "num_kv_heads", "head_dim", "head_dim_v",
          "world_size", "device", "link")  # fmt: skip
@@ -51,33 +48,20 @@ def data(results: Results) -> DataFrame:
     return pd.DataFrame(rows, columns=list(_COLUMNS), dtype=object)
 
 
-def page(_: Section, frame: DataFrame) -> str:
+def tables(frame: DataFrame) -> Iterator[Tabled]:
     """A table for each run and work: a row for each length and algorithm, without columns that are empty."""
-    parts = []
-    for title, head, items, columns in tables(frame):
-        lines = [
-            row_of([*_who(item), status(str(item["status"]), item["reason"]), *_values(item, columns)])
-            for item in items
-        ]
-        parts.append(f"<h3>{escape(title)}</h3>{table(head, lines)}")
-    return "".join(parts)
-
-
-def plain(frame: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """The same as text that is safe as HTML: title, heading, cells of each row."""
-    for title, head, items, columns in tables(frame):
-        rows = [[*_who(item), escape(_status(item)), *_values(item, columns)] for item in items]
-        yield escape(title), head, rows
-
-
-def tables(frame: DataFrame) -> Iterator[tuple[str, list[str], list[dict[str, Any]], list[_Column]]]:
-    """For each run and work its title, the heading, its rows, and the columns that have something."""
     several = frame["run"].nunique() > 1
     for _work, rows in frame.groupby(list(_WORK), sort=False, dropna=False):
         items = rows.to_dict("records")
         columns = [row for row in _SHOWN if any(words.known(item[row[0]]) for item in items)]
-        head = ["tokens", "algorithm", "status", *(title for _, title, _ in columns)]
-        yield _title(items[0], several=several), head, items, columns
+        yield Tabled(
+            title=_title(items[0], several=several),
+            head=["tokens", "algorithm", "status", *(title for _, title, _ in columns)],
+            rows=[
+                [*_who(item), mark(item), *values(item, ((name, show) for name, _, show in columns))]
+                for item in items
+            ],
+        )  # fmt: skip
 
 
 def _title(item: dict[str, Any], *, several: bool) -> str:
@@ -94,15 +78,6 @@ def _title(item: dict[str, Any], *, several: bool) -> str:
     ])  # fmt: skip
 
 
-def _status(item: dict[str, Any]) -> str:
-    """The status, and its reason if it has one."""
-    return ": ".join(str(item[name]) for name in ("status", "reason") if words.known(item[name]))
-
-
 def _who(item: dict[str, Any]) -> list[str]:
     length = format_length(int(item["seqlen"])) if words.known(item["seqlen"]) else "–"
-    return [length, escape(str(item["implementation"]))]
-
-
-def _values(item: dict[str, Any], columns: list[_Column]) -> list[str]:
-    return [show(item[name]) if words.known(item[name]) else "–" for name, _, show in columns]
+    return [length, str(item["implementation"])]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from flashbench.record import hosts_share, layer_flags, spread_of
 from flashbench.report import words
 from flashbench.report.data import Results
-from flashbench.report.html import row_of, status, table
+from flashbench.report.tabled import Cell, Tabled, mark, values
 from flashbench.units import format_length
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pandas import DataFrame
-
-    from flashbench.report.sections import Section
 
 _COLUMNS = ("run", "model", "mode", "dtype", "batch", "seqlen", "layers", "implementation", "status",
             "reason", "time_s", "spread", "flags", "tokens_per_s", "mfu", "peak_bytes",
@@ -49,41 +46,29 @@ def _work(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in _COLUMNS[:7])
 
 
-def page(_: Section, frame: DataFrame) -> str:
+_SHOWN = (
+    ("time_s", "time", words.seconds), ("spread", "spread", words.percent), ("flags", "flags", str),
+    ("speedup", "× naive", words.times), ("tokens_per_s", "tokens/s", "{:,.0f}".format),
+    ("mfu", "MFU", words.percent), ("peak_bytes", "peak memory", words.bytes_text),
+    ("attention_share", "share of attention", words.percent),
+)  # fmt: skip
+
+
+def tables(frame: DataFrame) -> Iterator[Tabled]:
     """A table per run, model, step and shape: a row for each length and implementation."""
-    parts, several = [], frame["run"].nunique() > 1
+    several = frame["run"].nunique() > 1
     keys = ["run", "model", "mode", "dtype", "batch", "layers"]
     for (run, model, mode, dtype, batch, layers), rows in frame.groupby(keys, sort=False):
         said = [f"{model}, {mode}: {layers} layers, batch {batch}, {dtype}", *([str(run)] if several else [])]
-        lines = [row_of(_line(item)) for item in rows.to_dict("records")]
-        head = [
-            "tokens",
-            "attention",
-            "time",
-            "spread",
-            "flags",
-            "× naive",
-            "tokens/s",
-            "MFU",
-            "peak memory",
-            "share of attention",
-        ]
-        parts.append(f"<h3>{escape(', '.join(said))}</h3>{table(head, lines)}{_note(rows)}")
-    return "".join(parts)
+        note = hosts_share({"flags": str(flags).split(", ")} for flags in rows["flags"])
+        yield Tabled(
+            title=", ".join(said), head=["tokens", "attention", *(title for _, title, _ in _SHOWN)],
+            rows=list(map(_line, rows.to_dict("records"))), note=f"{note}." if note else "",
+        )  # fmt: skip
 
 
-def _note(rows: DataFrame) -> str:
-    said = hosts_share({"flags": str(flags).split(", ")} for flags in rows["flags"])
-    return f'<p class="about">{escape(said)}.</p>' if said else ""
-
-
-def _line(item: dict[str, Any]) -> list[str]:
-    head = [format_length(int(item["seqlen"])), escape(str(item["implementation"]))]
+def _line(item: dict[str, Any]) -> list[Cell]:
+    head = [format_length(int(item["seqlen"])), str(item["implementation"])]
     if item["status"] != "ok":
-        return [*head, status(str(item["status"]), str(item["reason"])), *[""] * 7]
-    shown = (
-        ("time_s", words.seconds), ("spread", words.percent), ("flags", escape),
-        ("speedup", words.times), ("tokens_per_s", "{:,.0f}".format),
-        ("mfu", words.percent), ("peak_bytes", words.bytes_text), ("attention_share", words.percent),
-    )  # fmt: skip
-    return [*head, *(show(item[name]) if words.known(item[name]) else "–" for name, show in shown)]
+        return [*head, mark(item), *[""] * (len(_SHOWN) - 1)]
+    return [*head, *values(item, ((name, show) for name, _, show in _SHOWN))]

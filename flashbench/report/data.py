@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from flashbench import table as tables
+from flashbench import unstarted
 from flashbench.compared import LEVELS, REQUESTED, SPILLED, SPILLS
 from flashbench.units import format_length
 
@@ -303,6 +304,16 @@ def untimed(results: Results) -> DataFrame:
         cells=("seqlen", "size"),
     ).reset_index()
     return grouped.sort_values("cells", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def not_begun(results: Results) -> list[str]:
+    """What of a run was planned and never begun, in words: how many cells, which lengths, why."""
+    columns = [name for name in ("status", "reason", *unstarted.TELLS) if name in results.table]
+    several, said = len(results.headers) > 1, []
+    for run in results.headers:
+        rows = tables.rows(results.table.loc[results.table["run"] == run, columns])
+        said += [f"{run}: {text}" if several else text for text in unstarted.lines(rows)]
+    return said
 
 
 def cells(results: Results) -> DataFrame:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from flashbench.record import spread_of
 from flashbench.report import words
 from flashbench.report.data import Results
-from flashbench.report.html import row_of, status, table
+from flashbench.report.tabled import Tabled, mark, values
 from flashbench.units import format_length, format_rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pandas import DataFrame
-
-    from flashbench.report.sections import Section
 
 _WORK = ("device", "model", "dtype", "batch", "queries")
 """What the rows of one table share: a cache in pages stands beside a contiguous one of another file."""
@@ -31,11 +28,11 @@ def _bandwidth(value: float) -> str:
 
 _SHOWN: tuple[_Column, ...] = (
     ("splits", "splits", str), ("time_s", "time", words.seconds), ("spread", "spread", words.percent),
-    ("flags", "flags", escape), ("bytes_per_s", "rate", _bandwidth),
+    ("flags", "flags", str), ("bytes_per_s", "rate", _bandwidth),
     ("copy_fraction", "of a copy", words.percent), ("model_s", "model", words.seconds),
     ("over_model", "time / model", words.times), ("bound_s", "bound", words.seconds),
     ("counted_ratio", "counted / requested", words.times), ("max_abs_error", "error", "{:.1e}".format),
-    ("over_contiguous", "time / contiguous", words.times), ("run", "run", lambda name: escape(str(name))),
+    ("over_contiguous", "time / contiguous", words.times), ("run", "run", str),
 )  # fmt: skip
 
 _COLUMNS = (*_WORK, "kv_len", "page_size", "status", "reason", "copy_bytes_per_s",
@@ -81,38 +78,25 @@ def _step(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in (*_WORK, "kv_len"))
 
 
-def page(_: Section, frame: DataFrame) -> str:
-    """A table for each card, model, dtype, batch and number of queries: a row for each length and cache."""
-    parts = []
-    for items, columns in _tables(frame):
-        lines = [
-            row_of([*_what(item), status(str(item["status"]), item["reason"]), *_values(item, columns)])
-            for item in items
-        ]
-        parts.append(f"<h3>{escape(_title(items[0]))}</h3>{table(_head(columns), lines)}{_copies(items)}")
-    return "".join(parts)
-
-
-def plain(frame: DataFrame) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """The same as text that is safe as HTML: title, heading, cells of each row."""
-    for items, columns in _tables(frame):
-        rows = [[*_what(item), escape(_status(item)), *_values(item, columns)] for item in items]
-        yield escape(_title(items[0])), _head(columns), rows
-
-
-def _tables(frame: DataFrame) -> Iterator[tuple[list[dict[str, Any]], list[_Column]]]:
-    """For each work its rows, and the columns that have something; the run where there are several."""
+def tables(frame: DataFrame) -> Iterator[Tabled]:
+    """A table for each card, model, dtype, batch and number of queries: a row for each length and cache, the
+    columns that have something; the run where there are several.
+    """
     for _work, rows in frame.groupby(list(_WORK), sort=False, dropna=False):
         items = rows.to_dict("records")
         several = rows["run"].nunique() > 1
-        yield items, [
+        columns = [
             row for row in _SHOWN
             if (row[0] != "run" or several) and any(words.known(item[row[0]]) for item in items)
         ]  # fmt: skip
-
-
-def _head(columns: list[_Column]) -> list[str]:
-    return ["keys", "cache", "status", *(title for _, title, _ in columns)]
+        yield Tabled(
+            title=_title(items[0]), head=["keys", "cache", "status", *(title for _, title, _ in columns)],
+            rows=[
+                [*_what(item), mark(item), *values(item, ((name, show) for name, _, show in columns))]
+                for item in items
+            ],
+            note=_copies(items),
+        )  # fmt: skip
 
 
 def _title(item: dict[str, Any]) -> str:
@@ -126,18 +110,9 @@ def _copies(items: list[dict[str, Any]]) -> str:
     rates = {
         _bandwidth(item["copy_bytes_per_s"]): None for item in items if words.known(item["copy_bytes_per_s"])
     }
-    return f'<p class="about">A copy reached {" and ".join(rates)}.</p>' if rates else ""
+    return f"A copy reached {' and '.join(rates)}." if rates else ""
 
 
 def _what(item: dict[str, Any]) -> list[str]:
     size = item["page_size"]
     return [format_length(int(item["kv_len"])), f"pages of {size}" if size else "contiguous"]
-
-
-def _status(item: dict[str, Any]) -> str:
-    """The status, and its reason if it has one."""
-    return ": ".join(str(item[name]) for name in ("status", "reason") if words.known(item[name]))
-
-
-def _values(item: dict[str, Any], columns: list[_Column]) -> list[str]:
-    return [show(item[name]) if words.known(item[name]) else "–" for name, _, show in columns]

@@ -24,7 +24,8 @@ def html(results: Results) -> str:
         return "<p>The results hold no cell.</p>"
     items = summary.regimes(results).to_dict("records")
     several = results.table["run"].nunique() > 1
-    parts = [
+    parts = [f"<p>{escape(said)}.</p>" for said in data.not_begun(results)]
+    parts += [
         f"<p><b>{glance.place(item, several)}</b>: {glance.paragraph(item)}</p>" for item in items[:MOST]
     ]
     frame = data.points("flops_per_s")(results)

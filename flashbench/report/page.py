@@ -11,7 +11,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from flashbench.report import words
-from flashbench.report.data import FILTERS, KEYS, Results
+from flashbench.report.data import FILTERS, KEYS, Results, not_begun
 from flashbench.report.figures import DARK, LIGHT, Figure
 from flashbench.report.grid import safe
 from flashbench.report.html import row_of, status, table
@@ -156,6 +156,7 @@ def _commands(results: Results) -> str:
         date = escape(str(header.get("created_at") or ""))
         lines.append(f"<p><b>{escape(run)}</b> <time>{date}</time><code>{escape(command)}</code></p>")
     kinds = {(header.get("environment") or {}).get("device_type") for header in results.headers.values()}
+    lines += [f'<p class="notice">{escape(said)}.</p>' for said in not_begun(results)]
     if "cpu" in kinds:
         lines.append(f'<p class="notice">{escape(CPU_NOTICE)}</p>')
     return "".join(lines)

@@ -5,7 +5,7 @@ A section is data (data.py, summary.py) → figure (figures.py, for plots) → p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,12 +24,14 @@ from flashbench.report import (
     page,
     roofline,
     summary,
+    tabled,
     tensors,
     timelines,
     words,
 )
 from flashbench.report.data import Results
 from flashbench.report.figures import Axis, Figure
+from flashbench.report.tabled import Tabled
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -40,7 +42,8 @@ class Section:
     """One section: what it shows, how, and what it says when there is nothing to show.
 
     data: Results to a frame; figure: that frame to a figure (None for text and tables);
-    page: (section, frame) to the HTML of its body.
+    page: (section, frame) to the HTML of its body; tables: that frame to tables, which Markdown and a
+    terminal show as well.
     """
 
     key: str
@@ -50,6 +53,7 @@ class Section:
     page: Callable[[Section, DataFrame], str]
     empty: str
     figure: Callable[[DataFrame], Figure] | None = None
+    tables: Callable[[DataFrame], Iterator[Tabled]] | None = None
 
 
 SECTIONS = (
@@ -204,7 +208,7 @@ SECTIONS = (
         key="numerics", title="Errors against fp64",
         about="Root mean square error of o against fp64 attention of the inputs before any dtype rounded"
         " them; beside it the largest error, and what rounding the inputs costs by itself.",
-        data=numerics.data, page=numerics.page,
+        data=numerics.data, page=tabled.page, tables=numerics.tables,
         empty="No errors were measured ('check --numerics --out').",
     ),
     Section(
@@ -212,7 +216,8 @@ SECTIONS = (
         about="A stack of a model's layers with random weights: a forward and backward (train) or a forward"
         " (infer), no optimizer. MFU: matrix FLOPs, three forwards to a training step, over the dense peak."
         " The share of attention is its calls timed alone over the step.",
-        data=blocks.data, page=blocks.page, empty="No layers were measured ('block --out').",
+        data=blocks.data, page=tabled.page, tables=blocks.tables,
+        empty="No layers were measured ('block --out').",
     ),
     Section(
         key="decode", title="Decoding",
@@ -220,7 +225,8 @@ SECTIONS = (
         " of the bytes that no kernel can avoid (K, V, q, o, lse, block table, each once), beside what a copy"
         " reached in the same run; bound: those bytes at the data sheet's bandwidth. Splits: thread blocks"
         " that share a sequence's keys. Contiguous: the fastest cache in one piece for the same step.",
-        data=decoded.data, page=decoded.page, empty="No decode step was measured ('decode --out').",
+        data=decoded.data, page=tabled.page, tables=decoded.tables,
+        empty="No decode step was measured ('decode --out').",
     ),
     Section(
         key="across", title="Across cards",
@@ -228,7 +234,8 @@ SECTIONS = (
         " same kernels on one card; efficiency: that over the number of cards. Overlap: of the shorter of"
         " compute and link, each timed alone, the share that costs no time. Bytes: what the rank that sends"
         " most sent, counted, beside the model's.",
-        data=across.data, page=across.page, empty="Nothing was measured across cards ('ring --out').",
+        data=across.data, page=tabled.page, tables=across.tables,
+        empty="Nothing was measured across cards ('ring --out').",
     ),
     Section(
         key="claims", title="The literature's claims",

@@ -69,6 +69,11 @@ _ORDER = (
 _LEAD = ("ran", "lead", "lead_low", "lead_high")
 
 
+def nothing(results: Results) -> str:
+    """What there is to say where no section has something to show."""
+    return "The results hold no cell." if results.table.empty else "No cell was timed."
+
+
 def _leader(found: DataFrame) -> list[dict[str, Any]]:
     """The implementation that is fastest, or level with the fastest, in the most problems."""
     import pandas as pd

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import html
-import itertools
 import shlex
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from flashbench.errors import UnavailableError
-from flashbench.report import across, data, decoded, glance, summary, words
+from flashbench.report import data, glance, summary, tabled, words
 from flashbench.report.data import KEYS, Results
 from flashbench.report.figures import rate_unit
+from flashbench.report.sections import SECTIONS, Section
+from flashbench.report.tabled import Tabled, pipes
 from flashbench.units import format_length
 
 if TYPE_CHECKING:
@@ -25,10 +26,13 @@ METRICS = {
 
 
 def markdown(results: Results) -> list[str]:
-    """Lines of Markdown: headline numbers, a paragraph per selection, a table of times each, the command."""
+    """Lines of Markdown: headline numbers, what was not begun, a paragraph per selection, a table of times
+    each, the sections that are tables, the command.
+    """
     lines = [f"## Attention on {_device(results)}", ""]
     for caption, value, detail in glance.claims(summary.headline(results)):
         lines.append(f"- **{value}** {caption}" + (f" ({detail})" if detail else ""))
+    lines += [f"- {tabled.safe(said)}" for said in data.not_begun(results)]
     regimes = summary.regimes(results)
     several = regimes["run"].nunique() > 1
     if len(regimes):
@@ -37,13 +41,31 @@ def markdown(results: Results) -> list[str]:
         said = glance.paragraph(item, "**{}**".format)
         lines.append(f"- {glance.place(item, several)}: {said}")
     for title, head, rows in tables(results, "time_s"):
-        lines += ["", f"### Time: {title}", "", _pipes(head), _pipes(["---", *["--:"] * (len(head) - 1)])]
-        lines += map(_pipes, rows)
-    others = across.plain(across.data(results)), decoded.plain(decoded.data(results))
-    for title, head, rows in itertools.chain(*others):
-        lines += ["", f"### {title}", "", _pipes(head), _pipes(["---", "---", *["--:"] * (len(head) - 2)])]
-        lines += map(_pipes, rows)
-    return [*lines, "", *_commands(results)]
+        lines += ["", f"### Time: {title}", "", pipes(head), pipes(["---", *["--:"] * (len(head) - 1)])]
+        lines += map(pipes, rows)
+    for section, found in _tabled(results):
+        lines += ["", f"### {tabled.safe(section.title)}", "", tabled.safe(section.about)]
+        for one in found:
+            lines += ["", *tabled.markdown(one)]
+    lines += map(tabled.safe, _without(results, lines))
+    return _spaced([*lines, "", *_commands(results)])
+
+
+def _tabled(results: Results) -> Iterator[tuple[Section, list[Tabled]]]:
+    """The sections that are tables, of those that have data."""
+    for section in SECTIONS:
+        if section.tables is not None and len(frame := section.data(results)):
+            yield section, list(section.tables(frame))
+
+
+def _spaced(lines: list[str]) -> list[str]:
+    """Without an empty line after another."""
+    return [line for line, before in zip(lines, ["", *lines], strict=False) if line or before]
+
+
+def _without(results: Results, lines: list[str]) -> list[str]:
+    """Why there is nothing but a title, if that is so."""
+    return [summary.nothing(results)] if not any(lines[1:]) else []
 
 
 def tables(results: Results, metric: str) -> Iterable[tuple[str, list[str], list[list[str]]]]:
@@ -62,10 +84,6 @@ def tables(results: Results, metric: str) -> Iterable[tuple[str, list[str], list
 
 def _cell(row: Any, show: Any) -> str:
     return show(row.value) if words.known(row.value) else html.escape(row.status)
-
-
-def _pipes(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def _device(results: Results) -> str:
@@ -87,13 +105,16 @@ def _commands(results: Results) -> list[str]:
 
 
 def terminal(results: Results, *, width: int, height: int = 20) -> list[str]:
-    """Lines for a terminal of ``width`` columns: headline numbers, and a plot of FLOP/s per selection.
+    """Lines for a terminal of ``width`` columns: headline numbers, a plot of FLOP/s per selection, and the
+    sections that are tables.
 
     Raises UnavailableError without the package plotext.
     """
     lines = [html.unescape(f"Attention on {_device(results)}"), ""]
     for caption, value, detail in glance.claims(summary.headline(results)):
         said = html.unescape(f"{value} {caption}: {detail}")
+        lines += textwrap.wrap(said, max(40, width), initial_indent="  ", subsequent_indent="    ")
+    for said in data.not_begun(results):
         lines += textwrap.wrap(said, max(40, width), initial_indent="  ", subsequent_indent="    ")
     frame = data.points("flops_per_s")(results)
     frame = frame[frame["value"].notna()]
@@ -104,7 +125,11 @@ def terminal(results: Results, *, width: int, height: int = 20) -> list[str]:
         if where in regimes:
             said = html.unescape(glance.paragraph(regimes[where], "{}".format))
             lines += textwrap.wrap(said, max(40, width))
-    return lines
+    for section, found in _tabled(results):
+        lines += ["", section.title, *textwrap.wrap(section.about, max(40, width))]
+        for one in found:
+            lines += ["", *tabled.terminal(one, max(40, width))]
+    return _spaced([*lines, *_without(results, lines)])
 
 
 MARKS = "ox+*#@%&"

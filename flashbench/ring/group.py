@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flashbench import userdata
 from flashbench.isolation import death
+from flashbench.isolation.limit import Limit
 from flashbench.isolation.worker import Worker
 from flashbench.problem import Cell
 
@@ -36,11 +36,11 @@ class Group:
 
     def __init__(self, ranks: int, device_type: str, *, seed: int, limit_s: float) -> None:
         self.limit_s = limit_s
-        self._folder = tempfile.TemporaryDirectory(prefix="flashbench-ring-")
+        self._folder = userdata.temporary("flashbench-ring-")
         self._workers: list[Worker] = []
         try:
             for rank in range(ranks):
-                self._workers.append(Worker(COMMAND))
+                self._workers.append(_started(rank, ranks))
                 self._workers[rank].send({
                     "rank": rank, "ranks": ranks, "device": device_type, "seed": seed,
                     "store": str(Path(self._folder.name) / "store"), "limit_s": limit_s + START_S,
@@ -60,8 +60,8 @@ class Group:
         """The next message of every rank."""
         replies: dict[int, Any] = {}
         died: dict[int, str] = {}
-        deadline = time.monotonic() + limit_s
-        while len(replies) + len(died) < len(self._workers) and time.monotonic() < deadline:
+        limit = Limit(limit_s)
+        while len(replies) + len(died) < len(self._workers) and limit.left_s() > 0:
             for rank, worker in enumerate(self._workers):
                 if rank in replies or rank in died:
                     continue
@@ -73,7 +73,7 @@ class Group:
                 except death.Ended as ended:
                     died[rank] = str(ended)
                 if not before and (rank in died or "raised" in replies[rank]):
-                    deadline = min(deadline, time.monotonic() + AFTERMATH_S)
+                    limit.shorten(AFTERMATH_S)
         return self._judged(replies, died, limit_s)
 
     def _judged(self, replies: dict[int, Any], died: dict[int, str], limit_s: float) -> list[Any]:
@@ -108,3 +108,11 @@ class Group:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _started(rank: int, ranks: int) -> Worker:
+    """The process of a rank. Raises RankLost where the machine has no process or thread left for one."""
+    try:
+        return Worker(COMMAND)
+    except (death.Ended, OSError) as error:
+        raise RankLost(f"rank {rank} of {ranks} did not start: {error}") from None

@@ -19,9 +19,9 @@ from typing import Any
 
 from flashbench import iomodel, kernels
 from flashbench._profilers.trace import Launch, Moved, trace, why_unavailable
-from flashbench.errors import SpecError, in_words
+from flashbench.errors import RAISED, SpecError, in_words
 from flashbench.iomodel import Estimate, Step
-from flashbench.kernels import Implementation, Target, _hopper_row
+from flashbench.kernels import Implementation, Target, _hopper_row, _triton
 from flashbench.problem import Cell, Problem
 
 STEPS = {
@@ -66,11 +66,7 @@ def trace_cell(
     implementation = kernels.get(cell.implementation)
     if reason := why_no_triton(implementation):
         return {"reason": reason}
-    if reason := implementation.why_unavailable(CPU):
-        return {"reason": reason}
-    if implementation.origin is not None and not implementation.interpreted(CPU):
-        return {"reason": f"{cell.implementation} holds no Triton kernel: nothing to interpret"}
-    if reason := why_unavailable():
+    if reason := implementation.why_unavailable(CPU) or _triton.why_unavailable(CPU) or why_unavailable():
         return {"reason": reason}
     if reason := implementation.why_unsupported(cell.problem, cell.pass_, CPU):
         return {"reason": reason}
@@ -86,7 +82,7 @@ def trace_cell(
         return {"reason": reason}
     try:
         launches = _launches(traced, config, seed)
-    except Exception as error:  # a kernel raises whatever it likes, and other cells go on
+    except RAISED as error:  # a kernel raises whatever it likes, and other cells go on
         return {"error": in_words(error)}
     if not launches and implementation.origin is not None:  # a bundled one may have nothing to do
         return {"reason": f"{cell.implementation} launched no Triton kernel: nothing to interpret"}
@@ -201,7 +197,7 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     import torch
 
     from flashbench.aside import stdout_to_stderr
-    from flashbench.kernels._backward import backward_call, forward_backward_call
+    from flashbench.kernels._backward import backward_call, forward_backward_call, kept_graphs
     from flashbench.kernels._inputs import make_inputs
 
     inputs = make_inputs(cell.problem, "cpu", seed).detached(grad=cell.pass_ != "fwd")
@@ -209,7 +205,7 @@ def _launches(cell: Cell, config: Mapping[str, Any], seed: int) -> tuple[Launch,
     prepare = implementation.prepare_tiles or (
         lambda problem, inputs, _: implementation.prepare(problem, inputs)
     )
-    with torch.set_grad_enabled(cell.pass_ != "fwd"), stdout_to_stderr():
+    with torch.set_grad_enabled(cell.pass_ != "fwd"), stdout_to_stderr(), kept_graphs():
         call = prepare(cell.problem, inputs, config)
         if cell.pass_ == "bwd":
             return trace(backward_call(call, inputs)[0])
