@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -277,6 +279,28 @@ def late(q, k, v, causal=False, scale=None, enable_gqa=False):
     o = sdpa(q, k, v, is_causal=causal, scale=scale, enable_gqa=enable_gqa)
     return o * (1 if calls < 5 else 1.25)
 """
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_what_was_measured_before_an_interrupt_is_shown_and_how_much_it_is(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure, calls = blocks.measure, list[blocks.Task]()
+
+    def stopped(task: blocks.Task, target: Target, *, seed: int) -> dict[str, Any]:
+        calls.append(task)
+        if len(calls) > kept:
+            signal.raise_signal(signal.SIGTERM)
+        return measure(task, target, seed=seed)
+
+    monkeypatch.setattr(blocks, "measure", stopped)
+    out = tmp_path / "blocks.jsonl"
+    line = ("block", "--model", "tiny", "--impls", "naive", "--seqlens", "16", "--dtype", "fp32",
+            "--device", "cpu", "--out", str(out), "-q")  # fmt: skip
+    assert flashbench(*line, "--json") == 130
+    shown, said = capsys.readouterr()
+    assert len(json.loads(shown)) == len(runfile.load(out).blocks) == kept
+    assert said == f"warning: interrupted; {kept} of 2 rows were measured\n"
 
 
 @pytest.mark.usefixtures("own")

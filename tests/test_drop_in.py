@@ -216,10 +216,8 @@ ANGLES = "rotary_cos", "rotary_sin"
         ("varlen_func", (*PACKED[:6], torch.tensor(6.0)), {}, "max_seqlen_k torch.float32"),
         ("varlen_func", (*PACKED[:5], -1, 6), {"deterministic": True}, "max_seqlen_q -1 is out of range"),
         ("varlen_func", (*PACKED[:3], *(torch.zeros(2),) * 2, 3, 3), {}, "cu_seqlens_q torch.float32"),
-        ("varlen_qkvpacked_func", (QKV, PACKED[3], 2), {}, "max_seqlen 2 is too small"),
         ("varlen_qkvpacked_func", (QKV, PACKED[3], None), {}, "max_seqlen None is not taken"),
         ("varlen_qkvpacked_func", (QKV, PACKED[3].long(), 3), {}, "cu_seqlens torch.int64"),
-        ("varlen_qkvpacked_func", (QKV, PACKED[3] + 1, 3), {}, "cu_seqlens must ascend from 0 to the 3"),
         ("varlen_qkvpacked_func", (QKV[:, 1:], PACKED[3], 3), {}, "qkv has 3 in its second place"),
         ("varlen_kvpacked_func", (PACKED[0], QKV, *PACKED[3:]), {}, "kv has 2 in its second place"),
         ("func", DENSE, {"alibi_slopes": torch.ones(3, 4)}, "alibi_slopes must be"),
@@ -252,10 +250,26 @@ def test_what_is_not_taken_is_refused_by_its_name(
 
 
 PAGES = (torch.zeros(2, 2, 4, 16), *(torch.zeros(3, 4, 2, 16),) * 2)  # three of four keys
+of_values = pytest.mark.skipif(DEVICE != "cpu", reason="a GPU is not waited for to look at them")
+"""Of a test of what the values of a tensor of indices decide, not its dtype or shape."""
 
 
 @runs
-@pytest.mark.skipif(DEVICE != "cpu", reason="a GPU is not waited for to look at them")
+@of_values
+@pytest.mark.parametrize(
+    ("starts", "longest", "said"),
+    [
+        (PACKED[3], 2, "max_seqlen 2 is too small; the longest sequence has 3 rows"),
+        (PACKED[3] + 1, 3, "cu_seqlens must ascend from 0 to the 3 rows"),
+    ],
+)
+def test_starts_of_other_sequences_are_refused_on_a_cpu(starts: Tensor, longest: int, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        flash_attn.flash_attn_varlen_qkvpacked_func(QKV, starts, longest)
+
+
+@runs
+@of_values
 @pytest.mark.parametrize(
     ("given", "options", "said"),
     [

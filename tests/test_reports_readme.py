@@ -91,18 +91,23 @@ def test_most_rows_are_looked_at_and_exceptions_are_some() -> None:
 
 
 def lacks() -> dict[Path, list[str]]:
-    """What each file's run never began, in words."""
+    """What each file's run never began, or was interrupted before it had, in words."""
     found = {}
     for path in sorted(REPORTS.rglob("*.jsonl")):
-        with path.open(encoding="utf-8") as lines:
-            text = [line for line in lines if runfile.NOT_STARTED[0] in line]
-        if text and (said := data.not_begun(results_of([runfile.load(path)]))):
+        text = path.read_text(encoding="utf-8")
+        said = []
+        if runfile.NOT_STARTED[0] in text:
+            said += data.not_begun(results_of([runfile.load(path)]))
+        if missing := runfile.verify(path).missing:
+            planned = json.loads(text.split("\n", 1)[0])["cells"]
+            said.append(f"{missing} of {len(planned)} planned cells have no row")
+        if said:
             found[path] = said
     return found
 
 
 def test_a_row_says_what_its_files_lack() -> None:
-    """Cells that a time budget kept from being begun: how many, which lengths."""
+    """Cells that a time budget or an interrupt kept from having a row: how many."""
     found = lacks()
     assert found
     for path, said in found.items():

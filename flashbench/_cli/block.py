@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flashbench._cli import options
-from flashbench.errors import GateError, SpecError, UsageError
+from flashbench.errors import EXIT_INTERRUPTED, GateError, SpecError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.blocks import Task
@@ -91,8 +91,10 @@ def block(
     number = units.parse_int(names.get("seed", "0"), "--seed", minimum=0)
     path, tasks = _new_file(out), parse_tasks(texts)
     target = _target(device, tasks)
-    found = _measure(tasks, target, path, texts, seed=number, quiet=quiet)
+    found, stopped = _measure(tasks, target, path, texts, seed=number, quiet=quiet)
     _show(found, target, json=json, csv=csv)
+    if stopped:
+        raise _interrupted(len(found), len(tasks))
     _verdict(found)
 
 
@@ -105,6 +107,13 @@ def _target(device: str | None, tasks: list[Task]) -> Target:
     target = environment.target(None if device is None else asked(device, "--device", ()))
     options.settle(dict.fromkeys(task.implementation for task in tasks), target)
     return target
+
+
+def _interrupted(rows: int, planned: int) -> typer.Exit:
+    from flashbench import console
+
+    console.warn(f"interrupted; {rows} of {planned} rows were measured")
+    return typer.Exit(EXIT_INTERRUPTED)
 
 
 def _verdict(found: list[dict[str, Any]]) -> None:
@@ -171,7 +180,8 @@ def _layers(text: str, model: Preset) -> int:
 
 def _measure(
     tasks: list[Task], target: Target, path: Path | None, texts: dict[str, str], *, seed: int, quiet: bool
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], bool]:
+    """The tasks' rows, and whether it was stopped before all were there."""
     from flashbench import blocks, console, environment, runfile
     from flashbench._cli.interrupt import terminable
 
@@ -180,14 +190,18 @@ def _measure(
         about = environment.collect(target)
         head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
         writer = runfile.create(path, head)
-    with terminable(), writer or nullcontext(), console.progress(len(tasks), quiet=quiet) as tick:
+    with (
+        suppress(KeyboardInterrupt), terminable(), writer or nullcontext(),
+        console.progress(len(tasks), quiet=quiet) as tick,
+    ):  # fmt: skip
         tick(0, "the first stack")
         for row in blocks.rows(tasks, target, seed=seed):
             if writer is not None:
                 writer.put({"type": "blocks", **row})
             found.append(row)
             tick(len(found), f"{row['model']} {row['implementation']} {row['mode']}")
-    return found
+        return found, False
+    return found, True
 
 
 def _show(found: list[dict[str, Any]], target: Target, *, json: bool, csv: bool) -> None:
