@@ -132,17 +132,27 @@ def plan(
     table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
     d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
     fp8, out = dtypes
-    cut = (q, [ROWS, d], fp8), (k, [tiles.block_k, d], fp8), (v, [e, tiles.block_k], fp8), (o, [ROWS, e], out)
+    height = tiles.block_q if tiles.promote else ROWS
+    cut = (
+        (q, [height, d], fp8), (k, [tiles.block_k, d], fp8), (v, [e, tiles.block_k], fp8), (o, [height, e], out),
+    )  # fmt: skip
     boxes = tuple(descriptor(one, [1, 1, *box], dtype) for one, box, dtype in cut)
     fixed = table, shape.tiles, heads, shape.group, seqlen_q, seqlen_k
-    if tiles.promote:
-        forward = sums.forward
-        own = {"EMULATED": tiles.emulated, "PROMOTE": tiles.promote, "O_BOXES": 4 // out.itemsize}
-    else:
-        forward, own = kernels.forward, {"MAX3": tiles.max3, "EMULATED": tiles.emulated}
-    constants = {
-        "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D": d, "E": e, "STAGES": tiles.stages,
-        "Q_STAGES": tiles.q_stages, "CAUSAL": causal, **own,
-        "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
+    common = {
+        "BLOCK_N": tiles.block_k, "D": d, "E": e, "STAGES": tiles.stages, "Q_STAGES": tiles.q_stages,
+        "CAUSAL": causal,
     }  # fmt: skip
-    return Ready("v3_fp8", forward, len(rows[0]), (*boxes, *[None] * 4), fixed, constants)
+    own, others = tiles.registers
+    if tiles.promote:
+        forward, warps = sums.forward, sums.WARPS.value
+        constants = {
+            **common, "EMULATED": tiles.emulated, "PROMOTE": tiles.promote, "O_BOXES": 4 // out.itemsize,
+            "OTHER_REGISTERS": others,
+        }  # fmt: skip
+    else:
+        forward, warps = kernels.forward, 4
+        constants = {
+            "BLOCK_M": tiles.block_q, **common, "MAX3": tiles.max3, "EMULATED": tiles.emulated,
+            "REGISTERS": own, "PRODUCER_REGISTERS": others,
+        }  # fmt: skip
+    return Ready("v3_fp8", forward, len(rows[0]), (*boxes, *[None] * 4), fixed, constants, warps)

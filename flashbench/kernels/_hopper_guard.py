@@ -8,7 +8,7 @@ before: the largest P of a row of few keys is to be rounded as little as if its 
 
 The new base is the row's maximum in the tile, less a whole number up to LIFT where few keys are near it: P of
 one key far above all others is then 2**(SHIFT + LIFT), so that those, who may be thousands, do not vanish.
-Row numbers (bases, sums) are tensors (ROWS, 4): each thread of the four that have a row has its own copy, or
+Row numbers (bases, sums) are tensors (rows, 4): each thread of the four that have a row has its own copy, or
 part, so that nothing need pass between threads.
 
 A NaN is told from the sums: it always fills a tile (a scale is NaN, or all of a block), so that powers of two
@@ -28,7 +28,6 @@ from triton.runtime.jit import constexpr_function
 from flashbench.kernels import _hopper_asm as asm
 from flashbench.kernels import _hopper_exp2 as fast
 
-ROWS = fast.ROWS
 _SHIFT = 3.0
 SHIFT = gl.constexpr(_SHIFT)
 """P is 2**SHIFT where a score is its row's base, so that 32 of them, in a flat row, are below the limit."""
@@ -116,20 +115,24 @@ def _find(cols):
     How many keys are near a maximum: the largest, of a row's four threads, sum of 1 - distance / 4 or 0.
     """
     n = cols // 2
-    body = ["{", ".reg .f32 m0, m1, o0, o1, near0, near1, grown, slope, ramp;", ".reg .pred keep;"]
-    for r in (0, 1):
-        own = [i for i in range(n) if i % 4 // 2 == r]
-        body += [f"mov.f32 m{r}, s{own[0]};"]
-        body += [f"max.NaN.f32 m{r}, m{r}, s{i};" for i in own[1:]]
+    body = ["{", ".reg .f32 m<4>, o<4>, near<4>, grown, slope, ramp<2>;", ".reg .pred keep;"]
+    # two of each, m{r} and m{r + 2}, so that no chain is as long as the row
+    for i in range(n):
+        r = i % 4 // 2 + i % 2 * 2
+        body += [f"max.NaN.f32 m{r}, m{r}, s{i};" if i >= 4 else f"mov.f32 m{r}, s{i};"]
+    body += [f"max.NaN.f32 m{r}, m{r}, m{r + 2};" for r in (0, 1)]
     for step in (2, 1):
         body += [f"shfl.sync.bfly.b32 o{r}, m{r}, {step}, 31, 0xffffffff;" for r in (0, 1)]
         body += [f"max.NaN.f32 m{r}, m{r}, o{r};" for r in (0, 1)]
     body += ["mul.f32 slope, factor, 0f3E800000;"]
     for r in (0, 1):
-        body += [f"mul.f32 m{r}, m{r}, factor;", f"fma.rn.f32 ramp, m{r}, 0fBE800000, 0f3F800000;"]
-        body += [f"mov.f32 near{r}, 0f00000000;"]
-        for i in (i for i in range(n) if i % 4 // 2 == r):
-            body += [f"fma.rn.ftz.sat.f32 o{r}, s{i}, slope, ramp;", f"add.f32 near{r}, near{r}, o{r};"]
+        body += [f"mul.f32 m{r}, m{r}, factor;", f"fma.rn.f32 ramp{r}, m{r}, 0fBE800000, 0f3F800000;"]
+    for i in range(n):
+        r, row = i % 4 // 2 + i % 2 * 2, i % 4 // 2
+        to = f"o{r}" if i >= 4 else f"near{r}"
+        body += [f"fma.rn.ftz.sat.f32 {to}, s{i}, slope, ramp{row};"]
+        body += [f"add.f32 near{r}, near{r}, o{r};"] if i >= 4 else []
+    body += [f"add.f32 near{r}, near{r}, near{r + 2};" for r in (0, 1)]
     for step in (2, 1):
         body += [f"shfl.sync.bfly.b32 o{r}, near{r}, {step}, 31, 0xffffffff;" for r in (0, 1)]
         body += [f"max.f32 near{r}, near{r}, o{r};" for r in (0, 1)]
@@ -219,26 +222,31 @@ def guarded_tied(cols):
 
 
 @constexpr_function
-def words_layout(columns):
-    """Layout of ``words``'s words, 64 rows of so many columns."""
-    places = [[0, 4 << i] for i in range((columns // 32).bit_length())]
-    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout([[8, 0], *places], lanes, [[16, 0], [32, 0]], [], [64, columns // 4])
+def _warps(rows):
+    return [[16 << i, 0] for i in range((rows // 32).bit_length())]
 
 
 @constexpr_function
-def parts_layout():
-    """Layout of numbers of rows, (ROWS, 4), of which each thread has its own."""
+def words_layout(rows, columns):
+    """Layout of ``words``'s words, of so many rows and columns."""
+    places = [[0, 4 << i] for i in range((columns // 32).bit_length())]
     lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout([[8, 0]], lanes, [[16, 0], [32, 0]], [], [64, 4])
+    return gl.DistributedLinearLayout([[8, 0], *places], lanes, _warps(rows), [], [rows, columns // 4])
+
+
+@constexpr_function
+def parts_layout(rows):
+    """Layout of numbers of rows, (rows, 4), of which each thread has its own."""
+    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([[8, 0]], lanes, _warps(rows), [], [rows, 4])
 
 
 @gluon.jit
 def over(row, like):
-    """A number per row and thread, (ROWS, 4), as a tensor of like's shape and layout."""
+    """A number per row and thread, (rows, 4), as a tensor of like's shape and layout."""
     N: gl.constexpr = like.shape[1] // 8
-    row = gl.reshape(row, [ROWS, 1, 4, 1])
-    wide = gl.reshape(like, [ROWS, N, 4, 2])
+    row = gl.reshape(row, [like.shape[0], 1, 4, 1])
+    wide = gl.reshape(like, [like.shape[0], N, 4, 2])
     LAYOUT: gl.constexpr = wide.type.layout
     row = gl.convert_layout(row, LAYOUT)
     row, _unused = gl.broadcast(row, wide)
@@ -247,15 +255,15 @@ def over(row, like):
 
 @gluon.jit
 def halves(x):
-    """(ROWS, N, 4) as those of even and of odd places along the second dimension."""
-    return gl.split(gl.permute(gl.reshape(x, [ROWS, x.shape[1] // 2, 2, 4]), (0, 1, 3, 2)))
+    """(rows, N, 4) as those of even and of odd places along the second dimension."""
+    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2, 4]), (0, 1, 3, 2)))
 
 
 @gluon.jit
 def alone(x, TIMES: gl.constexpr):
-    """(ROWS, 4) of (ROWS, 2**TIMES, 4): the first, as a number."""
+    """(rows, 4) of (rows, 2**TIMES, 4): the first, as a number."""
     x = fast.first_halves(x, TIMES)
-    return gl.reshape(x, [ROWS, 4]).to(gl.float32, bitcast=True)
+    return gl.reshape(x, [x.shape[0], 4]).to(gl.float32, bitcast=True)
 
 
 @gluon.jit
@@ -263,18 +271,19 @@ def words(s, total, top, factor, first, BLOCK_N: gl.constexpr, SHARE: gl.constex
     """(words of four of P in fp8, row sums per thread, the new base, the factor for what was summed before).
 
     P: 2**(s * factor - base + SHIFT), SHARE of 8 exponentials without MUFU. total, top: sums and bases so
-    far, (ROWS, 4); -inf where a row has no base. first: no row has.
+    far, (rows, 4); -inf where a row has no base. first: no row has.
     """
     ASM: gl.constexpr = guarded_asm(BLOCK_N, SHARE, E5M2)
     TIED: gl.constexpr = guarded_tied(BLOCK_N)
     N: gl.constexpr = BLOCK_N // 2
+    ROWS: gl.constexpr = s.shape[0]
     scale = gl.full([ROWS, BLOCK_N], factor, gl.float32, s.type.layout)
     none = gl.full([ROWS, BLOCK_N], gl.where(first, 1.0, 0.0), gl.float32, s.type.layout)
     operands = [s, scale, over(top, s), over(total, s), none]
     out = gl.inline_asm_elementwise(ASM, TIED, operands, gl.int32, is_pure=False, pack=N)
     p, numbers = gl.split(gl.reshape(out, [ROWS, BLOCK_N // 8, 4, 2]))
     p, _unused = halves(p)
-    WORDS: gl.constexpr = words_layout(BLOCK_N)
+    WORDS: gl.constexpr = words_layout(ROWS, BLOCK_N)
     p = gl.convert_layout(gl.reshape(p, [ROWS, BLOCK_N // 4]), WORDS, assert_trivial=True)
     sums, tops = halves(numbers)
     sums, alphas = halves(sums)
@@ -284,7 +293,7 @@ def words(s, total, top, factor, first, BLOCK_N: gl.constexpr, SHARE: gl.constex
 
 @gluon.jit
 def rescale(acc, alpha, COLS: gl.constexpr):
-    """acc · alpha, numbers per row (ROWS, 4); nothing in warps where all are 1."""
+    """acc · alpha, numbers per row (rows, 4); nothing in warps where all are 1."""
     N: gl.constexpr = asm.packed(COLS)
     ASM: gl.constexpr = asm.rescale_asm(COLS)
     TIED: gl.constexpr = asm.tied(COLS, "f")
