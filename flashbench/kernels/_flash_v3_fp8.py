@@ -133,10 +133,11 @@ def plan(
     d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
     fp8, out = dtypes
     height = tiles.block_q if tiles.promote else ROWS
-    cut = (
-        (q, [height, d], fp8), (k, [tiles.block_k, d], fp8), (v, [e, tiles.block_k], fp8), (o, [height, e], out),
-    )  # fmt: skip
-    boxes = tuple(descriptor(one, [1, 1, *box], dtype) for one, box, dtype in cut)
+    cuts = [height, d], [tiles.block_k, d], [e, tiles.block_k], [height, e]
+    boxes = tuple(
+        descriptor(one, [1, 1, *cut], dtype)
+        for one, cut, dtype in zip(laid, cuts, (fp8, fp8, fp8, out), strict=True)
+    )
     fixed = table, shape.tiles, heads, shape.group, seqlen_q, seqlen_k
     common = {
         "BLOCK_N": tiles.block_k, "D": d, "E": e, "STAGES": tiles.stages, "Q_STAGES": tiles.q_stages,

@@ -234,13 +234,15 @@ def arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
 
     Triton has one thread arrive at an mbarrier, after a barrier of all that are in its partition.
     """
-    _named(named_asm("arrive", THREADS), gl.full([32 * WARPS], NAMED_FROM + number, gl.int32, of_threads(WARPS)))
+    ASM: gl.constexpr = named_asm("arrive", THREADS)
+    _named(ASM, gl.full([32 * WARPS], NAMED_FROM + number, gl.int32, of_threads(WARPS)))
 
 
 @gluon.jit
 def sync(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
     """Arrive so, and wait for the others of THREADS."""
-    _named(named_asm("sync", THREADS), gl.full([32 * WARPS], NAMED_FROM + number, gl.int32, of_threads(WARPS)))
+    ASM: gl.constexpr = named_asm("sync", THREADS)
+    _named(ASM, gl.full([32 * WARPS], NAMED_FROM + number, gl.int32, of_threads(WARPS)))
 
 
 @gluon.jit
@@ -252,7 +254,8 @@ def by_warpgroup(number, WARPS: gl.constexpr):
 @gluon.jit
 def meet(numbers, THREADS: gl.constexpr):
     """Arrive at the named barrier of ``by_warpgroup``, and wait for the others of THREADS."""
-    _named(named_asm("sync", THREADS), numbers)
+    ASM: gl.constexpr = named_asm("sync", THREADS)
+    _named(ASM, numbers)
 
 
 @gluon.jit

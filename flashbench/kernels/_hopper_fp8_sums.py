@@ -119,7 +119,8 @@ def values(p, V, acc, use_acc, E5M2: gl.constexpr, BLOCK_N: gl.constexpr, E: gl.
 
 
 @gluon.jit
-def softmax(s, total, top, factor, first, BLOCK_N: gl.constexpr, EMULATED: gl.constexpr, E5M2: gl.constexpr):
+def softmax(s, total, top, factor, first, BLOCK_N: gl.constexpr, EMULATED: gl.constexpr,
+            E5M2: gl.constexpr):  # fmt: skip
     """(P's words, row sums, bases, what O so far is to be multiplied by for them) with one more tile.
 
     first: it is the first of its tile of queries.
@@ -171,7 +172,8 @@ def consume(
     q_scale = gl.load(Q_SCALE + own) * unit
     factor = gl.maximum(q_scale * gl.load(K_SCALE + scales + n), whole.SMALLEST)
     v_scale = asm.log2(gl.load(V_SCALE + scales + n))
-    next_k_scale = gl.load(K_SCALE + scales + gl.maximum(n - 1, 0))  # of the next tile where it is of these keys
+    # Of the next tile, where it is one of these keys
+    next_k_scale = gl.load(K_SCALE + scales + gl.maximum(n - 1, 0))
     next_v_scale = gl.load(V_SCALE + scales + gl.maximum(n - 1, 0))
     led = asm.by_warpgroup(LED, WARPS)
     asm.meet(led, MET)
@@ -295,7 +297,7 @@ def produce(
     BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr,
 ):  # fmt: skip
-    """One warp: K of each tile that the consumers will want, with V of the one before, and Q with the first."""
+    """One warp: K of each tile that the consumers will want, with V of the one before, Q with the first."""
     programs = gl.num_programs(0)
     TABLE += gl.program_id(0)
     total_blocks = gl.load(TABLE).to(gl.int32)
