@@ -49,8 +49,19 @@ SUMS = {
     "rows and tiles without keys": (P8, (2, 2, 1100, 300, 64, 128), "e4m3fn", "block", "bfloat16"),
     "one row": (P8 + ", emulated=3", (4, 2, 1, 1537, 128, 48), "e5m2", "head", "float32"),
 }  # fmt: skip
-ORDERS = [*itertools.permutations((0, 1, 2, -1)), *range(8)]
-"""Of two warpgroups, the warp that loads, and TMA: who goes on first where several can (``hopper_turns``)."""
+ORDERS = [
+    *(
+        (*first, *order, *last)
+        for order, (first, last) in zip(
+            itertools.permutations((0, 1, 2, -1)),
+            itertools.cycle([((3, 4), ()), ((3,), (4,)), ((4,), (3,)), ((), (3, 4)), ((4, 3), ())]),
+            strict=False,
+        )
+    ),
+    *range(8),
+]  # fmt: skip
+"""Of two warpgroups, the warp that loads, the warps that wait for either, and TMA: who goes on first where
+several can (``hopper_turns``)."""
 
 
 def child(code: str) -> str:
@@ -193,21 +204,24 @@ def made(
     )  # fmt: skip
     table = schedule.packed(schedule.table(walk, 3), walk.tiles, heads)
     d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
-    boxes = [ROWS, d], [tiles.block_k, d], [e, tiles.block_k], [ROWS, e]
+    height = tiles.block_q if promote else ROWS
+    boxes = [height, d], [tiles.block_k, d], [e, tiles.block_k], [height, e]
     args = (
         *(model.Descriptor(x, [1, 1, *box]) for x, box in zip((*values, o), boxes, strict=True)),
         *(model.Pointer(x.scales.view(-1)) for x in rounded), model.Pointer(lse.view(-1)),
         model.Pointer([entry for row in table for entry in row]), walk.tiles, heads, heads // kv_heads,
-        seqlen_q, seqlen_k, scale * math.log2(math.e), tiles.block_q, tiles.block_k, d, e,
-        tiles.stages, tiles.q_stages, causal,
+        seqlen_q, seqlen_k, scale * math.log2(math.e), *(() if promote else (tiles.block_q,)),
+        tiles.block_k, d, e, tiles.stages, tiles.q_stages, causal,
         *((tiles.emulated, promote, 4 // o.itemsize) if promote else (tiles.max3, tiles.emulated)),
-        *tiles.registers,
+        *(tiles.registers[1:] if promote else tiles.registers),
     )  # fmt: skip
     if promote:
         want, want_lse = guarded(*rounded, causal=causal, scale=scale)
     else:
         want, want_lse = _fp8.attention(*rounded, causal=causal, scale=scale, lag=kernels.LAZY)
-    return partial(model.launch, kernels.forward, len(table[0]), *args), o, lse, want, want_lse
+    warpgroups = tiles.warpgroups if promote else 1  # of the kernel's first role
+    launch = partial(model.launch, kernels.forward, len(table[0]), *args, warpgroups=warpgroups)
+    return launch, o, lse, want, want_lse
 
 
 def layouts() -> None:
