@@ -1,10 +1,10 @@
 """A model of what flash-v3's kernels ask of Hopper: their roles as threads over torch tensors.
 
 A child process runs it, with modules in Triton's place: mbarriers with their phases and bytes, named ones
-with their threads, TMA that loads as soon as it is asked and stores as late as it may, products that read
-their operands as late as they may, and waits of random length. A buffer that is handed on too soon is a
-wrong gradient, a barrier that does not meet its other side an error. What it does not know: layouts, and the
-machine code.
+with their threads, TMA that writes from when it is asked on, products and TMA's stores that read from when
+they are asked until they are waited for, and waits of random length. A buffer that is handed on too soon is
+an error or a wrong number, a barrier that does not meet its other side an error. What it does not know:
+layouts, and the machine code.
 
 A role of several warpgroups (``launch``) is as many threads here, none of which waits for another: each
 computes all rows in memory of its own and writes those that are its. So barriers that Triton puts between
@@ -238,8 +238,20 @@ def _arrive(barrier: Barrier, pred: bool = True) -> None:
         barrier.change(1)
 
 
+def _still(x: Tensor) -> Callable[[], Tensor]:
+    """What reads memory later, or now: NaN where that is not the same."""
+    now = x.contiguous().view(torch.uint8).clone()
+
+    def read() -> Tensor:
+        same = torch.equal(x.contiguous().view(torch.uint8), now)
+        return x.float() if same else torch.full(x.shape, math.nan)
+
+    return read
+
+
 def _load(desc: Descriptor, at: list[int], barrier: Barrier, to: Shared) -> None:
     _pause()
+    to.data.view(desc.box).view(torch.uint8).fill_(255)  # NaN of every dtype: it may write from now on
 
     def load() -> None:
         box = to.data.view(desc.box).zero_()
@@ -258,15 +270,17 @@ def _store(desc: Descriptor, at: list[int], source: Shared) -> None:
     rows = desc.box[-2] // _OWN.of
     own = source.data.view(desc.box).narrow(-2, _OWN.part * rows, rows)
     place, box = desc.clip([*at[:-2], at[-2] + _OWN.part * rows, at[-1]], list(own.shape))
-    _OWN.stores.append(lambda: desc.data[place].copy_(own[box]))
+    read = _still(own)
+    _OWN.stores.append(lambda: desc.data[place].copy_(read()[box]))
 
 
 def _add(desc: Descriptor, at: list[int], source: Shared) -> None:
     place, box = desc.clip(at, desc.box)
+    read = _still(source.data)
 
     def add() -> None:
         with _ADDING:
-            desc.data[place] += source.data[box]
+            desc.data[place] += read()[box]
 
     _OWN.stores.append(add)
 
@@ -282,10 +296,10 @@ def _store_wait(pending: int) -> None:
 def _multiply(
     a: Any, b: Shared, acc: Any, use_acc: bool = True, is_async: bool = False
 ) -> Product:  # fmt: skip
-    first = a.data if isinstance(a, Shared) else a
+    first, second = _still(a.data if isinstance(a, Shared) else a), _still(b.data)
 
     def compute() -> Tensor:
-        product = first.float() @ b.data.float()
+        product = first() @ second()
         before = acc.get() if isinstance(acc, Product) else acc
         assert product.shape == before.shape
         return product + before if use_acc else product
