@@ -195,7 +195,7 @@ _BARRIER_BYTES = 1024
 
 _ONE_Q = Tiles(stages=4, q_stages=1)
 _256_KEYS = Tiles(block_k=256)
-_GUARDED = Tiles(stages=3, emulated=3, promote=8)
+_GUARDED = Tiles(stages=4, emulated=2, promote=8)
 FP8_TABLE = (
     # TFLOP/s as above (reports/h100-sxm/tuning/flash-v3-fp8.json), of the next best in brackets
     Row(64, False, 2048, _ONE_Q),  # at 1024 411 (404), at 2048 439 (440)
@@ -207,7 +207,7 @@ FP8_TABLE = (
     Row(128, False, 2048, replace(_ONE_Q, max3=True, emulated=3)),  # 722 (699)
     Row(128, False, _ANY, _GUARDED),
     Row(128, True, 2048, _EMULATED),  # at 1024 557 (535)
-    Row(128, True, _ANY, _GUARDED),
+    Row(128, True, _ANY, replace(_GUARDED, emulated=3)),
 )
 
 
