@@ -64,8 +64,8 @@ class Tiles:
 
     @property
     def num_warps(self) -> int:
-        """Of the consumers and the one that loads."""
-        return 4 * self.warpgroups + 1
+        """Of the consumers, the one that loads and, with promote, one that waits for each warpgroup."""
+        return 4 * self.warpgroups + 1 + (self.warpgroups if self.promote else 0)
 
     @property
     def registers(self) -> tuple[int, int]:
