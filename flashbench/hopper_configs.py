@@ -64,8 +64,8 @@ class Tiles:
 
     @property
     def num_warps(self) -> int:
-        """Of the consumers and the one that loads."""
-        return 4 * self.warpgroups + 1
+        """Of the consumers, the one that loads and, with promote, one that waits for each warpgroup."""
+        return 4 * self.warpgroups + 1 + (self.warpgroups if self.promote else 0)
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -195,7 +195,7 @@ _BARRIER_BYTES = 1024
 
 _ONE_Q = Tiles(stages=4, q_stages=1)
 _256_KEYS = Tiles(block_k=256)
-_GUARDED = Tiles(stages=3, emulated=3, promote=8)
+_GUARDED = Tiles(stages=4, emulated=2, promote=8)
 FP8_TABLE = (
     # TFLOP/s as above (reports/h100-sxm/tuning/flash-v3-fp8.json), of the next best in brackets
     Row(64, False, 2048, _ONE_Q),  # at 1024 411 (404), at 2048 439 (440)
@@ -205,9 +205,11 @@ FP8_TABLE = (
     # of 128 flash-v3-exps-fp8.json, of the next best without emulated ones in brackets
     Row(128, False, 1024, replace(_ONE_Q, max3=True, emulated=2)),  # 695 (669)
     Row(128, False, 2048, replace(_ONE_Q, max3=True, emulated=3)),  # 722 (699)
-    Row(128, False, _ANY, _GUARDED),
+    # from here on h200-sxm/tuning/flash-v3-fp8-guarded.json, of the next best guarded ones
+    Row(128, False, _ANY, _GUARDED),  # at 4096 867 (839), at 8192 860 (838), at 16384 876 (848)
     Row(128, True, 2048, _EMULATED),  # at 1024 557 (535)
-    Row(128, True, _ANY, _GUARDED),
+    Row(128, True, 4096, replace(_GUARDED, emulated=3, q_stages=1)),  # 764 (763)
+    Row(128, True, _ANY, replace(_GUARDED, emulated=3)),  # at 8192 826 (819), at 16384 884 (856)
 )
 
 

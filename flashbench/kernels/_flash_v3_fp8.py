@@ -122,7 +122,7 @@ def plan(
     tiles: Tiles,
 ) -> Ready:  # fmt: skip
     """The kernel made ready for q, k, v and o laid out so; dtypes: of the operands and of o."""
-    q, k, v, o = laid
+    q, k, v, _ = laid
     (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, _), dim_v = q.shape, k.shape, v.shape[2]
     shape = schedule.Shape(
         heads=batch * heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,

@@ -119,11 +119,12 @@ def values(p, V, acc, use_acc, E5M2: gl.constexpr, BLOCK_N: gl.constexpr, E: gl.
 
 
 @gluon.jit
-def softmax(s, total, top, factor, first, BLOCK_N: gl.constexpr, EMULATED: gl.constexpr,
+def softmax(s, total, top, factor, v_scale, v_unit, first, BLOCK_N: gl.constexpr, EMULATED: gl.constexpr,
             E5M2: gl.constexpr):  # fmt: skip
-    """(P's words, row sums, bases, what O so far is to be multiplied by for them) with one more tile.
+    """(P's words, row sums, bases, what O so far is to be multiplied by) with one more tile.
 
-    first: it is the first of its tile of queries.
+    v_scale, v_unit: log2 of the scale of its V, and of the tile's before. first: it is the first of its tile
+    of queries.
     """
     PARTS: gl.constexpr = guard.parts_layout(BLOCK_M)
     if first:
@@ -133,13 +134,8 @@ def softmax(s, total, top, factor, first, BLOCK_N: gl.constexpr, EMULATED: gl.co
     top = gl.convert_layout(top, PARTS)
     alpha = gl.convert_layout(alpha, PARTS)
     total = total * alpha + gl.convert_layout(sums, PARTS)
-    return p, total, top, alpha
-
-
-@gluon.jit
-def turned(old, unit, first):
-    """What O so far, in units of 2**old, is to be multiplied by to be in those of 2**unit."""
-    return gl.where((unit == old) | first, 1.0, gl.exp2(old - unit))
+    turned = gl.where((v_scale == v_unit) | first, 1.0, gl.exp2(v_unit - v_scale))
+    return p, total, top, alpha * turned
 
 
 @gluon.jit
@@ -167,14 +163,11 @@ def consume(
     start_m, blocks, clear, _ = one.place(
         one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
     n = blocks - 1  # K/V tile of the tile of queries: from the right, so that those to be masked come first
-    own, scales = whole.scale_places(entry, tiles, heads, group, key_tiles)
+    own_scale, scales = whole.scale_places(entry, tiles, heads, group, key_tiles)
     next_own, next_scales = whole.scale_places(next_entry, tiles, heads, group, key_tiles)
-    q_scale = gl.load(Q_SCALE + own) * unit
+    q_scale = gl.load(Q_SCALE + own_scale) * unit
     factor = gl.maximum(q_scale * gl.load(K_SCALE + scales + n), whole.SMALLEST)
     v_scale = asm.log2(gl.load(V_SCALE + scales + n))
-    # Of the next tile, where it is one of these keys
-    next_k_scale = gl.load(K_SCALE + scales + gl.maximum(n - 1, 0))
-    next_v_scale = gl.load(V_SCALE + scales + gl.maximum(n - 1, 0))
     led = asm.by_warpgroup(LED, WARPS)
     asm.meet(led, MET)
     s = scores(QS, 0, KS, 0, BLOCK_N, D, S)
@@ -189,7 +182,7 @@ def consume(
     # Each starts as a number of its own: Triton's loop does not carry a variable that is assigned, inside,
     # what it was another name of before
     v_unit = v_scale * 0.0
-    before = entry * 0  # tile of queries of the scores before those that are there
+    before = entry * 0  # tile of queries whose product is to come, where the scores are of the next already
     kept_top = gl.full([BLOCK_M, 4], 0.0, gl.float32, PARTS)
     kept_unit = v_scale * 0.0
     kept = False  # part of O is set aside
@@ -197,26 +190,38 @@ def consume(
     summed = 0  # tiles that are in the accumulator; the first product, of no tile, is dropped
     stage = 0
     slot = 0
-    tile = 0  # tile of queries of this program, of the scores that are there
-    turn = 1.0  # what O so far is to be multiplied by to be in the unit of the tile whose scores are there
+    tile = 0  # tile of queries of this program, of the scores that are issued next
     for i in range(total_blocks - 1):
         acc = values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
         summed = gl.where(i > 0, summed + 1, 0)
         old_total = total
         old_top = top
         old_unit = v_unit
-        next_p, total, top, alpha = softmax(s, total, top, factor, first, BLOCK_N, EMULATED, E5M2)
+        next_p, total, top, turned = softmax(
+            s, total, top, factor, v_scale, v_unit, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
         v_unit = v_scale
-        # Nothing else stands before the scores are issued: the tensor cores wait for them
-        new = n == 0  # they are the first of another tile of queries
+        new = n == 0  # the scores that are issued next are the first of another tile of queries
         slot = gl.where(new, gl.where(slot + 1 == Q_STAGES, 0, slot + 1), slot)
         old_stage = stage
         stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
         asm.meet(led, MET)
         s = scores(QS, slot, KS, stage, BLOCK_N, D, S)
+        n -= 1
+        written = before
+        if new:
+            before = entry
+            entry = next_entry
+            start_m, blocks, clear, _ = one.place(
+                one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
+            n = blocks - 1
+            own_scale = next_own
+            scales = next_scales
+            tile += 1
+        k_scale = gl.load(K_SCALE + scales + n)
+        v_scale = gl.load(V_SCALE + scales + n)
         acc, p = warpgroup_mma_wait(1, [acc, p])
         asm.arrive(old_stage, READ, WARPS)
-        acc = guard.rescale(acc, alpha * turn, E)
+        acc = guard.rescale(acc, turned, E)
         if (first & (i > 0)) | (summed == PROMOTE):
             at_total = total
             at_top = top
@@ -226,34 +231,19 @@ def consume(
                 at_top = old_top
                 at_unit = old_unit
             acc = set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, first, at_total, at_top, at_unit,
-                            before, heads, seqlen_q, E, LO, ROW)  # fmt: skip
+                            written, heads, seqlen_q, E, LO, ROW)  # fmt: skip
             kept = first == False  # noqa: E712
             kept_top = top
             kept_unit = v_unit
             summed = 0
-        n -= 1
-        k_scale = next_k_scale
-        v_scale = next_v_scale
-        before = entry
         if new:
-            tile += 1
-            entry = next_entry
-            start_m, blocks, clear, _ = one.place(
-                one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
-            n = blocks - 1
-            scales = next_scales
-            q_scale = gl.load(Q_SCALE + next_own) * unit
-            k_scale = gl.load(K_SCALE + scales + n)
-            v_scale = gl.load(V_SCALE + scales + n)
+            q_scale = gl.load(Q_SCALE + own_scale) * unit
             next_entry = gl.load(TABLE + (tile + 2) * programs)
             next_own, next_scales = whole.scale_places(next_entry, tiles, heads, group, key_tiles)
-        next_k_scale = gl.load(K_SCALE + scales + gl.maximum(n - 1, 0))
-        next_v_scale = gl.load(V_SCALE + scales + gl.maximum(n - 1, 0))
         first = new
         p = next_p
         factor = gl.maximum(q_scale * k_scale, whole.SMALLEST)
         v_scale = asm.log2(v_scale)
-        turn = turned(v_unit, v_scale, first)
         s = warpgroup_mma_wait(0, [s])
         if n == 0:
             asm.arrive(STAGES + slot, READ, WARPS)
@@ -263,10 +253,11 @@ def consume(
     old_total = total
     old_top = top
     old_unit = v_unit
-    next_p, total, top, alpha = softmax(s, total, top, factor, first, BLOCK_N, EMULATED, E5M2)
+    next_p, total, top, turned = softmax(
+        s, total, top, factor, v_scale, v_unit, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
     v_unit = v_scale
     acc, p = warpgroup_mma_wait(0, [acc, p])
-    acc = guard.rescale(acc, alpha * turn, E)
+    acc = guard.rescale(acc, turned, E)
     if first & (total_blocks > 1):
         acc = set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, True, old_total, old_top, old_unit,
                         before, heads, seqlen_q, E, LO, ROW)  # fmt: skip
