@@ -100,6 +100,6 @@ class Flow:
         return set().union(*(part for part in parts if self.find(rf"{wait}\S* gsb0, 0x1\b", part)))
 
     def unguarded(self, first: str, then: str, barrier: str) -> bool:
-        """Whether ``then`` may follow ``first``, both of the first partition, with no barrier between them."""
+        """Whether ``then`` may follow ``first``, both of the first partition, without the barrier between."""
         own = self.partition()
         return any(self.find(then, self.reach(n, barrier) - {n}) for n in self.find(first, own))
