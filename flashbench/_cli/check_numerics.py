@@ -110,14 +110,14 @@ def _resolve(line: dict[str, str]) -> tuple[tuple[Grid, ...], Target, Path | Non
 
 def _free(out: Path | None) -> Path | None:
     """Refuse a file that is there, before anything is measured. Raises UsageError."""
-    from flashbench import units
+    from flashbench import runfile, units
 
     if out is None:
         return None
     label = f"--out {units.quoted(out, 400)}"
     if out.is_dir():
         raise UsageError(f"{label}: a folder; accepted with --numerics: the path of a new file")
-    if out.exists():
+    if out.exists() and not runfile.rowless(out):
         raise UsageError(f"{label}: exists and is not overwritten; accepted: the path of a new file")
     return out
 
@@ -139,7 +139,7 @@ def _measure(
     if out is not None:
         about = environment.collect(target)
         head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
-        writer = runfile.create(out, head)
+        writer = runfile.create(out, {**head, "planned": count})
     if not quiet:
         grid = grids[0]
         sampled = f"{grid.queries} queries of {grid.heads} heads"

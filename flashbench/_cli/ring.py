@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashbench._cli import options
+from flashbench._cli import interrupt, options
 from flashbench.errors import GateError, SpecError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -128,8 +128,14 @@ def ring(
         ranks=ranks, device_type=target.type, link=link, limit_s=limit_s, timed=not check,
         seed=units.parse_int(given.get("seed", "0"), "--seed", minimum=0),
     )  # fmt: skip
-    rows, lost = _measure(grids[target.type], asked, target, path, given, quiet=quiet)
-    _finish(rows, lost, target, form)
+    cells = grids[target.type]
+    rows, lost, stopped = _measure(cells, asked, target, path, given, quiet=quiet)
+    from flashbench._cli import ring_table
+
+    ring_table.show(rows, f"attention across {target.name}", **form)
+    if stopped:
+        raise interrupt.interrupted(f"{len(rows)} of {len(cells)} rows were measured")
+    _verdict(rows, lost)
 
 
 def _ranks(given: Mapping[str, str]) -> int:
@@ -228,10 +234,9 @@ def _target(
 def _measure(
     cells: Sequence[Cell], asked: Asked, target: Target, path: Path | None, given: Mapping[str, str], *,
     quiet: bool,
-) -> tuple[list[dict[str, Any]], str | None]:  # fmt: skip
-    """The rows, and how a rank was lost, if one was."""
+) -> tuple[list[dict[str, Any]], str | None, bool]:  # fmt: skip
+    """The rows, how a rank was lost, if one was, and whether it was stopped before all were there."""
     from flashbench import console, environment, runfile
-    from flashbench._cli.interrupt import terminable
     from flashbench.ring.group import RankLost
     from flashbench.ring.rows import measured
 
@@ -244,7 +249,10 @@ def _measure(
             argv=["flashbench", *sys.argv[1:]], options=dict(given), environment=about, cells=()
         )
         writer = runfile.create(path, {**head, "planned": len(cells)})
-    with terminable(), writer or nullcontext(), console.progress(len(cells), quiet=quiet) as tick:
+    with (
+        interrupt.interruptible() as stop, writer or nullcontext(),
+        console.progress(len(cells), quiet=quiet) as tick,
+    ):  # fmt: skip
         tick(0, f"{asked.ranks} ranks")
         try:
             for row in measured(cells, asked, target):
@@ -254,15 +262,12 @@ def _measure(
                 tick(len(found), f"{row['implementation']} {row['pass']} {row['seqlen']}")
         except RankLost as lost:
             skipped = sum(row["status"] == "skipped" for row in found)
-            return found, f"{lost}; {skipped} of {len(cells)} cells were not started"
-    return found, None
+            return found, f"{lost}; {skipped} of {len(cells)} cells were not started", False
+    return found, None, stop()
 
 
-def _finish(rows: list[dict[str, Any]], lost: str | None, target: Target, form: Mapping[str, bool]) -> None:
-    """Show the rows. Raises GateError where one is wrong or failed or a rank was lost."""
-    from flashbench._cli import ring_table
-
-    ring_table.show(rows, f"attention across {target.name}", **form)
+def _verdict(rows: list[dict[str, Any]], lost: str | None) -> None:
+    """Raise GateError where a row is wrong or failed or a rank was lost."""
     if lost is not None:
         raise GateError(lost)
     bad = [row for row in rows if row["status"] in ("wrong", "failed")]
