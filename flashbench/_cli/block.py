@@ -179,24 +179,33 @@ def _measure(
     tasks: list[Task], target: Target, path: Path | None, texts: dict[str, str], *, seed: int, quiet: bool
 ) -> tuple[list[dict[str, Any]], bool]:
     """The tasks' rows, and whether it was stopped before all were there."""
-    from flashbench import blocks, console, environment, runfile
+    from flashbench import blocks, console, runfile
+    from flashbench.signals import postponed
 
-    writer, found = None, list[dict[str, Any]]()
-    if path is not None:
-        about = environment.collect(target)
-        head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
-        writer = runfile.create(path, {**head, "planned": len(tasks)})
+    def opened() -> runfile.Writer | None:
+        return None if path is None else runfile.create(path, _header(target, texts, len(tasks)))
+
+    found: list[dict[str, Any]] = []
     with (
-        interrupt.interruptible() as stop, writer or nullcontext(),
+        interrupt.interruptible() as stop, opened() or nullcontext() as writer,
         console.progress(len(tasks), quiet=quiet) as tick,
     ):  # fmt: skip
         tick(0, "the first stack")
         for row in blocks.rows(tasks, target, seed=seed):
-            if writer is not None:
-                writer.put({"type": "blocks", **row})
-            found.append(row)
+            with postponed():  # a row is in the file and shown, or neither
+                if writer is not None:
+                    writer.put({"type": "blocks", **row})
+                found.append(row)
             tick(len(found), f"{row['model']} {row['implementation']} {row['mode']}")
     return found, stop()
+
+
+def _header(target: Target, texts: dict[str, str], planned: int) -> dict[str, Any]:
+    from flashbench import environment, runfile
+
+    about = environment.collect(target)
+    head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
+    return {**head, "planned": planned}
 
 
 def _show(found: list[dict[str, Any]], target: Target, *, json: bool, csv: bool) -> None:

@@ -134,6 +134,7 @@ def _measure(
     """Each row is in the file, if one is asked for, and then in found, as soon as it is measured."""
     from flashbench import console, environment, numerics, runfile
     from flashbench._cli.interrupt import terminable
+    from flashbench.signals import postponed
 
     writer, count = None, sum(grid.count for grid in grids)
     if out is not None:
@@ -147,9 +148,10 @@ def _measure(
     with terminable(), writer or nullcontext(), console.progress(count, quiet=quiet) as tick:
         for grid in grids:
             for row in numerics.rows(grid, target, lambda text: tick(len(found), text)):
-                if writer is not None:
-                    writer.put({"type": "numerics", **row})
-                found.append(row)
+                with postponed():  # a row is in the file and shown, or neither
+                    if writer is not None:
+                        writer.put({"type": "numerics", **row})
+                    found.append(row)
 
 
 def _print(found: list[dict[str, Any]], target: Target, *, json: bool, csv: bool, quiet: bool) -> None:

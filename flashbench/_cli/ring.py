@@ -236,34 +236,44 @@ def _measure(
     quiet: bool,
 ) -> tuple[list[dict[str, Any]], str | None, bool]:  # fmt: skip
     """The rows, how a rank was lost, if one was, and whether it was stopped before all were there."""
-    from flashbench import console, environment, runfile
+    from flashbench import console, runfile
     from flashbench.ring.group import RankLost
     from flashbench.ring.rows import measured
+    from flashbench.signals import postponed
 
-    writer, found = None, list[dict[str, Any]]()
-    if path is not None:
-        about = environment.collect(target)
-        if target.type == "cuda":
-            about["ranks"] = environment.cards(asked.ranks)
-        head = runfile.header(
-            argv=["flashbench", *sys.argv[1:]], options=dict(given), environment=about, cells=()
-        )
-        writer = runfile.create(path, {**head, "planned": len(cells)})
+    def opened() -> runfile.Writer | None:
+        if path is None:
+            return None
+        return runfile.create(path, {**_header(asked, target, given), "planned": len(cells)})
+
+    found: list[dict[str, Any]] = []
     with (
-        interrupt.interruptible() as stop, writer or nullcontext(),
+        interrupt.interruptible() as stop, opened() or nullcontext() as writer,
         console.progress(len(cells), quiet=quiet) as tick,
     ):  # fmt: skip
         tick(0, f"{asked.ranks} ranks")
         try:
             for row in measured(cells, asked, target):
-                if writer is not None:
-                    writer.put({"type": "ring", **row})
-                found.append(row)
+                with postponed():  # a row is in the file and shown, or neither
+                    if writer is not None:
+                        writer.put({"type": "ring", **row})
+                    found.append(row)
                 tick(len(found), f"{row['implementation']} {row['pass']} {row['seqlen']}")
         except RankLost as lost:
             skipped = sum(row["status"] == "skipped" for row in found)
             return found, f"{lost}; {skipped} of {len(cells)} cells were not started", False
     return found, None, stop()
+
+
+def _header(asked: Asked, target: Target, given: Mapping[str, str]) -> dict[str, Any]:
+    from flashbench import environment, runfile
+
+    about = environment.collect(target)
+    if target.type == "cuda":
+        about["ranks"] = environment.cards(asked.ranks)
+    return runfile.header(
+        argv=["flashbench", *sys.argv[1:]], options=dict(given), environment=about, cells=()
+    )
 
 
 def _verdict(rows: list[dict[str, Any]], lost: str | None) -> None:
