@@ -30,6 +30,7 @@ SAME = (
     "head_dim_v", "dtype", "causal", "options", "page_size", "model", "mode", "seqlen", "layers", "arch",
 )  # fmt: skip
 """Fields in which the two sides of a ratio or difference are the same, but those that a side names."""
+_CELL = (*SAME, "implementation")
 
 SEEN = ("ratio", "difference", "value", "slope", "ran", "device", "product")
 """What a claim can be about; ``docs/claims.md`` says each."""
@@ -185,30 +186,29 @@ def _found(claim: Claim, rows: Callable[[str], list[Row]]) -> tuple[tuple[Seen, 
 
 
 def _cells(given: Any, rows: Callable[[str], list[Row]]) -> list[Row]:
-    """A row for each cell that is asked about and can be run; of two sides the one that was not begun. None
-    where every cell was.
+    """A row for each cell that is asked about and can be run; of two sides the one that was not begun, unless
+    they were in another file. None where every cell was.
     """
     files = {side["file"] for side in _sides(given)}
     if not any(unstarted.is_one(row) for name in files for row in rows(name)):
         return []
     if not isinstance(given, list):
         return [row for row in _rows_of(given, rows) if _can(row)]
-    cells: list[Row] = []
+    cells: list[tuple[Any, Row]] = []
     for pair in (pair for pair in given if isinstance(pair, dict)):
         keys = _shared(pair)
         to = {_key(row, keys): row for row in _rows_of(pair["to"], rows) if _can(row)}
-        of = (row for row in _rows_of(pair["of"], rows) if _can(row) and _key(row, keys) in to)
-        cells += [row if unstarted.is_one(row) else _as(row, to[_key(row, keys)]) for row in of]
-    return cells
+        for row in (row for row in _rows_of(pair["of"], rows) if _can(row) and _key(row, keys) in to):
+            other = to[_key(row, keys)]
+            cells.append((_key(row, _CELL) + _key(other, _CELL), _as(row, other)))
+    begun = {both for both, row in cells if not unstarted.is_one(row)}
+    return [row for both, row in cells if both not in begun or not unstarted.is_one(row)]
 
 
 def _as(row: Row, other: Row) -> Row:
     """A row, as one that was not begun if what it is set beside was not."""
-    return (
-        {**row, **{name: other.get(name) for name in ("status", "reason")}}
-        if unstarted.is_one(other)
-        else row
-    )
+    as_it_is = unstarted.is_one(row) or not unstarted.is_one(other)
+    return row if as_it_is else {**row, **{name: other.get(name) for name in ("status", "reason")}}
 
 
 def _can(row: Row) -> bool:
@@ -222,7 +222,8 @@ def _rows(path: Path) -> list[Row]:
     if path.suffix == ".jsonl":
         file = runfile.intact(runfile.load(path))
         card = (file.header.get("environment") or {}).get("device_name")
-        return [*table.rows(table.build([file])), *timed(file.blocks, card)]
+        rows = table.rows(table.build([file]))
+        return [*rows, *unstarted.unreached(file.header, rows), *timed(file.blocks, card)]
     try:
         document = json.loads(paths.whole(path))
         if isinstance(document, list) and document:  # of profile --static: of no card

@@ -37,7 +37,7 @@ from flashbench import paths
 from flashbench._runfile import alike, lines
 from flashbench._runfile.alike import AFTERWARDS, CONDITIONS, SOURCE_HASH
 from flashbench._runfile.lock import Locks
-from flashbench._runfile.reading import SCHEMA, RunFile, intact, load, read
+from flashbench._runfile.reading import SCHEMA, RunFile, intact, load, read, rowless
 from flashbench._runfile.verify import Verdict
 from flashbench._runfile.verify import verify as _verify
 from flashbench._runfile.writer import Writer, set_aside, unwritable
@@ -51,7 +51,7 @@ NOT_STARTED = ("time budget of", "the device was lost")
 
 __all__ = [
     "AFTERWARDS", "CONDITIONS", "NOT_STARTED", "SCHEMA", "SOURCE_HASH", "Resumed", "RunFile", "Verdict",
-    "Writer", "create", "header", "intact", "is_final", "load", "resume", "verify",
+    "Writer", "create", "header", "intact", "is_final", "load", "resume", "rowless", "verify",
 ]  # fmt: skip
 
 
@@ -85,16 +85,16 @@ def header(
 
 
 def create(path: Path | str, head: Mapping[str, Any]) -> Writer:
-    """A new results file with that header. Makes missing folders.
+    """A new results file with that header, in the place of one that is ``rowless``. Makes missing folders.
 
-    Raises UsageError where the path exists, is a folder or cannot be written.
+    Raises UsageError where the path exists otherwise, is a folder or cannot be written.
     """
     path = Path(path)
     if os.path.isdir(path):
         raise UsageError(f"{path} is a folder; a results file is wanted")
     lock = _locked(path)
     try:
-        if os.path.exists(path):
+        if os.path.exists(path) and not rowless(path):
             raise UsageError(
                 f"{path} exists and is not overwritten", hint="pass --resume to complete it, or another --out"
             )

@@ -1,4 +1,5 @@
-"""Cells that a run never began, its time budget being spent: how many, which, and why, in words.
+"""Cells that a run never began, its time budget being spent, its device lost or the run itself stopped: how
+many, which, and why, in words.
 
 Whatever is made from rows says so beside what it shows: a length that is missing is not one that has no
 result.
@@ -6,6 +7,7 @@ result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,13 +19,47 @@ Row = Mapping[str, Any]
 MOST = 8
 """So many lengths or names are listed; of more the first and the last."""
 
+NOT_REACHED = "not reached by the run"
+"""The reason of a cell that was planned and has no row: the run was stopped before it, or is at work."""
+
 
 def is_one(row: Row) -> bool:
     """Whether a row is of a cell that was not begun, and has no result for no reason of its own."""
     if row.get("status") != "skipped":
         return False
     reason = row.get("reason")
-    return isinstance(reason, str) and reason.startswith(runfile.NOT_STARTED)
+    return isinstance(reason, str) and reason.startswith((*runfile.NOT_STARTED, NOT_REACHED))
+
+
+def unreached(header: Mapping[str, Any], rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """A row for each planned cell that none of a file's rows (with their ``key``) is of, as one that was not
+    begun. Not of cells that would be refused, by all that the file has of their like.
+    """
+    known, refused = set[Any](), dict[tuple[Any, ...], bool]()
+    for row in rows:
+        known.add(row.get("key"))
+        refused[_like(row)] = refused.get(_like(row), True) and row.get("status") == "unsupported"
+    keys = dict.fromkeys(key for key in header.get("cells") or () if isinstance(key, str))
+    found = (cell for key in keys if key not in known and (cell := _planned(key)))
+    return [cell for cell in found if not refused.get(_like(cell), False)]
+
+
+def _like(row: Row) -> tuple[Any, ...]:
+    """What decides whether a cell is refused, as far as it is told from length to length."""
+    return tuple(row.get(name) for name in ("implementation", "pass", "dtype", "head_dim", "causal"))
+
+
+def _planned(key: str) -> dict[str, Any] | None:
+    """The fields of a row that a cell's key tells, None where it is none."""
+    if not (found := _KEY.fullmatch(key)):
+        return None
+    sizes = {name: int(text) for name in _SIZES if (text := found[name])}
+    alike = {more: sizes[name] for name, more in _ALIKE.items() if more not in sizes}
+    return {
+        "key": key, "implementation": found["implementation"], "pass": found["passes"], **sizes, **alike,
+        "dtype": found["dtype"], "causal": found["mask"] == "causal", "options": found["options"] or None,
+        "status": "skipped", "reason": NOT_REACHED,
+    }  # fmt: skip
 
 
 def lines(rows: Iterable[Row]) -> list[str]:
@@ -78,6 +114,17 @@ _WORDS: Mapping[str, Callable[[Any], str]] = {
     "causal": lambda value: "causal" if value else "without a mask",
 }  # fmt: skip
 """What tells cells apart, and how it reads."""
+
+_KEY = re.compile(
+    r"(?P<implementation>.+?) (?P<passes>fwd|bwd|fwd\+bwd) b(?P<batch>\d{1,9})"
+    r" h(?P<num_heads>\d{1,9})(?:/(?P<num_kv_heads>\d{1,9}))?"
+    r" n(?P<seqlen_q>\d{1,9})(?:x(?P<seqlen_k>\d{1,9}))?"
+    r" d(?P<head_dim>\d{1,9})(?:/(?P<head_dim_v>\d{1,9}))?"
+    r" (?P<dtype>\S+) (?P<mask>causal|full)(?: (?P<options>.+))?"
+)
+"""Of ``problem.Cell.key``; sizes that are the same twice stand there once."""
+_ALIKE = {"num_heads": "num_kv_heads", "seqlen_q": "seqlen_k", "head_dim": "head_dim_v"}
+_SIZES = ("batch", *_ALIKE, *_ALIKE.values())
 
 _LENGTHS = ("seqlen_k", "kv_len", "seqlen")
 

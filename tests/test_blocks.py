@@ -301,6 +301,10 @@ def test_what_was_measured_before_an_interrupt_is_shown_and_how_much_it_is(
     shown, said = capsys.readouterr()
     assert len(json.loads(shown)) == len(runfile.load(out).blocks) == kept
     assert said == f"warning: interrupted; {kept} of 2 rows were measured\n"
+    assert runfile.verify(out).missing == 2 - kept
+    monkeypatch.setattr(blocks, "measure", measure)
+    assert flashbench(*line, "--json") == (2 if kept else 0)  # rows are kept, a header alone is not
+    assert len(runfile.load(out).blocks) == (kept or 2)
 
 
 @pytest.mark.usefixtures("own")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flashbench import calibrate, ceilings, devices, environment
+from flashbench.cli import main
 from flashbench.errors import RunFileError
 from flashbench.kernels import Target
 from flashbench.profilers import Policy
@@ -197,6 +199,18 @@ def test_the_command_measures_a_cpu_and_stores_it(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == json.loads(done.stdout)
     assert done.stderr == ""
     assert ceilings.load(path).copy_bytes_per_s > 0
+
+
+def test_an_interrupt_is_told_and_stores_nothing(
+    home: Path, small: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(calibrate, "_release", lambda _: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as stop:
+        main(["calibrate", "--device", "cpu", "--json", "-q"])
+    assert (stop.value.code, capsys.readouterr()) == (
+        130, ("", "warning: interrupted; not all ceilings were measured, and none is stored\n"),
+    )  # fmt: skip
+    assert not home.exists()
 
 
 @pytest.mark.parametrize(

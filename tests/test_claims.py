@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 import synthetic
 from test_cli_help import options
 
-from flashbench import claims, kernels, runfile
+from flashbench import claims, kernels, runfile, table, unstarted
 from flashbench.claim import VERDICTS
 from flashbench.cli import main
 from flashbench.errors import RunFileError, UsageError
+from flashbench.problem import PASSES, Cell, Problem
 from flashbench.units import parse_int
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -477,6 +479,79 @@ def test_cells_that_a_budget_kept_from_being_begun_are_said(tmp_path: Path, side
     assert none.shown == (
         "none of 6 cells was begun: at 1k, 2k and 4k; time budget of 9s spent; measured by `flashbench run`"
     )
+
+
+STOPPED = RATIO.replace("r.json", "r.jsonl").replace('"a"', '"naive"').replace('"b"', '"flash"')
+
+
+def test_cells_that_an_interrupt_kept_from_being_reached_are_said(tmp_path: Path) -> None:
+    """Planned and without a row; not those whose like was refused at every length that was reached."""
+    every = [
+        synthetic.record(name, n, causal=causal)
+        for causal in (False, True) for n in (1024, 2048, 4096) for name in ("naive", "flash", "sdpa")
+    ]  # fmt: skip
+    reached = [one for one in every if not (one.cell.problem.causal and one.cell.problem.seqlen_q > 1024)]
+    text = STOPPED.replace('"flash"', '["flash", "sdpa"]')
+
+    def shown(*records: Any) -> claims.Judged:
+        (tmp_path / "r.jsonl").unlink(missing_ok=True)
+        head = runfile.header(argv=["flashbench", "run"], options={}, environment={},
+                              cells=[one.cell for one in every])  # fmt: skip
+        with runfile.create(tmp_path / "r.jsonl", head) as writer:
+            for one in records:
+                writer.append(one)
+        return judged(tmp_path, text)
+
+    said = "2 of 6 cells were not begun: causal, at 2k and 4k; not reached by the run"
+    assert shown(*reached).shown.endswith(f"; {said}")
+    assert shown(*every).not_begun == ()
+    refused = [
+        replace(one, status="unsupported", reason="it cannot", samples=None)
+        if one.cell.problem.causal and one.cell.implementation == "naive" else one
+        for one in reached
+    ]  # fmt: skip
+    assert shown(*refused).not_begun == ()
+    none = shown()
+    assert none.verdict == "not measured"
+    assert none.not_begun == ("none of 6 cells was begun: at 1k, 2k and 4k; not reached by the run",)
+    assert "no such cells" not in none.shown
+
+
+def test_a_cell_that_another_file_has_was_begun(tmp_path: Path) -> None:
+    """A sweep that was stopped and one of its rest make a whole."""
+    every = [synthetic.record(name, n) for n in (1024, 2048, 4096) for name in ("naive", "flash")]
+    for name, records in (("r", every[:4]), ("rest", every[2:5])):
+        head = runfile.header(argv=["flashbench"], options={}, environment={},
+                              cells=[one.cell for one in every])  # fmt: skip
+        with runfile.create(tmp_path / f"{name}.jsonl", head) as writer:
+            for one in records:
+                writer.append(one)
+    pair = STOPPED[STOPPED.index("{ of") : STOPPED.index("]", STOPPED.index("{ of"))]
+    text = STOPPED.replace(pair, f"{pair}, {pair.replace('r.jsonl', 'rest.jsonl')}")
+    one = judged(tmp_path, text)
+    assert (len(one.found), len(one.not_begun)) == (3, 1)
+    assert one.not_begun[0].endswith("at 4k; not reached by the run")
+
+
+def test_a_key_of_a_planned_cell_tells_what_its_row_would() -> None:
+    shapes = [
+        {"seqlen_q": 7, "seqlen_k": 64, "causal": True, "window": (4, -1)}, {"num_kv_heads": 2},
+        {"head_dim_v": 32, "dtype": "fp8", "softcap": 30.0}, {"bias": "1hqk", "alibi": True},
+        {"lengths": ((16, 16), (8, 64)), "batch": 2, "seqlen_q": 16, "seqlen_k": 64}, {},
+    ]  # fmt: skip
+    base = {"batch": 3, "num_heads": 4, "num_kv_heads": 4, "seqlen_q": 64, "seqlen_k": 64, "head_dim": 64,
+            "head_dim_v": 64, "dtype": "bf16", "causal": False}  # fmt: skip
+    for shape, pass_, name in zip(shapes, PASSES * 2, ("flash", "f.py:g", "a b") * 2, strict=True):
+        cell = Cell(implementation=name, problem=Problem(**{**base, **shape}), pass_=pass_)
+        record = replace(synthetic.record("flash", 64), cell=cell)
+        [there] = table.rows(table.build([synthetic.run_file([record])]))
+        [told] = unstarted.unreached({"cells": [cell.key, 7, "nobody's", None]}, [])
+        assert unstarted.is_one(told)
+        assert {name: there[name] for name in told if name not in ("status", "reason")} == {
+            name: value for name, value in told.items() if name not in ("status", "reason")
+        }
+        assert set(told) >= {*table.PROBLEM_COLUMNS, "options", "implementation", "pass"}
+        assert unstarted.unreached({"cells": [cell.key]}, [there]) == []
 
 
 def test_fields_of_another_type_are_refused_in_one_line(tmp_path: Path) -> None:

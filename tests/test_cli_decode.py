@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,43 @@ def test_steps_are_counted_in_one_process_whatever_their_cache(
     assert [(step.dtype, step.page_size, step.kv_len) for step in found] == [
         ("fp16", 0, 40), ("fp16", 16, 40), ("fp8", 0, 40), ("fp8", 16, 40),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kept", "there"), [(0, False), (1, False), (1, True)])
+def test_what_was_measured_before_an_interrupt_is_shown_and_kept(
+    kept: int, there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In a new file: what a former run wrote does not give way to a part."""
+    check, calls = decoding.check, list[decoding.Step]()
+
+    def stopped(step: decoding.Step, *how: Any, **more: Any) -> dict[str, Any]:
+        calls.append(step)
+        if len(calls) > kept:
+            signal.raise_signal(signal.SIGTERM)
+        return check(step, *how, **more)
+
+    monkeypatch.setattr(decoding, "check", stopped)
+    out = tmp_path / "decode.json"
+    if there:
+        out.write_text("{}")
+    code, shown, said = run([*SMALL, "--out", str(out), "--json"], capsys)
+    assert (code, len(json.loads(shown))) == (130, kept)
+    where = "holds them" if kept and not there else "was not written"
+    assert said == f"warning: interrupted; {kept} of 2 rows were checked; {out} {where}\n"
+    assert out.exists() == bool(kept)
+    if out.exists():
+        assert len(json.loads(out.read_text()).get("rows", ())) == (0 if there else kept)
+
+
+def test_an_interrupt_of_counting_leaves_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(counting, "why_unavailable", lambda target: None)
+    monkeypatch.setattr(counting, "count_jobs", lambda *_, **__: signal.raise_signal(signal.SIGINT))
+    code, shown, said = run([*SMALL, "--counters", str(tmp_path / "raw"), "--json"], capsys)
+    assert (code, said) == (130, "warning: interrupted; 2 of 2 rows were checked\n")
+    assert [row["not_counted"] for row in json.loads(shown)] == ["interrupted"] * 2
 
 
 def test_what_the_profiled_process_runs_is_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from attention import problem
 
 from flashbench import cli, kernels, tracing
 from flashbench._cli import profile as command
+from flashbench._cli import profile_timeline
 from flashbench.errors import EXIT_GATE, EXIT_UNAVAILABLE, EXIT_UNREADABLE, EXIT_USAGE
 from flashbench.kernels import Target
 from flashbench.problem import Cell
@@ -189,6 +192,46 @@ def test_the_trace_is_the_model_to_the_byte(capsys: pytest.CaptureFixture[str]) 
         "backward_dq",
         "backward_dkdv",
     ]
+
+
+@interpreted
+@pytest.mark.parametrize("kept", [0, 1])
+def test_what_was_traced_before_an_interrupt_is_shown(
+    kept: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, calls = tracing.trace_cell, list[Cell]()
+
+    def stopped(cell: Cell, *how: Any, **more: Any) -> dict[str, Any]:
+        calls.append(cell)
+        if len(calls) > kept:
+            signal.raise_signal(signal.SIGTERM)
+        return trace(cell, *how, **more)
+
+    monkeypatch.setattr(tracing, "trace_cell", stopped)
+    code, out, err = run(capsys, "--trace", *SMALL, "--json", "-q")
+    assert (code, len(json.loads(out))) == (130, kept)
+    assert err == f"warning: interrupted; {kept} of 2 cells were traced\n"
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_what_was_recorded_before_an_interrupt_is_shown(
+    kept: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [Cell(implementation="naive", problem=problem(), pass_=pass_) for pass_ in ("fwd", "bwd")]
+    replies = iter([{"reason": "no GPU"}] * kept)
+
+    def timed(*_: Any) -> dict[str, Any]:
+        if (reply := next(replies, None)) is None:
+            signal.raise_signal(signal.SIGTERM)
+        return reply or {}
+
+    monkeypatch.setattr(profile_timeline, "_timed", timed)
+    card = Target(device="cuda:0", name="a card")
+    with pytest.raises(typer.Exit) as stop:
+        profile_timeline.show(cells, card, seed=0, json=True, csv=False, quiet=True)
+    out, err = capsys.readouterr()
+    assert (stop.value.exit_code, len(json.loads(out))) == (130, kept)
+    assert err == f"warning: interrupted; {kept} of 2 cells were recorded\n"
 
 
 @interpreted

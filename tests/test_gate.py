@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,16 @@ def changed(path: Path, part: str, index: int, **values: Any) -> str:
     copy = path.with_name("changed.json")
     copy.write_text(command.text_of(document))
     return str(copy)
+
+
+def test_an_interrupt_is_told_and_leaves_no_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "small.toml").write_text(SMALL)
+    monkeypatch.setattr(gating, "document", lambda *_: signal.raise_signal(signal.SIGTERM))
+    code, err = measured(capsys, tmp_path / "small.toml", tmp_path / "gate.json")
+    assert (code, err) == (130, f"warning: interrupted; {tmp_path / 'gate.json'} is not written\n")
+    assert not (tmp_path / "gate.json").exists()
 
 
 @with_baseline

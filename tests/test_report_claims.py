@@ -83,6 +83,13 @@ def test_runs_are_not_set_beside_each_other() -> None:
     assert set(found["run"][found["judged"].astype(bool)]) == {"a", "b"}
 
 
+def test_what_an_interrupted_run_did_not_reach_is_said_by_its_claims() -> None:
+    records = [synthetic.record(name, n) for n in (1024, 2048, 4096) for name in ("naive", "flash")]
+    file = synthetic.run_file(records[:4], cells=[one.cell.key for one in records])
+    row = shown(of(file))[OVER_EAGER]
+    assert row.shown.endswith("; 1 of 3 cells was not begun: at 4k; not reached by the run")
+
+
 @pytest.mark.parametrize(("naive_s", "verdict"), [(3.2e-3, "holds"), (2.0e-3, "does not hold")])
 def test_layers_count(naive_s: float, verdict: str) -> None:
     file = synthetic.run_file([])

@@ -453,6 +453,28 @@ def test_a_lost_rank_leaves_a_row_for_every_cell_and_a_kill_is_told_by_verify(
     assert "2 rows of ring, 4 planned cells have none" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_ring_that_is_stopped_can_be_run_again_where_it_has_no_row(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stopped(Fake):
+        def run(self, *what: object, **how: object) -> list[dict[str, object]]:
+            if not self.outcomes:
+                signal.raise_signal(signal.SIGTERM)
+            return super().run(*what, **how)
+
+    line = ("ring", "--device", "cpu", "--seqlens", "64", "--impls", "ring", "--out", str(tmp_path), "-q")
+    monkeypatch.setattr(rows, "Group", Stopped([None] * kept))
+    assert flashbench(*line) == 130
+    assert f"warning: interrupted; {kept} of 2 rows were measured\n" in capsys.readouterr().err
+    path = tmp_path / "results.jsonl"
+    assert len(runfile.load(path).ring) == kept
+    assert runfile.verify(path).missing == 2 - kept
+    monkeypatch.setattr(rows, "Group", Fake([None, None]))
+    assert flashbench(*line) == (2 if kept else 0)
+    assert len(runfile.load(path).ring) == (kept or 2)
+
+
 def test_cards_of_all_ranks_are_in_the_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,41 @@ def write(path: Path, planned: list[Cell], records: list[Record]) -> Path:
     return path
 
 
+def test_a_file_without_a_row_is_begun_anew_and_any_other_is_kept(tmp_path: Path) -> None:
+    planned = cells(2)
+    path = write(tmp_path / "r.jsonl", planned, [])
+    head = path.read_bytes()
+    kept = {
+        "a row": write(tmp_path / "rows.jsonl", planned, [done(planned[0])]).read_bytes(),
+        "edited": head.replace(b'"card"', b'"bard"'), "no newline": head.rstrip(), "empty": b"",
+        "of another": b'{"type":"tuned"}\n', "notes": head + b"what I saw", "a line": head + b"{}\n",
+        "rows of block": head + b'{"type":"blocks"}\n', "older": head.replace(b'"schema":5', b'"schema":4'),
+    }  # fmt: skip
+    for why, data in kept.items():
+        path.write_bytes(data)
+        assert not runfile.rowless(path), why
+        with pytest.raises(UsageError, match="is not overwritten"):
+            write(path, planned, [])
+        assert path.read_bytes() == data
+    assert not runfile.rowless(tmp_path)
+    assert not runfile.rowless(tmp_path / "none")
+    for data in (head, head + b'{"type":"record","key":"nai'):
+        path.write_bytes(data)
+        assert runfile.rowless(path)
+        write(path, cells(3), [done(planned[0])])
+        found = runfile.load(path)
+        assert (len(found.header["cells"]), len(found.records), found.notes) == (3, 1, ())
+
+
+def test_a_file_that_another_run_writes_is_none_without_a_row(tmp_path: Path) -> None:
+    head = runfile.header(argv=["run"], options=OPTIONS, environment=ENVIRONMENT, cells=cells(1))
+    with runfile.create(tmp_path / "r.jsonl", head) as writer:
+        with pytest.raises(UsageError, match="is being written by another run"):
+            runfile.create(tmp_path / "r.jsonl", head)
+        writer.append(done(cells(1)[0]))
+    assert len(runfile.load(tmp_path / "r.jsonl").records) == 1
+
+
 finite = st.floats(min_value=1e-9, max_value=1e9)
 errors = st.dictionaries(st.sampled_from(["o", "dq", "dk", "dv"]), finite, min_size=1)
 plain = st.dictionaries(

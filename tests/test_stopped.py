@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -245,6 +246,49 @@ def test_a_folder_that_cannot_be_written_is_one_line(out: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "Read-only file system" in done.stderr
     assert len(done.stderr.splitlines()) <= 2
+
+
+ROWS = {
+    "ring": "ring --seqlens 64-4096+64 --head-dims 16 --heads 2 --passes fwd --impls ring --out {out}",
+    "block": "block --model tiny --impls naive,sdpa --seqlens 16-2048+16 --dtype fp32 --out {out}/{name}",
+    "check": "check --numerics --seqlens 16-2048+16 --dtypes fp32 --impls naive --out {out}/{name}",
+}
+"""Commands whose rows are of no sweep, each of many."""
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+@pytest.mark.parametrize(("command", "name"), tiers([("ring", "SIGTERM")], [
+    ("ring", "SIGINT"), ("block", "SIGTERM"), ("check", "SIGINT"),
+]))  # fmt: skip
+def test_a_command_that_is_stopped_shows_its_rows_and_how_many_they_are(
+    command: str, name: str, rows: int, out: Path
+) -> None:
+    """Those of its file; a Ctrl-C goes to all processes of a terminal."""
+    out.mkdir()
+    path = out / "results.jsonl"
+    tag, surroundings = processes.tagged()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "flashbench", *ROWS[command].format(out=out, name=path.name).split(),
+         "--device", "cpu", "--json", "-q"],
+        env=surroundings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=processes.in_the_foreground, start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not path.exists() or path.read_bytes().count(b"\n") < 1 + rows:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.01)
+    (os.killpg if name == "SIGINT" else os.kill)(process.pid, getattr(signal, name))
+    shown, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    found, verdict = runfile.load(path), runfile.verify(path)
+    kept = found.ring or found.blocks or found.numerics
+    assert len(json.loads(shown)) == len(kept) >= rows
+    planned = len(kept) + verdict.missing
+    assert said == f"warning: interrupted; {len(kept)} of {planned} rows were measured\n"
+    assert 64 <= planned > len(kept)
+    assert (verdict.damage, runfile.rowless(path)) == ([], not kept)
+    assert processes.left(tag) == []
 
 
 WAITING = """

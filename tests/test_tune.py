@@ -591,6 +591,14 @@ def test_an_interrupt_leaves_all_that_was_measured_in_the_file(stop: signal.Sign
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_interrupt_of_a_dry_run_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "candidates", lambda *_: signal.raise_signal(signal.SIGTERM))
+    code, out, err = command(["tune", "--dry-run", "--gpu", "h100-sxm", "--head-dims", "64", "-q"], capsys)
+    assert (code, out, err) == (130, "", "warning: interrupted; not all candidates were compiled\n")
+
+
 @pytest.mark.slow
 def test_a_dry_run_lists_candidates_with_what_they_compile_to(capsys: pytest.CaptureFixture[str]) -> None:
     argv = [

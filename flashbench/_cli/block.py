@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashbench._cli import options
-from flashbench.errors import EXIT_INTERRUPTED, GateError, SpecError, UsageError
+from flashbench._cli import interrupt, options
+from flashbench.errors import GateError, SpecError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.blocks import Task
@@ -94,7 +94,7 @@ def block(
     found, stopped = _measure(tasks, target, path, texts, seed=number, quiet=quiet)
     _show(found, target, json=json, csv=csv)
     if stopped:
-        raise _interrupted(len(found), len(tasks))
+        raise interrupt.interrupted(f"{len(found)} of {len(tasks)} rows were measured")
     _verdict(found)
 
 
@@ -109,13 +109,6 @@ def _target(device: str | None, tasks: list[Task]) -> Target:
     return target
 
 
-def _interrupted(rows: int, planned: int) -> typer.Exit:
-    from flashbench import console
-
-    console.warn(f"interrupted; {rows} of {planned} rows were measured")
-    return typer.Exit(EXIT_INTERRUPTED)
-
-
 def _verdict(found: list[dict[str, Any]]) -> None:
     """Raise GateError where a row is wrong or failed."""
     bad = [row for row in found if row["status"] in ("wrong", "failed")]
@@ -124,8 +117,12 @@ def _verdict(found: list[dict[str, Any]]) -> None:
 
 
 def _new_file(out: str | None) -> Path | None:
+    from flashbench import runfile
+
     if out is None:
         return None
+    if runfile.rowless(out):
+        return Path(out)
     path = options.out_file(out)
     if path.exists():
         raise UsageError(f"--out {out!r}: exists and is not overwritten; accepted: the path of a new file")
@@ -182,26 +179,33 @@ def _measure(
     tasks: list[Task], target: Target, path: Path | None, texts: dict[str, str], *, seed: int, quiet: bool
 ) -> tuple[list[dict[str, Any]], bool]:
     """The tasks' rows, and whether it was stopped before all were there."""
-    from flashbench import blocks, console, environment, runfile
-    from flashbench._cli.interrupt import terminable
+    from flashbench import blocks, console, runfile
+    from flashbench.signals import postponed
 
-    writer, found = None, list[dict[str, Any]]()
-    if path is not None:
-        about = environment.collect(target)
-        head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
-        writer = runfile.create(path, head)
+    def opened() -> runfile.Writer | None:
+        return None if path is None else runfile.create(path, _header(target, texts, len(tasks)))
+
+    found: list[dict[str, Any]] = []
     with (
-        suppress(KeyboardInterrupt), terminable(), writer or nullcontext(),
+        interrupt.interruptible() as stop, opened() or nullcontext() as writer,
         console.progress(len(tasks), quiet=quiet) as tick,
     ):  # fmt: skip
         tick(0, "the first stack")
         for row in blocks.rows(tasks, target, seed=seed):
-            if writer is not None:
-                writer.put({"type": "blocks", **row})
-            found.append(row)
+            with postponed():  # a row is in the file and shown, or neither
+                if writer is not None:
+                    writer.put({"type": "blocks", **row})
+                found.append(row)
             tick(len(found), f"{row['model']} {row['implementation']} {row['mode']}")
-        return found, False
-    return found, True
+    return found, stop()
+
+
+def _header(target: Target, texts: dict[str, str], planned: int) -> dict[str, Any]:
+    from flashbench import environment, runfile
+
+    about = environment.collect(target)
+    head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
+    return {**head, "planned": planned}
 
 
 def _show(found: list[dict[str, Any]], target: Target, *, json: bool, csv: bool) -> None:

@@ -53,9 +53,12 @@ def calibrate(
             hint=status.hint or "'--device cpu' measures what a CPU has",
         )
     from flashbench import calibrate as measuring
+    from flashbench._cli.interrupt import interrupted, interruptible
 
-    with console.progress(len(measuring.PROBES), quiet=quiet) as tick:
+    with interruptible() as stop, console.progress(len(measuring.PROBES), quiet=quiet) as tick:
         document = measuring.measure(target, tick)
+    if stop():
+        raise interrupted("not all ceilings were measured, and none is stored")
     path = path or ceilings.path_for(document["device"]["name"], document["device"]["uuid"])
     rows = _rows(document)
     notes = [] if quiet else _notes(document)

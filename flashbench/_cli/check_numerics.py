@@ -110,14 +110,14 @@ def _resolve(line: dict[str, str]) -> tuple[tuple[Grid, ...], Target, Path | Non
 
 def _free(out: Path | None) -> Path | None:
     """Refuse a file that is there, before anything is measured. Raises UsageError."""
-    from flashbench import units
+    from flashbench import runfile, units
 
     if out is None:
         return None
     label = f"--out {units.quoted(out, 400)}"
     if out.is_dir():
         raise UsageError(f"{label}: a folder; accepted with --numerics: the path of a new file")
-    if out.exists():
+    if out.exists() and not runfile.rowless(out):
         raise UsageError(f"{label}: exists and is not overwritten; accepted: the path of a new file")
     return out
 
@@ -134,12 +134,13 @@ def _measure(
     """Each row is in the file, if one is asked for, and then in found, as soon as it is measured."""
     from flashbench import console, environment, numerics, runfile
     from flashbench._cli.interrupt import terminable
+    from flashbench.signals import postponed
 
     writer, count = None, sum(grid.count for grid in grids)
     if out is not None:
         about = environment.collect(target)
         head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
-        writer = runfile.create(out, head)
+        writer = runfile.create(out, {**head, "planned": count})
     if not quiet:
         grid = grids[0]
         sampled = f"{grid.queries} queries of {grid.heads} heads"
@@ -147,9 +148,10 @@ def _measure(
     with terminable(), writer or nullcontext(), console.progress(count, quiet=quiet) as tick:
         for grid in grids:
             for row in numerics.rows(grid, target, lambda text: tick(len(found), text)):
-                if writer is not None:
-                    writer.put({"type": "numerics", **row})
-                found.append(row)
+                with postponed():  # a row is in the file and shown, or neither
+                    if writer is not None:
+                        writer.put({"type": "numerics", **row})
+                    found.append(row)
 
 
 def _print(found: list[dict[str, Any]], target: Target, *, json: bool, csv: bool, quiet: bool) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashbench._cli import decode_counters, options
+from flashbench._cli import decode_counters, interrupt, options
 from flashbench.errors import GateError, SpecError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -127,41 +127,60 @@ def decode(
     console.listen(quiet=quiet)
     found = options.tuned(configurations, target, quiet=quiet)
     served = [(step, None) if found is None else found.step(step) for step in steps]
-    rows, copy = _rows(served, target, found, check=check, seed=number, quiet=quiet)
-    if raw is not None:
-        decode_counters.add(rows, [step for step, _ in served], target, raw, number)
-    if path is not None:
-        import json as json_
-
-        from flashbench import decoding
-
-        argv = ["flashbench", *sys.argv[1:]]
-        document = console.raw_value(decoding.document(rows, target, copy, argv=argv))
-        options.write_out(path, json_.dumps(document) + "\n")
+    rows, copy = list[dict[str, Any]](), None
+    with interrupt.interruptible() as stop:
+        copy = None if check else _copy(target)
+        _measure(rows, served, target, found, copy, check=check, seed=number, quiet=quiet)
+        if raw is not None:
+            decode_counters.add(rows, [step for step, _ in served], target, raw, number)
+    kept = path is not None and (not stop() or (bool(rows) and not path.exists()))
+    if path is not None and kept:
+        _save(path, rows, target, copy)
     hidden = ("samples_s", "clocks", "counters")
     shown = [{name: value for name, value in row.items() if name not in hidden} for row in rows]
     columns = _columns(rows, raw=json or csv)
     title = f"decode on {target.name}"
     console.show_table(
-        columns, shown, json=json, csv=csv, title=title, notes=[] if quiet else _notes(copy, check)
+        columns, shown, json=json, csv=csv, title=title, notes=[] if quiet or stop() else _notes(copy, check)
     )
+    if stop():
+        where = "" if path is None else f"; {path} {'holds them' if kept else 'was not written'}"
+        raise interrupt.interrupted(
+            f"{len(rows)} of {len(steps)} rows were {'checked' if check else 'measured'}{where}"
+        )
     _verdict(rows)
 
 
-def _rows(
+def _copy(target: Target) -> dict[str, Any]:
+    from flashbench import calibrate
+
+    return calibrate.measure_one("copy_bytes_per_s", target)
+
+
+def _save(path: Path, rows: list[dict[str, Any]], target: Target, copy: dict[str, Any] | None) -> None:
+    """Write the file of --out."""
+    import json
+
+    from flashbench import console, decoding
+
+    document = console.raw_value(decoding.document(rows, target, copy, argv=["flashbench", *sys.argv[1:]]))
+    options.write_out(path, json.dumps(document) + "\n")
+
+
+def _measure(
+    rows: list[dict[str, Any]],
     served: Sequence[tuple[Step, str | None]],
     target: Target,
     tuned: Tuned | None,
+    copy: Mapping[str, Any] | None,
     *,
     check: bool,
     seed: int,
     quiet: bool,
-) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """The rows, and the copy that they are held to; a row whose configuration is the file's says so."""
-    from flashbench import calibrate, console, decoding
+) -> None:
+    """Add row after row, held to the copy; one whose configuration is the file's says so."""
+    from flashbench import console, decoding
 
-    copy = None if check else calibrate.measure_one("copy_bytes_per_s", target)
-    rows = []
     with console.progress(len(served), quiet=quiet) as tick:
         found = decoding.run(
             [step for step, _ in served],
@@ -174,7 +193,6 @@ def _rows(
             tick(done, step.problem.key)
             source = {} if tuned is None or case is None else {"tuned": str(tuned.path), "tuned_case": case}
             rows.append(next(found) | source)
-    return rows, copy
 
 
 def _ready(target: Target, check: bool) -> None:

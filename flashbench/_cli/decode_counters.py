@@ -46,7 +46,13 @@ def add(
     def keep(job: int, counters: counting.Counters) -> None:
         rows[right[job]].update(_fields(counters, rows[right[job]]["requested_bytes"]))
 
-    counting.count_jobs(jobs, target, folder=folder, on_count=keep, seed=seed)
+    try:
+        counting.count_jobs(jobs, target, folder=folder, on_count=keep, seed=seed)
+    except KeyboardInterrupt:
+        for index in right:
+            if not {"counters", "not_counted"} & set(rows[index]):
+                rows[index]["not_counted"] = "interrupted"
+        raise
 
 
 def _fields(counters: Mapping[str, Any], requested: int) -> dict[str, Any]:

@@ -51,13 +51,16 @@ def gate(
     path = options.out_file(out, [config])
     plan = plan_of(configfile.read_toml(config), f"--config {config!r}")
     from flashbench import environment, gating, kernels
+    from flashbench._cli.interrupt import interrupted, interruptible
     from flashbench.kernels import Target
 
     for name in kernels.registry():
         kernels.get(name).why_unavailable(Target())
     environment.need_torch()
-    with console.progress(plan.steps, quiet=quiet) as tick:
+    with interruptible() as stop, console.progress(plan.steps, quiet=quiet) as tick:
         document = gating.document(plan, tick)
+    if stop():
+        raise interrupted(f"{path} is not written")
     options.write_out(path, text_of(document))
     if not quiet:
         said = ", ".join(f"{len(document[part])} of {part}" for part in gating.PARTS)

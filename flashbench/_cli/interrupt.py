@@ -11,8 +11,10 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import typer
+
 from flashbench import console
-from flashbench.errors import FlashbenchError
+from flashbench.errors import EXIT_INTERRUPTED, FlashbenchError
 from flashbench.signals import STOPPING, Interrupted, handling
 
 if TYPE_CHECKING:
@@ -70,6 +72,25 @@ def terminable() -> Iterator[None]:
 
     with handling(handle, *STOPPING):
         yield
+
+
+@contextmanager
+def interruptible() -> Iterator[Stop]:
+    """As ``terminable``; an interrupt ends what is inside, and what is given knows of it, so that what was
+    done until then can be shown and ``interrupted`` raised.
+    """
+    stop = Stop()
+    try:
+        with terminable():
+            yield stop
+    except KeyboardInterrupt:
+        stop.by = "interrupt"
+
+
+def interrupted(said: str) -> typer.Exit:
+    """How a command ends that was, once it is told what there is of it."""
+    console.warn(f"interrupted; {said}")
+    return typer.Exit(EXIT_INTERRUPTED)
 
 
 def kept(results: Path) -> tuple[Record, ...]:

@@ -26,13 +26,14 @@ def show(
 ) -> None:
     """Record one call of each cell and print its kernels. Raises UnavailableError without a GPU."""
     from flashbench import console, counting
+    from flashbench._cli.interrupt import interrupted, interruptible
 
     if target.type != "cuda":
         raise UnavailableError(
             "--timeline: kernels run on a GPU; there is none here", "see flashbench doctor"
         )
     found: list[dict[str, Any]] = []
-    with console.progress(len(cells), quiet=quiet) as tick:
+    with interruptible() as stop, console.progress(len(cells), quiet=quiet) as tick:
         for index, cell in enumerate(cells):
             tick(index, cell.key)
             source = {"tuned": tuned.source(cell)} if tuned else {}
@@ -42,6 +43,8 @@ def show(
     else:
         rows = [row for one in found for row in _rows(one)]
         console.show_table(_columns(), rows, csv=csv, title="Kernels of one call, L2 warm")
+    if stop():
+        raise interrupted(f"{len(found)} of {len(cells)} cells were recorded")
     if all("reason" in one for one in found):
         raise UnavailableError(f"--timeline: no cell was recorded: {found[0]['reason']}")
 

@@ -30,10 +30,11 @@ def show(
     where nothing could be traced.
     """
     from flashbench import console, environment, tracing
+    from flashbench._cli.interrupt import interrupted, interruptible
 
     environment.need_torch()
     found: list[tuple[Cell, dict[str, Any]]] = []
-    with console.progress(len(cells), quiet=quiet) as tick:
+    with interruptible() as stop, console.progress(len(cells), quiet=quiet) as tick:
         for index, cell in enumerate(cells):
             tick(index, cell.key)
             traced = tracing.trace_cell(cell, config.get(cell.key), limit=limit, seed=seed)
@@ -45,6 +46,8 @@ def show(
         console.show_table(
             _columns(), rows, csv=csv, title="Bytes traced in Triton's interpreter, and modelled"
         )
+    if stop():
+        raise interrupted(f"{len(found)} of {len(cells)} cells were traced")
     _verdict(found, quiet=quiet)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flashbench._cli import options
+from flashbench._cli import interrupt, options
 from flashbench.errors import GateError, SpecError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
@@ -128,8 +128,14 @@ def ring(
         ranks=ranks, device_type=target.type, link=link, limit_s=limit_s, timed=not check,
         seed=units.parse_int(given.get("seed", "0"), "--seed", minimum=0),
     )  # fmt: skip
-    rows, lost = _measure(grids[target.type], asked, target, path, given, quiet=quiet)
-    _finish(rows, lost, target, form)
+    cells = grids[target.type]
+    rows, lost, stopped = _measure(cells, asked, target, path, given, quiet=quiet)
+    from flashbench._cli import ring_table
+
+    ring_table.show(rows, f"attention across {target.name}", **form)
+    if stopped:
+        raise interrupt.interrupted(f"{len(rows)} of {len(cells)} rows were measured")
+    _verdict(rows, lost)
 
 
 def _ranks(given: Mapping[str, str]) -> int:
@@ -228,41 +234,50 @@ def _target(
 def _measure(
     cells: Sequence[Cell], asked: Asked, target: Target, path: Path | None, given: Mapping[str, str], *,
     quiet: bool,
-) -> tuple[list[dict[str, Any]], str | None]:  # fmt: skip
-    """The rows, and how a rank was lost, if one was."""
-    from flashbench import console, environment, runfile
-    from flashbench._cli.interrupt import terminable
+) -> tuple[list[dict[str, Any]], str | None, bool]:  # fmt: skip
+    """The rows, how a rank was lost, if one was, and whether it was stopped before all were there."""
+    from flashbench import console, runfile
     from flashbench.ring.group import RankLost
     from flashbench.ring.rows import measured
+    from flashbench.signals import postponed
 
-    writer, found = None, list[dict[str, Any]]()
-    if path is not None:
-        about = environment.collect(target)
-        if target.type == "cuda":
-            about["ranks"] = environment.cards(asked.ranks)
-        head = runfile.header(
-            argv=["flashbench", *sys.argv[1:]], options=dict(given), environment=about, cells=()
-        )
-        writer = runfile.create(path, {**head, "planned": len(cells)})
-    with terminable(), writer or nullcontext(), console.progress(len(cells), quiet=quiet) as tick:
+    def opened() -> runfile.Writer | None:
+        if path is None:
+            return None
+        return runfile.create(path, {**_header(asked, target, given), "planned": len(cells)})
+
+    found: list[dict[str, Any]] = []
+    with (
+        interrupt.interruptible() as stop, opened() or nullcontext() as writer,
+        console.progress(len(cells), quiet=quiet) as tick,
+    ):  # fmt: skip
         tick(0, f"{asked.ranks} ranks")
         try:
             for row in measured(cells, asked, target):
-                if writer is not None:
-                    writer.put({"type": "ring", **row})
-                found.append(row)
+                with postponed():  # a row is in the file and shown, or neither
+                    if writer is not None:
+                        writer.put({"type": "ring", **row})
+                    found.append(row)
                 tick(len(found), f"{row['implementation']} {row['pass']} {row['seqlen']}")
         except RankLost as lost:
             skipped = sum(row["status"] == "skipped" for row in found)
-            return found, f"{lost}; {skipped} of {len(cells)} cells were not started"
-    return found, None
+            return found, f"{lost}; {skipped} of {len(cells)} cells were not started", False
+    return found, None, stop()
 
 
-def _finish(rows: list[dict[str, Any]], lost: str | None, target: Target, form: Mapping[str, bool]) -> None:
-    """Show the rows. Raises GateError where one is wrong or failed or a rank was lost."""
-    from flashbench._cli import ring_table
+def _header(asked: Asked, target: Target, given: Mapping[str, str]) -> dict[str, Any]:
+    from flashbench import environment, runfile
 
-    ring_table.show(rows, f"attention across {target.name}", **form)
+    about = environment.collect(target)
+    if target.type == "cuda":
+        about["ranks"] = environment.cards(asked.ranks)
+    return runfile.header(
+        argv=["flashbench", *sys.argv[1:]], options=dict(given), environment=about, cells=()
+    )
+
+
+def _verdict(rows: list[dict[str, Any]], lost: str | None) -> None:
+    """Raise GateError where a row is wrong or failed or a rank was lost."""
     if lost is not None:
         raise GateError(lost)
     bad = [row for row in rows if row["status"] in ("wrong", "failed")]

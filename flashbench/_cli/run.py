@@ -329,7 +329,7 @@ def check_out(
 
     hint: what to do about one that holds results.
     """
-    from flashbench import paths, units
+    from flashbench import paths, runfile, units
 
     if out is None:
         if resume:
@@ -340,7 +340,7 @@ def check_out(
     label = f"--out {units.quoted(out, 400)}"
     if reason := paths.why_no_folder(out):
         raise UsageError(f"{label}: {reason}; accepted: a folder that can be written")
-    if (out / RESULTS).exists() and not resume:
+    if (out / RESULTS).exists() and not resume and not runfile.rowless(out / RESULTS):
         raise UsageError(f"{label}: holds {RESULTS} already; accepted: a folder without results", hint=hint)
     return out
 

@@ -49,14 +49,17 @@ def candidates(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
     Raises UnavailableError where no case has any.
     """
     from flashbench import console, tuning
+    from flashbench._cli.interrupt import interrupted, interruptible
 
     budget = request.options.budget_s
     deadline = math.inf if budget is None else time.monotonic() + budget
-    with console.progress(1, quiet=quiet) as tick:
+    with interruptible() as stop, console.progress(1, quiet=quiet) as tick:
         every = tuning.candidates(
             request.cases, request.target, request.options, deadline,
             lambda done, total, text: tick(0, f"{text}: {done} of {total}"),
         )  # fmt: skip
+    if stop():
+        raise interrupted("not all candidates were compiled")
     rows = [
         {"case": tried.case.name, **trial.to_json()}
         for tried in every

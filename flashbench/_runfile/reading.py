@@ -12,7 +12,7 @@ from typing import Any
 from flashbench._runfile import decodes, lines
 from flashbench._runfile.alike import AFTERWARDS
 from flashbench._runfile.verify import SEALED
-from flashbench.errors import RunFileError, UsageError
+from flashbench.errors import FlashbenchError, RunFileError, UsageError
 from flashbench.record import Record
 from flashbench.record_json import record_from_json
 
@@ -81,6 +81,21 @@ def load(path: Path | str, *, damaged: bool = False, documents: bool = False) ->
         what = "is empty" if not torn else "holds no complete line"
         raise RunFileError(f"{path} {what}; a results file begins with a header")
     return found.file(torn=torn)
+
+
+def rowless(path: Path | str) -> bool:
+    """Whether the path is of a results file, as it was written, that holds a header and no finished row: of a
+    run that was stopped before its first, so that another loses nothing in its place.
+    """
+    path = Path(path)
+    try:
+        first = list(islice(read(path), 2))
+        begun = bool(first) and all(first[0]) and lines.intact(first[0][0]) is True
+        if begun:
+            _parse_header(path, first[0][0])
+    except (FlashbenchError, OSError, ValueError):
+        return False
+    return begun and not any(whole or not line.startswith(b'{"type":"') for line, whole in first[1:])
 
 
 def intact(file: RunFile) -> RunFile:

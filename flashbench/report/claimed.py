@@ -6,7 +6,7 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from flashbench import claims, table
+from flashbench import claims, table, unstarted
 from flashbench.report.data import Results
 from flashbench.report.html import row_of
 from flashbench.report.html import table as html_table
@@ -41,11 +41,12 @@ def data(results: Results) -> DataFrame:
 def _of_runs(results: Results, known: Sequence[Claim]) -> Iterator[tuple[str, Judged]]:
     """Each run by itself: two cards, or two versions, are not set beside each other."""
     frame = results.table
-    wanted = [name for name in frame.columns if name in claims.columns(known)]
+    wanted = [name for name in frame.columns if name in {"key", *claims.columns(known)}]
     for run, header in results.headers.items():
         card = (header.get("environment") or {}).get("device_name")
         rows = table.rows(frame.loc[frame["run"] == run, wanted])
         blocks = claims.timed(results.blocks.get(run, ()), card)
+        rows += unstarted.unreached(header, rows)
         yield from ((run, one) for one in claims.of_rows(known, [*rows, *blocks]))
 
 
