@@ -34,7 +34,8 @@ class Tiles:
     flight. q_stages: tiles of queries in flight. pingpong: warpgroups take turns to issue products. o_shared:
     both pieces of O leave through one buffer. hold: row sums are to be known before the wait for P V. max3:
     maxima of three scores at once, compared as integers. emulated: of eight exponentials, how many are
-    computed on the multiply-add units, in fp16 and fp8 alone and beside max3, whose maxima carry NaN.
+    computed on the multiply-add units, in fp16 and fp8 alone and beside max3, whose maxima carry NaN, or with
+    promote. promote: of fp8, P V of so many tiles is summed in the tensor cores' precision; 0: of each alone.
     """
 
     warpgroups: int = 2
@@ -46,13 +47,15 @@ class Tiles:
     hold: bool = False
     max3: bool = False
     emulated: int = 0
+    promote: int = 0
 
     @property
     def name(self) -> str:
         """Short text that tells it from others of its head dim."""
         numbers = f"{self.warpgroups}w.n{self.block_k}.s{self.stages}.q{self.q_stages}"
         told = ".pingpong" * self.pingpong + ".hold" * self.hold + ".max3" * self.max3
-        return numbers + told + f".e{self.emulated}" * (self.emulated > 0)
+        told += f".e{self.emulated}" * (self.emulated > 0) + f".p{self.promote}" * (self.promote > 0)
+        return numbers + told
 
     @property
     def block_q(self) -> int:
@@ -61,8 +64,8 @@ class Tiles:
 
     @property
     def num_warps(self) -> int:
-        """Of the consumers and the one that loads."""
-        return 4 * self.warpgroups + 1
+        """Of the consumers, the one that loads and, with promote, one that waits for each warpgroup."""
+        return 4 * self.warpgroups + 1 + (self.warpgroups if self.promote else 0)
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -179,8 +182,9 @@ def shared_bytes(tiles: Tiles, head_dim: int, head_dim_v: int) -> int:
 
 
 def shared_bytes_fp8(tiles: Tiles, head_dim: int, head_dim_v: int, o_bytes: int = 2) -> int:
-    """The same of the forward in 8-bit floats; o_bytes: of an element of O."""
+    """The same of the forward in 8-bit floats; o_bytes: of an element of O (promote: 4, set aside)."""
     d, e = width(head_dim, head_dim), width(head_dim_v, head_dim_v)
+    o_bytes = 4 if tiles.promote else o_bytes
     kv = tiles.stages * tiles.block_k * (d + e)
     return tiles.block_q * (tiles.q_stages * d + o_bytes * e) + kv + _BARRIER_BYTES
 
@@ -191,6 +195,7 @@ _BARRIER_BYTES = 1024
 
 _ONE_Q = Tiles(stages=4, q_stages=1)
 _256_KEYS = Tiles(block_k=256)
+_GUARDED = Tiles(stages=4, emulated=2, promote=8)
 FP8_TABLE = (
     # TFLOP/s as above (reports/h100-sxm/tuning/flash-v3-fp8.json), of the next best in brackets
     Row(64, False, 2048, _ONE_Q),  # at 1024 411 (404), at 2048 439 (440)
@@ -199,9 +204,12 @@ FP8_TABLE = (
     Row(64, True, _ANY, _256_KEYS),  # at 4096 424 (412), at 16384 486 (441)
     # of 128 flash-v3-exps-fp8.json, of the next best without emulated ones in brackets
     Row(128, False, 1024, replace(_ONE_Q, max3=True, emulated=2)),  # 695 (669)
-    Row(128, False, _ANY, replace(_ONE_Q, max3=True, emulated=3)),  # at 2048 722 (699), at 16384 774 (738)
+    Row(128, False, 2048, replace(_ONE_Q, max3=True, emulated=3)),  # 722 (699)
+    # from here on h200-sxm/tuning/flash-v3-fp8-guarded.json, of the next best guarded ones
+    Row(128, False, _ANY, _GUARDED),  # at 4096 867 (839), at 8192 860 (838), at 16384 876 (848)
     Row(128, True, 2048, _EMULATED),  # at 1024 557 (535)
-    Row(128, True, _ANY, replace(_ONE_Q, max3=True, emulated=4)),  # at 4096 735 (701), at 16384 796 (715)
+    Row(128, True, 4096, replace(_GUARDED, emulated=3, q_stages=1)),  # 764 (763)
+    Row(128, True, _ANY, replace(_GUARDED, emulated=3)),  # at 8192 826 (819), at 16384 884 (856)
 )
 
 

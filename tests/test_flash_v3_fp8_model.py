@@ -94,7 +94,7 @@ def test_the_model_has_the_tiles_that_the_row_says() -> None:
         tiles = iomodel.estimate("flash-v3-fp8", p, "fwd").tiles
         assert tiles == {name: config[name] for name in tiles}
         own = hopper_configs.choose_fp8(dim, dim, False, keys)
-        plain = Tiles(max3=own.max3, emulated=own.emulated)
+        plain = Tiles(max3=own.max3, emulated=own.emulated, promote=own.promote)
         assert (hopper_configs.given(config, plain), config["fwd_cut"]) == (own, own.name)
 
 

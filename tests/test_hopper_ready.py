@@ -96,14 +96,16 @@ def every_launch_is_tritons(made_up) -> None:
 
 @case
 def so_it_is_in_fp8(made_up) -> None:
+    from flashbench import hopper_configs
     from flashbench.kernels import _flash_v3_fp8 as flash
 
     q, k, v = (x.detach() for x in inputs())
-    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
-        operands = flash.operands(q, k, v, dtype=dtype, causal=True)
+    for dtype, keys in itertools.product((torch.float8_e4m3fn, torch.float8_e5m2), (512, 16384)):
+        tiles = hopper_configs.choose_fp8(128, 128, True, keys)
+        operands = flash.operands(q, k, v, dtype=dtype, causal=True, tiles=tiles)
         for out in (torch.float16, torch.float32):
             flash.flash_attention(operands, causal=True, out_dtype=out)
-    assert [launch.name for launch in made_up.compared] == ["v3_fp8"] * 4
+    assert [launch.name for launch in made_up.compared] == ["v3_fp8"] * 8
 
 
 @case

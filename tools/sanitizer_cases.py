@@ -184,6 +184,9 @@ CASES: tuple[Case, ...] = (
     attention(FP8, "flash-v3-fp8", "fwd", dtype="fp8", fp8_scale="block", hadamard=True),
     attention(FP8, "flash-v3-fp8", "fwd", dtype="fp8", head_dim=128, causal=False),
     attention(FP8, "flash-v3-fp8", "fwd", dtype="fp8-e5m2", head_dim=96),
+    attention(
+        FP8, "flash-v3-fp8", "fwd", dtype="fp8", fp8_scale="block", head_dim=128, seqlen_q=150, seqlen_k=4200
+    ),
     decode("contiguous"),
     decode("paged", page=16, dtype="bf16"),
     decode("one split", splits=1, head_dim=128, page=24),

@@ -1,6 +1,7 @@
 """FlashAttention-3's forward of fp8 tensors on sm_90: operands and launch. Import through ``_triton.load``.
 
-As in _flash_v3.py the kernel (_hopper_fp8_kernels.py) is made ready once for tensors of one layout.
+As in _flash_v3.py the kernel (_hopper_fp8_kernels.py, or _hopper_fp8_sums.py for tiles with ``promote``) is
+made ready once for tensors of one layout.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from flashbench import hopper_configs
 from flashbench.hopper_configs import ROWS, Tiles
 from flashbench.kernels import _fp8
 from flashbench.kernels import _hopper_fp8_kernels as kernels
+from flashbench.kernels import _hopper_fp8_sums as sums
 from flashbench.kernels import _hopper_schedule as schedule
 from flashbench.kernels._call import Launch, check_devices, check_scale, check_shapes, on
 from flashbench.kernels._flash_fp8 import FORMATS
@@ -67,10 +69,16 @@ def operands(
     return Operands(
         q=_fp8.quantise(q, dtype, share, tiles.block_q),
         k=_fp8.quantise(k, dtype, share, tiles.block_k),
-        v=_fp8.interleave(_fp8.quantise(v, dtype, share, tiles.block_k)),
+        v=_fp8.interleave(quantised_values(v, dtype, share, tiles)),
         keys=k.shape[2],
         tiles=tiles,
     )
+
+
+def quantised_values(v: Tensor, dtype: torch.dtype, share: str, tiles: Tiles) -> Quantised:
+    """v rounded to fp8 as the kernel of the tiles reads it, but not turned."""
+    quantise = _fp8.quantise_values if tiles.promote else _fp8.quantise
+    return quantise(v, dtype, share, tiles.block_k)
 
 
 def flash_attention(
@@ -114,7 +122,7 @@ def plan(
     tiles: Tiles,
 ) -> Ready:  # fmt: skip
     """The kernel made ready for q, k, v and o laid out so; dtypes: of the operands and of o."""
-    q, k, v, o = laid
+    q, k, v, _ = laid
     (batch, heads, seqlen_q, dim), (_, kv_heads, seqlen_k, _), dim_v = q.shape, k.shape, v.shape[2]
     shape = schedule.Shape(
         heads=batch * heads, group=heads // kv_heads, seqlen_q=seqlen_q, seqlen_k=seqlen_k,
@@ -124,12 +132,28 @@ def plan(
     table = torch.tensor(schedule.packed(rows, shape.tiles, heads), device=device)
     d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
     fp8, out = dtypes
-    cut = (q, [ROWS, d], fp8), (k, [tiles.block_k, d], fp8), (v, [e, tiles.block_k], fp8), (o, [ROWS, e], out)
-    boxes = tuple(descriptor(one, [1, 1, *box], dtype) for one, box, dtype in cut)
+    height = tiles.block_q if tiles.promote else ROWS
+    cuts = [height, d], [tiles.block_k, d], [e, tiles.block_k], [height, e]
+    boxes = tuple(
+        descriptor(one, [1, 1, *cut], dtype)
+        for one, cut, dtype in zip(laid, cuts, (fp8, fp8, fp8, out), strict=True)
+    )
     fixed = table, shape.tiles, heads, shape.group, seqlen_q, seqlen_k
-    constants = {
-        "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D": d, "E": e, "STAGES": tiles.stages,
-        "Q_STAGES": tiles.q_stages, "CAUSAL": causal, "MAX3": tiles.max3, "EMULATED": tiles.emulated,
-        "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
+    common = {
+        "BLOCK_N": tiles.block_k, "D": d, "E": e, "STAGES": tiles.stages, "Q_STAGES": tiles.q_stages,
+        "CAUSAL": causal,
     }  # fmt: skip
-    return Ready("v3_fp8", kernels.forward, len(rows[0]), (*boxes, *[None] * 4), fixed, constants)
+    own, others = tiles.registers
+    if tiles.promote:
+        forward, warps = sums.forward, sums.WARPS.value
+        constants = {
+            **common, "EMULATED": tiles.emulated, "PROMOTE": tiles.promote, "O_BOXES": 4 // out.itemsize,
+            "OTHER_REGISTERS": others,
+        }  # fmt: skip
+    else:
+        forward, warps = kernels.forward, 4
+        constants = {
+            "BLOCK_M": tiles.block_q, **common, "MAX3": tiles.max3, "EMULATED": tiles.emulated,
+            "REGISTERS": own, "PRODUCER_REGISTERS": others,
+        }  # fmt: skip
+    return Ready("v3_fp8", forward, len(rows[0]), (*boxes, *[None] * 4), fixed, constants, warps)

@@ -27,6 +27,9 @@ SHIFT = 8
 ALIGNMENT = 16
 """Keys of a turned V are padded to a multiple of this, for 16-byte loads along the keys."""
 
+SMALLEST = torch.finfo(torch.float32).tiny
+"""The smallest scale, of zeros."""
+
 GROUP = 32
 """Keys that an interleaved V has in an order of their own: what one fp8 product of Hopper sums."""
 
@@ -72,10 +75,29 @@ def quantise(x: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised
         over = (0, 1, 2) if share == "tensor" else (2,)
         largest = largest.amax(over, keepdim=True).expand(batch, heads, blocks)
     limit = torch.finfo(dtype).max
-    scales = (largest / limit).clamp_min(torch.finfo(torch.float32).tiny).contiguous()
+    scales = (largest / limit).clamp_min(SMALLEST).contiguous()
     # clamped: whether a cast beyond the range saturates or makes a NaN depends on torch's version
     values = (x / _of_rows(scales, block, rows)).clamp(-limit, limit).to(dtype)
     return Quantised(values, scales, block)
+
+
+def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised:
+    """As ``quantise``, but for scales: the least powers of two that are no smaller, so that P may take them.
+
+    In 2**-60 to 1 of the largest of a head, which that of zeros is; a NaN or an infinity leaves them finite.
+    """
+    plain = quantise(v, dtype, share, block)
+    fine = plain.scales.isfinite()
+    scales = torch.exp2(torch.ceil(torch.log2(torch.where(fine, plain.scales, SMALLEST))))
+    if scales.numel():
+        largest = scales.amax(-1, keepdim=True)
+        scales = torch.where(scales > SMALLEST, scales, largest)
+        scales = scales.maximum(largest * 2.0**-60).clamp_min(2.0**-100)
+    limit = torch.finfo(dtype).max
+    rows = v.shape[2]
+    values = v.detach().float() / _of_rows(scales, block, rows)
+    values = torch.where(_of_rows(fine, block, rows), values, math.nan).clamp(-limit, limit).to(dtype)
+    return Quantised(values, scales.contiguous(), block)
 
 
 def dequantise(x: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:

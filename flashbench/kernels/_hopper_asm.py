@@ -217,26 +217,61 @@ def inverse(x):
     return gl.inline_asm_elementwise(INVERSE, "=f,f", [x], gl.float32, is_pure=True, pack=1)
 
 
-SYNC = gl.constexpr("bar.sync $1, 256;\nmov.b32 $0, $1;")
-ARRIVE = gl.constexpr("bar.arrive $1, 256;\nmov.b32 $0, $1;")
+@constexpr_function
+def named_asm(what, threads):
+    return f"bar.{what} $1, {threads};\nmov.b32 $0, $1;"
+
+
+@constexpr_function
+def of_threads(warps):
+    """Layout of a number for each thread of so many warps."""
+    return gl.BlockedLayout([1], [32], [warps], [0])
+
+
+@gluon.jit
+def arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """Arrive, with all of so many warps, at a named barrier of THREADS; nothing is waited for.
+
+    Triton has one thread arrive at an mbarrier, after a barrier of all that are in its partition.
+    """
+    ASM: gl.constexpr = named_asm("arrive", THREADS)
+    _named(ASM, gl.full([32 * WARPS], NAMED_FROM + number, gl.int32, of_threads(WARPS)))
+
+
+@gluon.jit
+def sync(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
+    """Arrive so, and wait for the others of THREADS."""
+    ASM: gl.constexpr = named_asm("sync", THREADS)
+    _named(ASM, gl.full([32 * WARPS], NAMED_FROM + number, gl.int32, of_threads(WARPS)))
+
+
+@gluon.jit
+def by_warpgroup(number, WARPS: gl.constexpr):
+    """Numbers of named barriers, for each thread: that of the first warpgroup, and those after it."""
+    return NAMED_FROM + number + gl.arange(0, 32 * WARPS, of_threads(WARPS)) // 128
+
+
+@gluon.jit
+def meet(numbers, THREADS: gl.constexpr):
+    """Arrive at the named barrier of ``by_warpgroup``, and wait for the others of THREADS."""
+    ASM: gl.constexpr = named_asm("sync", THREADS)
+    _named(ASM, numbers)
 
 
 @gluon.jit
 def turn_wait(WG: gl.constexpr, TURNS: gl.constexpr):
     """Wait for this warpgroup's turn: a named barrier of two warpgroups, who waits and who passes."""
     if TURNS:
-        _named(SYNC, NAMED_FROM + WG)
+        sync(WG, 256, 4)
 
 
 @gluon.jit
 def turn_pass(WG: gl.constexpr, HERE: gl.constexpr):
     """Give the turn to warpgroup WG, where it is to be given here."""
     if HERE:
-        _named(ARRIVE, NAMED_FROM + WG)
+        arrive(WG, 256, 4)
 
 
 @gluon.jit
-def _named(ASM: gl.constexpr, ID: gl.constexpr):
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    number = gl.full([128], ID, gl.int32, LAYOUT)
-    gl.inline_asm_elementwise(ASM, "=r,r", [number], gl.int32, is_pure=False, pack=1)
+def _named(ASM: gl.constexpr, numbers):
+    gl.inline_asm_elementwise(ASM, "=r,r", [numbers], gl.int32, is_pure=False, pack=1)

@@ -34,10 +34,11 @@ def _tma_add(desc, coord, src, _semantic=None):
 
 
 @builtin
-def retiled(memory, shape, layout, _semantic=None):
-    """The same shared memory as tiles of another shape and layout."""
+def retiled(memory, shape, layout, dtype=None, _semantic=None):
+    """The same shared memory as tiles of another shape and layout, of another dtype where one is given."""
     shape = [_unwrap_if_constexpr(n) for n in shape]
-    return _semantic.memdesc_reinterpret(memory, memory.dtype, shape, _unwrap_if_constexpr(layout))
+    dtype = _unwrap_if_constexpr(dtype) or memory.dtype
+    return _semantic.memdesc_reinterpret(memory, dtype, shape, _unwrap_if_constexpr(layout))
 
 
 # Triton's name since 3.8

@@ -213,9 +213,9 @@ def several(asm, tied, operands, dtypes, pack, _semantic=None):
 
 @gluon.jit
 def first_halves(x, TIMES: gl.constexpr):
-    """(ROWS, N, 4): of every 2**TIMES along the second dimension the first, where a thread has them all."""
+    """(rows, N, 4): of every 2**TIMES along the second dimension the first, where a thread has them all."""
     for _ in gl.static_range(TIMES):
-        x, _unused = gl.split(gl.permute(gl.reshape(x, [ROWS, x.shape[1] // 2, 2, 4]), (0, 1, 3, 2)))
+        x, _unused = gl.split(gl.permute(gl.reshape(x, [x.shape[0], x.shape[1] // 2, 2, 4]), (0, 1, 3, 2)))
     return x
 
 

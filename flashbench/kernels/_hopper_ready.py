@@ -46,16 +46,17 @@ class Ready:
 
     boxes: of the first arguments, which are tensors or None: a descriptor without an address, None for one
     that the kernel takes as it is. fixed: the next arguments, integers, maybe a tensor before them; scales
-    follow. constants: compile-time constants, in the order of the parameters.
+    follow. constants: compile-time constants, in the order of the parameters. warps: of the kernel's first
+    partition.
     """
 
     def __init__(
         self, name: str, kernel: Any, programs: int, boxes: tuple[TensorDescriptor | None, ...],
-        fixed: tuple[Any, ...], constants: dict[str, Any],
+        fixed: tuple[Any, ...], constants: dict[str, Any], warps: int = 4,
     ) -> None:  # fmt: skip
         self.name, self.kernel, self.programs = name, kernel, programs
         self.boxes, self.fixed, self.constants = boxes, fixed, constants
-        self.options = {**constants, "num_warps": 4, "enable_fp_fusion": True}
+        self.options = {**constants, "num_warps": warps, "enable_fp_fusion": True}
         self._known: _Known | None = None
 
     def run(self, tensors: tuple[torch.Tensor | None, ...], *scales: float) -> None:

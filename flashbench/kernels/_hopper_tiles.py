@@ -63,9 +63,10 @@ def place(tile, seqlen_q, seqlen_k, ROWS_BEFORE_END: gl.constexpr, BLOCK_M: gl.c
 
 
 @gluon.jit
-def last_key(start_m, seqlen_q, seqlen_k, WG: gl.constexpr, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
-    """The last key that each row of the warpgroup sees."""
-    rows = start_m + WG * ROWS + gl.arange(0, ROWS, LAYOUT)
+def last_key(start_m, seqlen_q, seqlen_k, WG: gl.constexpr, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr,
+             HEIGHT: gl.constexpr = ROWS):  # fmt: skip
+    """The last key that each of HEIGHT rows sees, the warpgroup's first."""
+    rows = start_m + WG * ROWS + gl.arange(0, HEIGHT, LAYOUT)
     if CAUSAL:
         last = rows + (seqlen_k - seqlen_q)  # no row of seqlen_q sees past seqlen_k
     else:
@@ -78,7 +79,7 @@ def masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG: gl.constexpr, BLOCK_N: 
            CAUSAL: gl.constexpr, ROW: gl.constexpr):  # fmt: skip
     """s of the n-th K/V tile with -inf where a row does not see a key."""
     if n >= clear:
-        last = last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
+        last = last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW, s.shape[0])
         s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
     return s
 
@@ -205,7 +206,7 @@ def finish(total, top, LSE, entry, heads, seqlen_q, unit, WG: gl.constexpr, BLOC
     lse = gl.where(seen, (top * unit + asm.log2(total)) * LN2, float("-inf"))
     tile, b, h = unpacked(entry)
     row = tile * BLOCK_M + WG * ROWS
-    rows = row + gl.arange(0, ROWS, LAYOUT)
+    rows = row + gl.arange(0, total.shape[0], LAYOUT)
     gl.store(LSE + (b * heads + h).to(gl.int64) * seqlen_q + rows, lse, mask=rows < seqlen_q)
     return gl.where(seen, asm.inverse(total), 0.0)
 
@@ -219,7 +220,7 @@ def store_piece(acc, factor, STAGE, DESC, b, h, row, col, D: gl.constexpr, O: gl
         o = gl.where(factor != 0, acc * factor, 0.0)
     else:
         o = asm.normalise(acc, factor, D)
-    STAGE.reshape([ROWS, D]).store(o.to(STAGE.dtype))
+    STAGE.reshape([acc.shape[0], D]).store(o.to(STAGE.dtype))
     fence_async_shared()
     tma_store(DESC, [b, h, row, col], STAGE)
 
