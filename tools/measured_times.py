@@ -26,6 +26,8 @@ TUNED_FWD = ("flash-v3.json", "flash-v3-exps-64.json", "flash-v3-exps-128.json")
 TUNED_BWD = ("flash-v3-backward.json", "flash-v3-backward-2.json", "flash-v3-backward-wide.json")
 BESIDE = ("flash-v3-fp8.json", "flash-v3-exps-fp8.json")
 """Tables of fp8's variants, with ``flash-v3`` in bf16 beside them."""
+GUARDED = "flash-v3-fp8-guarded.json"
+"""Of an H200: fp8's variants at head dim 128 from 4k keys on, whose kernel is younger than the others."""
 COUNTED = ("sweep", "sweep-128")
 WIDE = "scores-first"
 """The form of the backward of head dims over 128 that was kept."""
@@ -130,17 +132,20 @@ def beside() -> Iterator[Time]:
 
 def tuned_fp8() -> Iterator[Time]:
     """Of fp8's variants the one that its table has today."""
-    for name in BESIDE:
-        for row in _rows(name):
+    for name, folder, card in (
+        *((name, "h100-sxm", "h100-sxm") for name in BESIDE),
+        (GUARDED, "h200-sxm", "h200"),
+    ):
+        for row in _rows(name, folder):
             dim = row["head_dim"]
             cut = hopper_configs.choose_fp8(dim, dim, row["causal"], row["seqlen"]).name if dim <= 128 else ""
             samples = row["samples_ms"].get(cut)
             if samples and row["seqlen"] >= SHORTEST:
-                yield _time(row, "fwd", "fp8", samples, name)
+                yield _time(row, "fwd", "fp8", samples, name, card)
 
 
-def _rows(name: str) -> list[dict]:
-    return json.loads((REPORTS / "h100-sxm" / "tuning" / name).read_text(encoding="utf-8"))["rows"]
+def _rows(name: str, folder: str = "h100-sxm") -> list[dict]:
+    return json.loads((REPORTS / folder / "tuning" / name).read_text(encoding="utf-8"))["rows"]
 
 
 def _superseded(name: str, dim: int) -> bool:
@@ -158,14 +163,16 @@ def _cut(pass_: str, row: dict) -> str:
     return hopper_configs.choose_backward(dim, dim, causal, seqlen).name
 
 
-def _time(row: dict, pass_: str, dtype: str, samples_ms: list[float], source: str) -> Time:
+def _time(
+    row: dict, pass_: str, dtype: str, samples_ms: list[float], source: str, of: str = "h100-sxm"
+) -> Time:
     """batch · seqlen = 16k, heads · head_dim = 2048, as the tables were timed."""
     seqlen, dim = row["seqlen"], row["head_dim"]
     problem = Problem(
         batch=16384 // seqlen, num_heads=2048 // dim, num_kv_heads=2048 // dim, seqlen_q=seqlen,
         seqlen_k=seqlen, head_dim=dim, head_dim_v=dim, dtype=dtype, causal=row["causal"],
     )  # fmt: skip
-    card = find("h100-sxm")
+    card = find(of)
     seconds = statistics.median(samples_ms) / 1e3
     name = "flash-v3-fp8" if dtype == "fp8" else "flash-v3"
     model = "flash-v3-fp8" if dtype == "fp8" else "flash-v3-gluon"
