@@ -115,11 +115,17 @@ def mask_before(s, first, COLS: gl.constexpr):
 @gluon.jit
 def rescale(acc, alpha, COLS: gl.constexpr):
     """acc · alpha, a factor per row; nothing in warps where all factors are 1."""
+    alpha, _ = gl.broadcast(alpha[:, None], acc)
+    return rescale_by(acc, alpha, COLS)
+
+
+@gluon.jit
+def rescale_by(acc, factor, COLS: gl.constexpr):
+    """The same by a tensor of acc's shape that is alike along each row."""
     N: gl.constexpr = packed(COLS)
     ASM: gl.constexpr = rescale_asm(COLS)
     TIED: gl.constexpr = tied(COLS, "f")
-    alpha, _ = gl.broadcast(alpha[:, None], acc)
-    return gl.inline_asm_elementwise(ASM, TIED, [acc, alpha], gl.float32, is_pure=True, pack=N)
+    return gl.inline_asm_elementwise(ASM, TIED, [acc, factor], gl.float32, is_pure=True, pack=N)
 
 
 _FOUR = """{

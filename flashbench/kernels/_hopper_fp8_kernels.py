@@ -131,9 +131,7 @@ def consume(
     s = warpgroup_mma_wait(0, [s])
     mbarrier.arrive(KEMPTY.index(0))
     mbarrier.arrive(QEMPTY.index(WG), pred=n == 0)
-    if n >= clear:
-        last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
-        s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
+    s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
     top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
     if MAX3:
         p, total, alpha, top = words_of(s, top, factor, BLOCK_N, E5M2, EMULATED)
@@ -177,9 +175,7 @@ def consume(
         mbarrier.arrive(KEMPTY.index(stage))
         if n == 0:
             mbarrier.arrive(QEMPTY.index(slot))
-        if n >= clear:
-            last = one.last_key(start_m, seqlen_q, seqlen_k, WG, CAUSAL, ROW)
-            s = asm.mask(s, last - n * BLOCK_N, BLOCK_N)
+        s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
         if MAX3:
             next_p, sums, alpha, top = words_of(s, top, factor, BLOCK_N, E5M2, EMULATED)
             sums = gl.convert_layout(sums, SUMS)

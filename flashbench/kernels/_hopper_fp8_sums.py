@@ -308,12 +308,7 @@ def produce(
         h = 0
         if new:
             TABLE += programs
-            entry = gl.load(TABLE)
-            start_m, blocks, _, _ = one.place(
-                one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
-            _, b, h = one.unpacked(entry)
-            kv = h // group
-            n = blocks - 1
+            start_m, n, b, h, kv = one.to_load(TABLE, group, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
         if j >= STAGES:
             asm.sync(stage, READ, 1)
         if j == 0:

@@ -109,6 +109,16 @@ def _tile(cols, share, fp8):
 
 
 @constexpr_function
+def _of_row(x, larger):
+    """Lines: x0 and x1 the largest of what the four threads of a row have."""
+    body = []
+    for step in (2, 1):
+        body += [f"shfl.sync.bfly.b32 o{r}, {x}{r}, {step}, 31, 0xffffffff;" for r in (0, 1)]
+        body += [f"{larger}.f32 {x}{r}, {x}{r}, o{r};" for r in (0, 1)]
+    return body
+
+
+@constexpr_function
 def _find(cols):
     """Lines: the rows' new bases top<row>, alpha<row> for what was summed by the old ones.
 
@@ -121,9 +131,7 @@ def _find(cols):
         r = i % 4 // 2 + i % 2 * 2
         body += [f"max.NaN.f32 m{r}, m{r}, s{i};" if i >= 4 else f"mov.f32 m{r}, s{i};"]
     body += [f"max.NaN.f32 m{r}, m{r}, m{r + 2};" for r in (0, 1)]
-    for step in (2, 1):
-        body += [f"shfl.sync.bfly.b32 o{r}, m{r}, {step}, 31, 0xffffffff;" for r in (0, 1)]
-        body += [f"max.NaN.f32 m{r}, m{r}, o{r};" for r in (0, 1)]
+    body += _of_row("m", "max.NaN")
     body += ["mul.f32 slope, factor, 0f3E800000;"]
     for r in (0, 1):
         body += [f"mul.f32 m{r}, m{r}, factor;", f"fma.rn.f32 ramp{r}, m{r}, 0fBE800000, 0f3F800000;"]
@@ -133,9 +141,7 @@ def _find(cols):
         body += [f"fma.rn.ftz.sat.f32 {to}, s{i}, slope, ramp{row};"]
         body += [f"add.f32 near{r}, near{r}, o{r};"] if i >= 4 else []
     body += [f"add.f32 near{r}, near{r}, near{r + 2};" for r in (0, 1)]
-    for step in (2, 1):
-        body += [f"shfl.sync.bfly.b32 o{r}, near{r}, {step}, 31, 0xffffffff;" for r in (0, 1)]
-        body += [f"max.f32 near{r}, near{r}, o{r};" for r in (0, 1)]
+    body += _of_row("near", "max")
     for r in (0, 1):
         body += [
             f"lg2.approx.ftz.f32 near{r}, near{r};",
@@ -294,7 +300,4 @@ def words(s, total, top, factor, first, BLOCK_N: gl.constexpr, SHARE: gl.constex
 @gluon.jit
 def rescale(acc, alpha, COLS: gl.constexpr):
     """acc · alpha, numbers per row (rows, 4); nothing in warps where all are 1."""
-    N: gl.constexpr = asm.packed(COLS)
-    ASM: gl.constexpr = asm.rescale_asm(COLS)
-    TIED: gl.constexpr = asm.tied(COLS, "f")
-    return gl.inline_asm_elementwise(ASM, TIED, [acc, over(alpha, acc)], gl.float32, is_pure=True, pack=N)
+    return asm.rescale_by(acc, over(alpha, acc), COLS)

@@ -209,12 +209,7 @@ def produce(
         n -= 1
         if n < 0:
             TABLE += programs
-            entry = gl.load(TABLE)
-            start_m, blocks, _, _ = one.place(
-                one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
-            _, b, h = one.unpacked(entry)
-            kv = h // group
-            n = blocks - 1
+            start_m, n, b, h, kv = one.to_load(TABLE, group, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
             for WG in gl.static_range(NUM_WG):
                 slot = (tile % Q_STAGES) * NUM_WG + WG
                 mbarrier.wait(QEMPTY.index(slot), ((tile // Q_STAGES) & 1) ^ 1)

@@ -63,6 +63,16 @@ def place(tile, seqlen_q, seqlen_k, ROWS_BEFORE_END: gl.constexpr, BLOCK_M: gl.c
 
 
 @gluon.jit
+def to_load(TABLE, group, seqlen_q, seqlen_k, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+            CAUSAL: gl.constexpr):  # fmt: skip
+    """(first row, last K/V tile, batch, head, head of K/V) of the tile of queries of an entry at TABLE."""
+    entry = gl.load(TABLE)
+    start_m, blocks, _, _ = place(tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)
+    _, b, h = unpacked(entry)
+    return start_m, blocks - 1, b, h, h // group
+
+
+@gluon.jit
 def last_key(start_m, seqlen_q, seqlen_k, WG: gl.constexpr, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr,
              HEIGHT: gl.constexpr = ROWS):  # fmt: skip
     """The last key that each of HEIGHT rows sees, the warpgroup's first."""
