@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -179,33 +178,21 @@ def _measure(
     tasks: list[Task], target: Target, path: Path | None, texts: dict[str, str], *, seed: int, quiet: bool
 ) -> tuple[list[dict[str, Any]], bool]:
     """The tasks' rows, and whether it was stopped before all were there."""
-    from flashbench import blocks, console, runfile
-    from flashbench.signals import postponed
-
-    def opened() -> runfile.Writer | None:
-        return None if path is None else runfile.create(path, _header(target, texts, len(tasks)))
+    from flashbench import blocks, console, environment
+    from flashbench._cli.rows_file import kept
 
     found: list[dict[str, Any]] = []
+    about = partial(environment.collect, target)
     with (
-        interrupt.interruptible() as stop, opened() or nullcontext() as writer,
+        interrupt.interruptible() as stop,
+        kept(found, path, "blocks", about=about, texts=texts, planned=len(tasks)) as keep,
         console.progress(len(tasks), quiet=quiet) as tick,
-    ):  # fmt: skip
+    ):
         tick(0, "the first stack")
         for row in blocks.rows(tasks, target, seed=seed):
-            with postponed():  # a row is in the file and shown, or neither
-                if writer is not None:
-                    writer.put({"type": "blocks", **row})
-                found.append(row)
+            keep(row)
             tick(len(found), f"{row['model']} {row['implementation']} {row['mode']}")
     return found, stop()
-
-
-def _header(target: Target, texts: dict[str, str], planned: int) -> dict[str, Any]:
-    from flashbench import environment, runfile
-
-    about = environment.collect(target)
-    head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
-    return {**head, "planned": planned}
 
 
 def _show(found: list[dict[str, Any]], target: Target, *, json: bool, csv: bool) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashbench._cli import options
-from flashbench.errors import EXIT_INTERRUPTED, SpecError, UnavailableError, UsageError
+from flashbench._cli import interrupt, options
+from flashbench.errors import SpecError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
@@ -38,8 +37,6 @@ def show(values: Mapping[str, Any]) -> None:
     Raises UsageError, SpecError or UnknownName for bad options, UnavailableError where nothing ran; leaves
     with exit code 130 when stopped, after what was measured.
     """
-    import typer
-
     line = {name: value for name, value in values.items() if value not in (None, False)}
     for name in line:
         if name not in TAKES:
@@ -49,17 +46,12 @@ def show(values: Mapping[str, Any]) -> None:
     options.one_format(json, csv)
     grids, target, out, texts = _resolve(line)
     found: list[dict[str, Any]] = []
-    stopped = False
-    try:
-        _measure(grids, target, out, texts, found, quiet=quiet)
-    except KeyboardInterrupt:
-        stopped = True
+    stopped = _measure(grids, target, out, texts, found, quiet=quiet)
     _print(found, target, json=json, csv=csv, quiet=quiet)
     from flashbench import console
 
     if stopped:
-        console.warn(f"interrupted; {len(found)} of {sum(grid.count for grid in grids)} rows were measured")
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise interrupt.interrupted(f"{len(found)} of {sum(grid.count for grid in grids)} rows were measured")
     if out is not None and not quiet:
         console.note(f"results: {out}")
     if found and not any(row["status"] in ("ok", "nonfinite") for row in found):
@@ -130,28 +122,26 @@ def _measure(
     found: list[dict[str, Any]],
     *,
     quiet: bool,
-) -> None:
-    """Each row is in the file, if one is asked for, and then in found, as soon as it is measured."""
-    from flashbench import console, environment, numerics, runfile
-    from flashbench._cli.interrupt import terminable
-    from flashbench.signals import postponed
+) -> bool:
+    """Add row after row to found, and to the file if one is asked for; whether it was stopped."""
+    from flashbench import console, environment, numerics
+    from flashbench._cli.rows_file import kept
 
-    writer, count = None, sum(grid.count for grid in grids)
-    if out is not None:
-        about = environment.collect(target)
-        head = runfile.header(argv=["flashbench", *sys.argv[1:]], options=texts, environment=about, cells=())
-        writer = runfile.create(out, {**head, "planned": count})
-    if not quiet:
-        grid = grids[0]
-        sampled = f"{grid.queries} queries of {grid.heads} heads"
-        console.note(f"{count} errors against fp64 on {target.name}: {sampled}")
-    with terminable(), writer or nullcontext(), console.progress(count, quiet=quiet) as tick:
-        for grid in grids:
-            for row in numerics.rows(grid, target, lambda text: tick(len(found), text)):
-                with postponed():  # a row is in the file and shown, or neither
-                    if writer is not None:
-                        writer.put({"type": "numerics", **row})
-                    found.append(row)
+    count = sum(grid.count for grid in grids)
+    about = partial(environment.collect, target)
+    with (
+        interrupt.interruptible() as stop,
+        kept(found, out, "numerics", about=about, texts=texts, planned=count) as keep,
+    ):
+        if not quiet:
+            grid = grids[0]
+            sampled = f"{grid.queries} queries of {grid.heads} heads"
+            console.note(f"{count} errors against fp64 on {target.name}: {sampled}")
+        with console.progress(count, quiet=quiet) as tick:
+            for grid in grids:
+                for row in numerics.rows(grid, target, lambda text: tick(len(found), text)):
+                    keep(row)
+    return stop()
 
 
 def _print(found: list[dict[str, Any]], target: Target, *, json: bool, csv: bool, quiet: bool) -> None:

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
-from flashbench._cli import options
-from flashbench.errors import EXIT_INTERRUPTED, GateError, UnavailableError, UsageError
+from flashbench._cli import interrupt, options
+from flashbench.errors import GateError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.console import Column
@@ -52,18 +50,15 @@ def show(given: Mapping[str, Any]) -> None:
         console.note(f"{NAME}: {found.words}")
         console.note(f"checking {len(found.problems)} cells on {target.name}")
     rows: list[dict[str, Any]] = []
-    try:
+    with interrupt.interruptible() as stop:
         _check(found, target, seed, rows, quiet=quiet)
-    except KeyboardInterrupt:
-        _end(rows, found, target, path, seed)
-        _print(rows, as_json=as_json, as_csv=as_csv)
-        bad = sum(row["status"] in BAD for row in rows)
-        console.warn(
-            f"interrupted; {len(rows)} of {len(found.problems)} cells were checked, {bad} are wrong or failed"
-        )
-        raise typer.Exit(EXIT_INTERRUPTED) from None
     _end(rows, found, target, path, seed)
     _print(rows, as_json=as_json, as_csv=as_csv)
+    if stop():
+        bad = sum(row["status"] in BAD for row in rows)
+        raise interrupt.interrupted(
+            f"{len(rows)} of {len(found.problems)} cells were checked, {bad} are wrong or failed"
+        )
     if not quiet and path is not None:
         console.note(f"results: {path}")
     _verdict(rows)
@@ -93,9 +88,8 @@ def _target(device: str | None) -> Target:
 def _check(found: Array[Case], target: Target, seed: int, rows: list[dict[str, Any]], *, quiet: bool) -> None:
     """Check case after case; each row is in rows before the next begins."""
     from flashbench import console, decoding
-    from flashbench._cli.interrupt import terminable
 
-    with terminable(), console.progress(len(found.problems), quiet=quiet) as tick:
+    with console.progress(len(found.problems), quiet=quiet) as tick:
         for done, case in enumerate(found.problems):
             tick(done, case.key)
             rows.append(decoding.check_case(case, target, seed))

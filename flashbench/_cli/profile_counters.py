@@ -8,10 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from flashbench._cli.run import RESULTS
-from flashbench.errors import EXIT_INTERRUPTED, GateError, UnavailableError
+from flashbench.errors import GateError, UnavailableError
 
 if TYPE_CHECKING:
     from flashbench.kernels import Target
@@ -51,28 +49,24 @@ def show(cells: Sequence[Cell], target: Target, out: Path, options: Options) -> 
     """
     from flashbench import console, counting, environment, runfile, units
     from flashbench._cli import joined
-    from flashbench._cli.interrupt import kept, terminable
+    from flashbench._cli.interrupt import interrupted, interruptible, kept
 
     if reason := counting.why_unavailable(target):
         raise UnavailableError(f"no counters: {reason}")
     about = environment.collect(target)
     head = runfile.header(argv=options.argv, options={}, environment=about, cells=cells)
-    limit, stopped = options.trace_limit, False
-    try:
-        with terminable(), runfile.create(out / RESULTS, head) as writer:
-            _count(cells, target, out, options, (writer, about))
-            if limit is not None:
-                counted = runfile.load(out / RESULTS).records
-                joined.trace(counted, writer, limit=limit, seed=options.seed, quiet=options.quiet)
-    except KeyboardInterrupt:
-        stopped = True
-    records = kept(out / RESULTS) if stopped else runfile.load(out / RESULTS).records
+    limit = options.trace_limit
+    with interruptible() as stop, runfile.create(out / RESULTS, head) as writer:
+        _count(cells, target, out, options, (writer, about))
+        if limit is not None:
+            counted = runfile.load(out / RESULTS).records
+            joined.trace(counted, writer, limit=limit, seed=options.seed, quiet=options.quiet)
+    records = kept(out / RESULTS) if stop() else runfile.load(out / RESULTS).records
     joined.show(
         records, target, kernels=options.kernels, detail=options.detail, json=options.json, csv=options.csv
     )
-    if stopped:
-        console.warn(f"interrupted; {out / RESULTS} holds {len(records)} of {units.many(len(cells), 'cell')}")
-        raise typer.Exit(EXIT_INTERRUPTED)
+    if stop():
+        raise interrupted(f"{out / RESULTS} holds {len(records)} of {units.many(len(cells), 'cell')}")
     if not options.quiet:
         refused = joined.reasons((record.counters.get("reason") for record in records), "counted")
         for text in (*joined.notes(records, target), *refused):

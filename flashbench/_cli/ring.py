@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -236,28 +235,22 @@ def _measure(
     quiet: bool,
 ) -> tuple[list[dict[str, Any]], str | None, bool]:  # fmt: skip
     """The rows, how a rank was lost, if one was, and whether it was stopped before all were there."""
-    from flashbench import console, runfile
+    from flashbench import console
+    from flashbench._cli.rows_file import kept
     from flashbench.ring.group import RankLost
     from flashbench.ring.rows import measured
-    from flashbench.signals import postponed
-
-    def opened() -> runfile.Writer | None:
-        if path is None:
-            return None
-        return runfile.create(path, {**_header(asked, target, given), "planned": len(cells)})
 
     found: list[dict[str, Any]] = []
+    about = partial(_environment, target, asked.ranks)
     with (
-        interrupt.interruptible() as stop, opened() or nullcontext() as writer,
+        interrupt.interruptible() as stop,
+        kept(found, path, "ring", about=about, texts=given, planned=len(cells)) as keep,
         console.progress(len(cells), quiet=quiet) as tick,
-    ):  # fmt: skip
+    ):
         tick(0, f"{asked.ranks} ranks")
         try:
             for row in measured(cells, asked, target):
-                with postponed():  # a row is in the file and shown, or neither
-                    if writer is not None:
-                        writer.put({"type": "ring", **row})
-                    found.append(row)
+                keep(row)
                 tick(len(found), f"{row['implementation']} {row['pass']} {row['seqlen']}")
         except RankLost as lost:
             skipped = sum(row["status"] == "skipped" for row in found)
@@ -265,15 +258,13 @@ def _measure(
     return found, None, stop()
 
 
-def _header(asked: Asked, target: Target, given: Mapping[str, str]) -> dict[str, Any]:
-    from flashbench import environment, runfile
+def _environment(target: Target, ranks: int) -> dict[str, Any]:
+    from flashbench import environment
 
     about = environment.collect(target)
     if target.type == "cuda":
-        about["ranks"] = environment.cards(asked.ranks)
-    return runfile.header(
-        argv=["flashbench", *sys.argv[1:]], options=dict(given), environment=about, cells=()
-    )
+        about["ranks"] = environment.cards(ranks)
+    return about
 
 
 def _verdict(rows: list[dict[str, Any]], lost: str | None) -> None:

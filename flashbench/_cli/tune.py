@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flashbench._cli import options
-from flashbench.errors import EXIT_INTERRUPTED, GateError, SpecError, UnavailableError, UsageError
+from flashbench.errors import GateError, SpecError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from flashbench.kernels import Target
@@ -258,7 +258,7 @@ def _default(target: Target) -> str:
 def _tune(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
     from flashbench import console, tuned, tuning
     from flashbench._cli import tune_show
-    from flashbench._cli.interrupt import terminable
+    from flashbench._cli.interrupt import interrupted, interruptible
 
     out = request.out
     assert out is not None
@@ -266,22 +266,17 @@ def _tune(request: Request, *, json: bool, csv: bool, quiet: bool) -> None:
     tuned.save(found, out)
     if not quiet:
         console.note(f"tuning {len(request.cases)} cases on {request.target.name}; results go to {out}")
-    stopped = False
-    try:
-        with terminable(), console.progress(len(request.cases), quiet=quiet) as tick:
-            tuning.tune(
-                request.cases, request.target, found, request.options,
-                on_change=lambda: tuned.save(found, out), on_progress=lambda done, _, text: tick(done, text),
-            )  # fmt: skip
-    except KeyboardInterrupt:
-        stopped = True
+    with interruptible() as stop, console.progress(len(request.cases), quiet=quiet) as tick:
+        tuning.tune(
+            request.cases, request.target, found, request.options,
+            on_change=lambda: tuned.save(found, out), on_progress=lambda done, _, text: tick(done, text),
+        )  # fmt: skip
     tune_show.found(found, json=json, csv=csv)
     if not quiet:
         console.note(f"stored in {out}; '--tuned {out}' uses it")
-    if stopped:
+    if stop():
         done = sum(bool(case["winner"]) for case in found["cases"])
-        console.warn(f"interrupted; {out} has winners for {done} of {len(request.cases)} cases")
-        raise typer.Exit(EXIT_INTERRUPTED)
+        raise interrupted(f"{out} has winners for {done} of {len(request.cases)} cases")
     verdict(found)
 
 
