@@ -27,7 +27,6 @@ SPILLS_ALLOWED = {
         (64, True, "2w.n256.s2.q2"): 120,
         (128, False, "2w.n128.s4.q1.max3.e2"): 11,
         (128, False, "2w.n128.s4.q1.max3.e3"): 11,
-        (128, True, "2w.n128.s4.q1.max3.e4"): 15,
     },
 }
 """Instructions that spill, by first version of Triton and (head dim, causal, tiles); else none.
