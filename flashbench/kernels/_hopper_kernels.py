@@ -33,9 +33,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flashbench.kernels import _hopper_asm as asm
+from flashbench.kernels import _hopper_guard as guard
+from flashbench.kernels import _hopper_guard16 as sums16
 from flashbench.kernels import _hopper_tiles as one
 
 ROWS = one.ROWS
+
+
+@gluon.jit
+def base_of(top, unit, ROW: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr):
+    """log2 of what row sums are to be multiplied by, a number per row."""
+    if GUARDED:
+        base = sums16.log_base(top, ROW)
+    else:
+        base = one.log_base(top, unit, EMULATED)
+    return base
 
 
 @gluon.jit
@@ -45,7 +57,7 @@ def consume(
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
-    HOLD: gl.constexpr, MAX3: gl.constexpr, EMULATED: gl.constexpr,
+    HOLD: gl.constexpr, MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -85,7 +97,12 @@ def consume(
         mbarrier.arrive(QEMPTY.index(WG))
     s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
     top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
-    if MAX3:
+    if GUARDED:
+        PARTS: gl.constexpr = guard.parts_layout(ROWS)
+        top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
+        total = gl.zeros([ROWS, 4], gl.float32, PARTS)
+        p, alpha, top, total = sums16.softmax(s, top, total, unit, 1.0, BLOCK_N, HALF)
+    elif MAX3:
         p, rest, total, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
         p = one.operand(p, rest, BLOCK_N, EMULATED, HALF, S)
     else:
@@ -93,7 +110,7 @@ def consume(
         total = one.partial_sums(p, BLOCK_N)
     SUMS: gl.constexpr = total.type.layout
     ROW_SUMS: gl.constexpr = gl.SliceLayout(1, SUMS)
-    if not MAX3:
+    if not MAX3 and not GUARDED:
         p = p.to(HALF)
     acc0 = gl.zeros([ROWS, E0], gl.float32, LO0)
     acc1 = gl.zeros([ROWS, E1 if E1 > 0 else 16], gl.float32, LO1)
@@ -105,12 +122,12 @@ def consume(
         n -= 1
         new = n < 0
         old_entry = entry
-        factor = top
+        factor = gl.full([ROWS], 0.0, gl.float32, ROW)
         if new:  # the scores that are issued next are the first of another tile of queries
-            factor = one.finish(total, one.log_base(top, unit, EMULATED), LSE, entry, heads, seqlen_q, 1.0,
-                                WG, BLOCK_M, ROW, EMULATED)  # fmt: skip
+            factor = one.finish(total, base_of(top, unit, ROW, EMULATED, GUARDED), LSE, entry, heads, seqlen_q, 1.0,
+                                WG, BLOCK_M, ROW, 1 if GUARDED else EMULATED)  # fmt: skip
             total = gl.zeros([ROWS, 4], gl.float32, SUMS)
-            top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
+            top = gl.full(top.shape, float("-inf"), gl.float32, top.type.layout)
             entry = next_entry
             start_m, blocks, clear, own = one.place(
                 one.tile_of(entry), seqlen_q, seqlen_k, AFTER, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
@@ -135,7 +152,9 @@ def consume(
         if n == 0:
             mbarrier.arrive(QEMPTY.index(slot))
         s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
-        if MAX3:
+        if GUARDED:
+            next_p, alpha, top, total = sums16.softmax(s, top, total, unit, gl.where(new, 1.0, 0.0), BLOCK_N, HALF)
+        elif MAX3:
             next_p, rest, sums, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
             total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + gl.convert_layout(sums, SUMS)
         else:
@@ -144,7 +163,7 @@ def consume(
             total += one.partial_sums(next_p, BLOCK_N)
         if HOLD:
             total = asm.hold(total)
-        if EMULATED == 0:
+        if EMULATED == 0 and not GUARDED:
             next_p = next_p.to(HALF)
         # The end of a basic block keeps ptxas from waiting for P V before the exponentials. Of tiles
         # passed over V may come to where P V reads: there K's barrier serves, complete already.
@@ -160,9 +179,14 @@ def consume(
             one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, old_entry,
                        WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
         # of no consequence for a new tile, whose first product does not add
-        acc0 = asm.rescale(acc0, gl.convert_layout(alpha, gl.SliceLayout(1, LO0)), E0)
-        if E1 > 0:
-            acc1 = asm.rescale(acc1, gl.convert_layout(alpha, gl.SliceLayout(1, LO1)), E1)
+        if GUARDED:
+            acc0 = guard.rescale(acc0, alpha, E0)
+            if E1 > 0:
+                acc1 = guard.rescale(acc1, alpha, E1)
+        else:
+            acc0 = asm.rescale(acc0, gl.convert_layout(alpha, gl.SliceLayout(1, LO0)), E0)
+            if E1 > 0:
+                acc1 = asm.rescale(acc1, gl.convert_layout(alpha, gl.SliceLayout(1, LO1)), E1)
         p = next_p
         if EMULATED > 0:
             p = one.operand(next_p, rest, BLOCK_N, EMULATED, HALF, S)
@@ -176,8 +200,8 @@ def consume(
     else:
         acc0, p = warpgroup_mma_wait(0, [acc0, p])
     mbarrier.arrive(VEMPTY.index(before))
-    factor = one.finish(total, one.log_base(top, unit, EMULATED), LSE, entry, heads, seqlen_q, 1.0,
-                        WG, BLOCK_M, ROW, EMULATED)  # fmt: skip
+    factor = one.finish(total, base_of(top, unit, ROW, EMULATED, GUARDED), LSE, entry, heads, seqlen_q, 1.0,
+                        WG, BLOCK_M, ROW, 1 if GUARDED else EMULATED)  # fmt: skip
     one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry,
                WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
     tma.store_wait(0)
@@ -257,7 +281,7 @@ def forward(
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
     CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, HOLD: gl.constexpr,
-    MAX3: gl.constexpr, EMULATED: gl.constexpr,
+    MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
@@ -293,11 +317,11 @@ def forward(
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED)),
+                      MAX3, EMULATED, GUARDED)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED)),
+                      MAX3, EMULATED, GUARDED)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
@@ -308,15 +332,15 @@ def forward(
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED)),
+                      MAX3, EMULATED, GUARDED)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED)),
+                      MAX3, EMULATED, GUARDED)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED)),
+                      MAX3, EMULATED, GUARDED)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
