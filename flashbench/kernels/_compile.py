@@ -216,9 +216,7 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
         one = launch(task)
         options = one.options
         kernel = one.compile()
-    except Exception as error:
-        if os.environ.get("DBG"):
-            import traceback; traceback.print_exc()
+    except Exception as error:  # whatever the compiler raises is the result
         cause: BaseException = error
         while cause.__cause__ is not None:  # Triton wraps the cause once for every call in the source
             cause = cause.__cause__

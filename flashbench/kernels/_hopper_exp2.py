@@ -83,7 +83,7 @@ def _exponentials(p, s, factor, base):
 @constexpr_function
 def _spread(share):
     """Which of eight are emulated."""
-    return [] if share == 9 else [(3,), (2, 5), (1, 4, 7), (1, 2, 5, 6)][share - 1]
+    return [(3,), (2, 5), (1, 4, 7), (1, 2, 5, 6)][share - 1]
 
 
 @constexpr_function

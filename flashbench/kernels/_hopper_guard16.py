@@ -33,28 +33,29 @@ LIMIT = 2.0**15
 
 
 @constexpr_function
-def _tile(cols, half):
-    """Lines: words w<pair> and sums sum<row> of the scores s<i>, by base<row> and factor."""
+def _tile(pairs, half):
+    """Lines: words w<pair> and sums sum<row> of the scores of some pairs, by base<row> and factor."""
     body = []
-    for j in range(cols // 4):
+    for j in pairs:
         r = j % 2
         p, at = ("p0", "p1"), (r, r + 2)
         body += ["{", ".reg .f32 p0, p1;"]
         body += fast._exponentials(p, (f"s{2 * j}", f"s{2 * j + 1}"), "factor", f"base{r}")
         body += [f"cvt.rn.{half}x2.f32 w{j}, p1, p0;"]
-        body += [f"add.f32 sum{i}, sum{i}, {x};" if j > 1 else f"mov.f32 sum{i}, {x};"
+        body += [f"add.f32 sum{i}, sum{i}, {x};" if j > pairs[1] else f"mov.f32 sum{i}, {x};"
                  for i, x in zip(at, p, strict=True)]  # fmt: skip
         body += ["}"]
     return [*body, *(f"add.f32 sum{r}, sum{r}, sum{r + 2};" for r in (0, 1))]
 
 
 @constexpr_function
-def _find(cols):
+def _find(pairs):
     """Lines: the rows' new bases top<row>, alpha<row> for what was summed by the old ones."""
     body = ["{", ".reg .f32 m<4>, o<4>, grown;", ".reg .pred keep;"]
-    for i in range(cols // 2):
+    own = [i for j in pairs for i in (2 * j, 2 * j + 1)]
+    for i in own:
         r = i % 4 // 2 + i % 2 * 2
-        body += [f"max.NaN.f32 m{r}, m{r}, s{i};" if i >= 4 else f"mov.f32 m{r}, s{i};"]
+        body += [f"max.NaN.f32 m{r}, m{r}, s{i};" if i >= own[4] else f"mov.f32 m{r}, s{i};"]
     body += [f"max.NaN.f32 m{r}, m{r}, m{r + 2};" for r in (0, 1)]
     body += guard._of_row("m", "max.NaN")
     for r in (0, 1):
@@ -73,7 +74,54 @@ def _find(cols):
 
 
 @constexpr_function
-def guarded_asm(cols, half):
+def _guarded(part, pairs, half):
+    """Lines: a tile's part of so many pairs, by bases that hold. found: they are to be looked for at once."""
+    body = [
+        f"AGAIN{part}:",  # one way into the loop: else the compiler would have to write the tile twice
+        f"@!found bra TILE{part};",
+        *_find(pairs),
+    ]
+    if part:  # what is there of this tile by the bases before
+        body += ["{", ".reg .f32 x, y;", ".reg .b16 low, high;"]
+        body += [f"mul.f32 {x}{r}, {x}{r}, alpha{r};" for x in ("all", "turned") for r in (0, 1)]
+        for j in range(pairs[0]):
+            body += [f"mov.b32 {{low, high}}, w{j};", f"cvt.f32.{half} x, low;", f"cvt.f32.{half} y, high;"]
+            body += [f"mul.f32 {x}, {x}, alpha{j % 2};" for x in "xy"]
+            body += [f"cvt.rn.{half}x2.f32 w{j}, y, x;"]
+        body += ["}"]
+    body += [f"TILE{part}:", "{", ".reg .pred none;"]
+    for r in (0, 1):
+        body += [
+            f"sub.f32 base{r}, {guard._float(_SHIFT)}, top{r};",
+            f"setp.eq.and.f32 none, top{r}, 0fFF800000, found;",
+            f"selp.f32 base{r}, 0f00000000, base{r}, none;",
+        ]
+    body += ["}", *_tile(pairs, half)]
+    first = pairs[0]
+    body += [
+        f"setp.gtu.f32 over, sum0, {guard._float(LIMIT)};",
+        f"setp.gtu.or.f32 over, sum1, {guard._float(LIMIT)}, over;",
+        "vote.sync.any.pred over, over, 0xffffffff;",
+        f"@!over bra DONE{part};",
+        f"@found bra DONE{part};",
+        # what reads P here keeps the compiler from converting it where it is wanted, behind the wait for P V
+        f"mov.b32 all_words, w{first};",
+        *(f"or.b32 all_words, all_words, w{j};" for j in pairs[1:]),
+        "setp.ne.b32 found, all_words, 0x80008000;",
+        "vote.sync.any.pred found, found, 0xffffffff;",
+        f"bra AGAIN{part};",
+        f"DONE{part}:",
+    ]
+    if part:
+        body += [f"add.f32 all{r}, all{r}, sum{r};" for r in (0, 1)]
+    else:
+        body += [f"mov.f32 all{r}, sum{r};" for r in (0, 1)]
+        body += [f"mov.f32 turned{r}, alpha{r};" for r in (0, 1)]
+    return body
+
+
+@constexpr_function
+def guarded_asm(cols, half, parts):
     """Operands, a thread's elements each: words and row numbers out; scores, factor, bases and ``first`` in.
 
     Out: a word of two of P at column 0 of each pair of columns; at column 1 of the first three pairs of a row
@@ -83,42 +131,21 @@ def guarded_asm(cols, half):
     body = [
         "{",
         ".reg .pred over, found;",
-        f".reg .f32 s<{n}>, factor, top<2>, base<2>, alpha<2>, sum<4>;",
-        f".reg .b32 w<{n // 2}>;",
+        f".reg .f32 s<{n}>, factor, top<2>, base<2>, alpha<2>, sum<4>, all<2>, turned<2>;",
+        f".reg .b32 w<{n // 2}>, all_words;",
         *(f"mov.b32 s{i}, ${n + i};" for i in range(n)),
         f"mov.f32 factor, ${2 * n};",
         *(f"mov.f32 top{r}, ${3 * n + 2 * r};" for r in (0, 1)),
         *(f"mov.f32 alpha{r}, 0f3F800000;" for r in (0, 1)),
         f"setp.ne.f32 found, ${4 * n}, 0f00000000;",
-        "AGAIN:",  # one way into the loop: else the compiler would have to write the tile twice
-        "@!found bra TILE;",
-        *_find(cols),
-        "TILE:",
-        "{",
-        ".reg .pred none;",
     ]
-    for r in (0, 1):
-        body += [
-            f"sub.f32 base{r}, {guard._float(_SHIFT)}, top{r};",
-            f"setp.eq.and.f32 none, top{r}, 0fFF800000, found;",
-            f"selp.f32 base{r}, 0f00000000, base{r}, none;",
-        ]
-    body += ["}", *_tile(cols, half)]
-    body += [
-        f"setp.gtu.f32 over, sum0, {guard._float(LIMIT)};",
-        f"setp.gtu.or.f32 over, sum1, {guard._float(LIMIT)}, over;",
-        "vote.sync.any.pred over, over, 0xffffffff;",
-        "@!over bra DONE;",
-        "@found bra DONE;",
-        # what reads P here keeps the compiler from converting it where it is wanted, behind the wait for P V
-        *(f"or.b32 w0, w0, w{j};" for j in range(1, n // 2)),
-        "setp.ne.b32 found, w0, 0x80008000;",
-        "vote.sync.any.pred found, found, 0xffffffff;",
-        "bra AGAIN;",
-        "DONE:",
-    ]
+    size = n // 2 // parts
+    for part in range(parts):
+        if part:
+            body += ["setp.ne.u32 found, 0, 0;"]
+        body += _guarded(part, range(part * size, (part + 1) * size), half)
     body += [f"mov.b32 ${2 * j}, w{j};" for j in range(n // 2)]
-    for place, name in enumerate(("sum", "top", "alpha")):
+    for place, name in enumerate(("all", "top", "turned")):
         body += [f"mov.b32 ${4 * place + 2 * r + 1}, {name}{r};" for r in (0, 1)]
     return "\n".join([*body, "}"])
 
@@ -135,13 +162,13 @@ def named(half):
 
 
 @gluon.jit
-def softmax(s, top, total, unit, first, BLOCK_N: gl.constexpr, HALF: gl.constexpr):
+def softmax(s, top, total, unit, first, BLOCK_N: gl.constexpr, HALF: gl.constexpr, IN: gl.constexpr):
     """(P in 16 bits, the factor for what was summed before, the new base, row sums) of one more tile.
 
     top, total: bases, times unit, and sums so far, (rows, 4); first: 1.0 where no row has any, else 0.0. P: 2**(s * unit - top +
     SHIFT).
     """
-    ASM: gl.constexpr = guarded_asm(BLOCK_N, named(HALF))
+    ASM: gl.constexpr = guarded_asm(BLOCK_N, named(HALF), IN)
     TIED: gl.constexpr = guarded_tied(BLOCK_N)
     N: gl.constexpr = BLOCK_N // 2
     ROWS: gl.constexpr = s.shape[0]

@@ -58,6 +58,7 @@ def consume(
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
     HOLD: gl.constexpr, MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr,
+    ALONE: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -101,7 +102,7 @@ def consume(
         PARTS: gl.constexpr = guard.parts_layout(ROWS)
         top = gl.full([ROWS, 4], float("-inf"), gl.float32, PARTS)
         total = gl.zeros([ROWS, 4], gl.float32, PARTS)
-        p, alpha, top, total = sums16.softmax(s, top, total, unit, 1.0, BLOCK_N, HALF)
+        p, alpha, top, total = sums16.softmax(s, top, total, unit, 1.0, BLOCK_N, HALF, GUARDED)
     elif MAX3:
         p, rest, total, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
         p = one.operand(p, rest, BLOCK_N, EMULATED, HALF, S)
@@ -147,13 +148,16 @@ def consume(
         if E1 > 0:
             acc1 = one.values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
         asm.turn_pass(NEXT, PINGPONG)
-        s = warpgroup_mma_wait(IN_FLIGHT, [s])
+        if ALONE:
+            s, acc0, p = warpgroup_mma_wait(0, [s, acc0, p])
+        else:
+            s = warpgroup_mma_wait(IN_FLIGHT, [s])
         mbarrier.arrive(KEMPTY.index(stage))
         if n == 0:
             mbarrier.arrive(QEMPTY.index(slot))
         s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
         if GUARDED:
-            next_p, alpha, top, total = sums16.softmax(s, top, total, unit, gl.where(new, 1.0, 0.0), BLOCK_N, HALF)
+            next_p, alpha, top, total = sums16.softmax(s, top, total, unit, gl.where(new, 1.0, 0.0), BLOCK_N, HALF, GUARDED)
         elif MAX3:
             next_p, rest, sums, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
             total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + gl.convert_layout(sums, SUMS)
@@ -168,7 +172,9 @@ def consume(
         # The end of a basic block keeps ptxas from waiting for P V before the exponentials. Of tiles
         # passed over V may come to where P V reads: there K's barrier serves, complete already.
         mbarrier.wait((KFULL if SKIPS else VFULL).index(stage), phase)
-        if E1 > 0:
+        if ALONE:
+            pass
+        elif E1 > 0:
             acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
         else:
             acc0, p = warpgroup_mma_wait(0, [acc0, p])
@@ -281,7 +287,7 @@ def forward(
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
     CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, HOLD: gl.constexpr,
-    MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr,
+    MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr, ALONE: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
@@ -317,11 +323,11 @@ def forward(
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED)),
+                      MAX3, EMULATED, GUARDED, ALONE)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED)),
+                      MAX3, EMULATED, GUARDED, ALONE)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
@@ -332,15 +338,15 @@ def forward(
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED)),
+                      MAX3, EMULATED, GUARDED, ALONE)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED)),
+                      MAX3, EMULATED, GUARDED, ALONE)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
                       D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED)),
+                      MAX3, EMULATED, GUARDED, ALONE)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
