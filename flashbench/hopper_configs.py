@@ -49,7 +49,7 @@ class Tiles:
     emulated: int = 0
     promote: int = 0
     guarded: int = 0
-    alone: bool = False
+    inner: bool = False
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Tiles:
         numbers = f"{self.warpgroups}w.n{self.block_k}.s{self.stages}.q{self.q_stages}"
         told = ".pingpong" * self.pingpong + ".hold" * self.hold + ".max3" * self.max3
         told += f".e{self.emulated}" * (self.emulated > 0) + f".p{self.promote}" * (self.promote > 0)
-        return numbers + told + f".guard{self.guarded}" * (self.guarded > 0) + ".alone" * self.alone
+        return numbers + told + f".guard{self.guarded}" * (self.guarded > 0) + ".inner" * self.inner
 
     @property
     def block_q(self) -> int:

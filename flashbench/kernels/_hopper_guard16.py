@@ -74,14 +74,10 @@ def _find(pairs):
 
 
 @constexpr_function
-def _guarded(part, pairs, half):
-    """Lines: a tile's part of so many pairs, by bases that hold. found: they are to be looked for at once."""
-    body = [
-        f"AGAIN{part}:",  # one way into the loop: else the compiler would have to write the tile twice
-        f"@!found bra TILE{part};",
-        *_find(pairs),
-    ]
-    if part:  # what is there of this tile by the bases before
+def _rebased(part, pairs, half):
+    """Lines: bases of a part's scores, and what there is of this tile by those before."""
+    body = _find(pairs)
+    if part:
         body += ["{", ".reg .f32 x, y;", ".reg .b16 low, high;"]
         body += [f"mul.f32 {x}{r}, {x}{r}, alpha{r};" for x in ("all", "turned") for r in (0, 1)]
         for j in range(pairs[0]):
@@ -89,6 +85,15 @@ def _guarded(part, pairs, half):
             body += [f"mul.f32 {x}, {x}, alpha{j % 2};" for x in "xy"]
             body += [f"cvt.rn.{half}x2.f32 w{j}, y, x;"]
         body += ["}"]
+    return body
+
+
+@constexpr_function
+def _guarded(part, pairs, half, hot):
+    """Lines: a tile's part of so many pairs, by bases that hold. found: they are to be looked for at once."""
+    # one way into the loop: else the compiler would have to write the tile twice
+    rebased = _rebased(part, pairs, half)
+    body = [] if hot else [f"AGAIN{part}:", f"@!found bra TILE{part};", *rebased]
     body += [f"TILE{part}:", "{", ".reg .pred none;"]
     for r in (0, 1):
         body += [
@@ -109,7 +114,8 @@ def _guarded(part, pairs, half):
         *(f"or.b32 all_words, all_words, w{j};" for j in pairs[1:]),
         "setp.ne.b32 found, all_words, 0x80008000;",
         "vote.sync.any.pred found, found, 0xffffffff;",
-        f"bra AGAIN{part};",
+        *(rebased if hot else []),
+        f"bra TILE{part};" if hot else f"bra AGAIN{part};",
         f"DONE{part}:",
     ]
     if part:
@@ -121,7 +127,7 @@ def _guarded(part, pairs, half):
 
 
 @constexpr_function
-def guarded_asm(cols, half, parts):
+def guarded_asm(cols, half, parts, hot):
     """Operands, a thread's elements each: words and row numbers out; scores, factor, bases and ``first`` in.
 
     Out: a word of two of P at column 0 of each pair of columns; at column 1 of the first three pairs of a row
@@ -137,13 +143,13 @@ def guarded_asm(cols, half, parts):
         f"mov.f32 factor, ${2 * n};",
         *(f"mov.f32 top{r}, ${3 * n + 2 * r};" for r in (0, 1)),
         *(f"mov.f32 alpha{r}, 0f3F800000;" for r in (0, 1)),
-        f"setp.ne.f32 found, ${4 * n}, 0f00000000;",
+        "setp.ne.u32 found, 0, 0;" if hot else f"setp.ne.f32 found, ${4 * n}, 0f00000000;",
     ]
     size = n // 2 // parts
     for part in range(parts):
         if part:
             body += ["setp.ne.u32 found, 0, 0;"]
-        body += _guarded(part, range(part * size, (part + 1) * size), half)
+        body += _guarded(part, range(part * size, (part + 1) * size), half, hot)
     body += [f"mov.b32 ${2 * j}, w{j};" for j in range(n // 2)]
     for place, name in enumerate(("all", "top", "turned")):
         body += [f"mov.b32 ${4 * place + 2 * r + 1}, {name}{r};" for r in (0, 1)]
@@ -151,9 +157,9 @@ def guarded_asm(cols, half, parts):
 
 
 @constexpr_function
-def guarded_tied(cols):
+def guarded_tied(cols, hot):
     n = cols // 2
-    return ",".join(["=&r"] * n + ["f"] * (4 * n))
+    return ",".join(["=&r"] * n + ["f"] * ((3 if hot else 4) * n))
 
 
 @constexpr_function
@@ -162,21 +168,26 @@ def named(half):
 
 
 @gluon.jit
-def softmax(s, top, total, unit, first, BLOCK_N: gl.constexpr, HALF: gl.constexpr, IN: gl.constexpr):
+def softmax(s, top, total, unit, first, BLOCK_N: gl.constexpr, HALF: gl.constexpr, IN: gl.constexpr,
+            HOT: gl.constexpr):  # fmt: skip
     """(P in 16 bits, the factor for what was summed before, the new base, row sums) of one more tile.
 
     top, total: bases, times unit, and sums so far, (rows, 4); first: 1.0 where no row has any, else 0.0. P: 2**(s * unit - top +
     SHIFT).
     """
-    ASM: gl.constexpr = guarded_asm(BLOCK_N, named(HALF), IN)
-    TIED: gl.constexpr = guarded_tied(BLOCK_N)
+    ASM: gl.constexpr = guarded_asm(BLOCK_N, named(HALF), IN, HOT)
+    TIED: gl.constexpr = guarded_tied(BLOCK_N, HOT)
     N: gl.constexpr = BLOCK_N // 2
     ROWS: gl.constexpr = s.shape[0]
     PARTS: gl.constexpr = guard.parts_layout(ROWS)
     factor = gl.full([ROWS, BLOCK_N], unit, gl.float32, s.type.layout)
-    none = gl.full([ROWS, BLOCK_N], first, gl.float32, s.type.layout)
-    operands = [s, factor, guard.over(top, s), none]
-    out = gl.inline_asm_elementwise(ASM, TIED, operands, gl.int32, is_pure=False, pack=N)
+    if HOT:
+        out = gl.inline_asm_elementwise(
+            ASM, TIED, [s, factor, guard.over(top, s)], gl.int32, is_pure=False, pack=N)  # fmt: skip
+    else:
+        none = gl.full([ROWS, BLOCK_N], first, gl.float32, s.type.layout)
+        operands = [s, factor, guard.over(top, s), none]
+        out = gl.inline_asm_elementwise(ASM, TIED, operands, gl.int32, is_pure=False, pack=N)
     p, numbers = gl.split(gl.reshape(out, [ROWS, BLOCK_N // 8, 4, 2]))
     p = gl.reshape(p, [ROWS, BLOCK_N // 2])
     p = gl.convert_layout(gl.reshape(gl.join(p, p), [ROWS, BLOCK_N]), s.type.layout, assert_trivial=True)
