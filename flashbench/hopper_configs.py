@@ -44,20 +44,18 @@ class Tiles:
     q_stages: int = 2
     pingpong: bool = False
     o_shared: bool = False
-    hold: bool = False
     max3: bool = False
     emulated: int = 0
     promote: int = 0
     guarded: int = 0
-    inner: bool = False
 
     @property
     def name(self) -> str:
         """Short text that tells it from others of its head dim."""
         numbers = f"{self.warpgroups}w.n{self.block_k}.s{self.stages}.q{self.q_stages}"
-        told = ".pingpong" * self.pingpong + ".hold" * self.hold + ".max3" * self.max3
+        told = ".pingpong" * self.pingpong + ".max3" * self.max3
         told += f".e{self.emulated}" * (self.emulated > 0) + f".p{self.promote}" * (self.promote > 0)
-        return numbers + told + f".guard{self.guarded}" * (self.guarded > 0) + ".inner" * self.inner
+        return numbers + told + f".guard{self.guarded}" * (self.guarded > 0)
 
     @property
     def block_q(self) -> int:
@@ -105,23 +103,20 @@ to fp16 (``_hopper_exp2``; ``tests/test_hopper_exp2.py`` holds them to it)."""
 _ANY = float("inf")
 _TWO = Tiles()
 _THREE = Tiles(warpgroups=3)
-_64_FULL = replace(_THREE, q_stages=1, pingpong=True, hold=True, max3=True)
-_128_FULL = replace(_TWO, q_stages=1, pingpong=True, max3=True)
+_IN_TURN = replace(_TWO, q_stages=1, pingpong=True)
 _TWO_MAX3 = replace(_TWO, max3=True)
 _EMULATED = replace(_TWO_MAX3, emulated=4)
 _WIDE = Tiles(block_k=64, q_stages=1)
 TABLE = (
-    # TFLOP/s in fp16 on an H100 SXM with Triton 3.6 (reports/h100-sxm/tuning: flash-v3-exps-64.json and
-    # flash-v3-exps-128.json, of 256 flash-v3.json), of cuDNN or FlashAttention-4's scaled figure, the faster,
-    # in brackets; 96 and 192 are cut as what follows them
-    Row(64, False, _ANY, _64_FULL),  # at 512 359 (358), at 8192 502 (516), at 16384 494 (535)
-    Row(64, True, 1024, _TWO_MAX3, _EMULATED),  # at 512 241 (255), bf16 236; at 1024 327 (337), 312
-    Row(64, True, 4096, _THREE, _EMULATED),  # at 2048 384 (369), bf16 374; at 4096 416 (426), 406
-    Row(64, True, 8192, _THREE),  # 449 (452), max3 432
-    Row(64, True, _ANY, replace(_THREE, max3=True)),  # at 16384 455 (457), without 449
-    Row(128, False, _ANY, _128_FULL),  # at 512 464 (495), without 449; at 16384 620 (650), 612
-    Row(128, True, 1024, _TWO),  # at 512 312 (327), max3 279; at 1024 426 (364)
-    Row(128, True, _ANY, _TWO_MAX3),  # at 2048 505 (443), without 495; at 16384 599 (565), 588
+    # TFLOP/s in fp16 with Triton 3.6 on an H200 (reports/h200-sxm/tuning/flash-v3-guarded.json), of the next
+    # best with maxima, in brackets; 96 and 192 are cut as what follows them
+    Row(64, False, _ANY, replace(_THREE, q_stages=1, pingpong=True, guarded=2)),
+    Row(64, True, 1024, _TWO_MAX3, _EMULATED),
+    Row(64, True, _ANY, replace(_THREE, guarded=2)),
+    Row(128, False, 512, replace(_IN_TURN, max3=True)),
+    Row(128, False, _ANY, replace(_IN_TURN, guarded=1)),
+    Row(128, True, 1024, _TWO),
+    Row(128, True, _ANY, replace(_TWO, guarded=1)),
     *(Row(256, causal, _ANY, _WIDE) for causal in (False, True)),  # at 16384 704 (621), causal 699 (526)
 )
 

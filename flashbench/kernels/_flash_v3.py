@@ -197,8 +197,8 @@ class Plan:
         constants = {
             "BLOCK_M": tiles.block_q, "BLOCK_N": tiles.block_k, "D0": d0, "D1": d1, "E0": e0, "E1": e1,
             "STAGES": tiles.stages, "Q_STAGES": tiles.q_stages, "O_SHARED": tiles.o_shared,
-            "CAUSAL": causal, "PINGPONG": tiles.pingpong, "HOLD": tiles.hold,
-            "MAX3": tiles.max3, "EMULATED": tiles.emulated, "GUARDED": tiles.guarded, "INNER": tiles.inner,
+            "CAUSAL": causal, "PINGPONG": tiles.pingpong,
+            "MAX3": tiles.max3, "EMULATED": tiles.emulated, "GUARDED": tiles.guarded,
             "REGISTERS": tiles.registers[0], "PRODUCER_REGISTERS": tiles.registers[1],
         }  # fmt: skip
         fixed = table, heads, shape.group, seqlen_q, seqlen_k

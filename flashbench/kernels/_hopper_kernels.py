@@ -33,96 +33,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flashbench.kernels import _hopper_asm as asm
-from flashbench.kernels import _hopper_guard as guard
 from flashbench.kernels import _hopper_guard16 as sums16
+from flashbench.kernels import _hopper_softmax as rows
 from flashbench.kernels import _hopper_tiles as one
 
 ROWS = one.ROWS
-
-
-@gluon.jit
-def softmax(s, top, total, unit, first, BLOCK_N: gl.constexpr, HALF: gl.constexpr, HOLD: gl.constexpr,
-            MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr, HOT: gl.constexpr):  # fmt: skip
-    """(P, more of it, the factor for what was summed before, the new base, row sums) of one more tile.
-
-    first: 1.0 where it is the first of its tile of queries, else 0.0. HOT: it never is.
-    """
-    if GUARDED > 0:
-        p, alpha, top, total = sums16.softmax(s, top, total, unit, first, BLOCK_N, HALF, GUARDED, HOT)
-        rest = p
-    else:
-        if MAX3:
-            p, rest, sums, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
-        else:
-            p, alpha, top = one.softmax(s, top, unit)
-            rest = p
-            sums = one.partial_sums(p, BLOCK_N)
-        SUMS: gl.constexpr = total.type.layout
-        total = total * gl.convert_layout(alpha, gl.SliceLayout(1, SUMS))[:, None]
-        total += gl.convert_layout(sums, SUMS)
-        if HOLD:
-            total = asm.hold(total)
-        if EMULATED == 0:
-            p = p.to(HALF)
-    return p, rest, alpha, top, total
-
-
-@gluon.jit
-def no_base(ROW: gl.constexpr, GUARDED: gl.constexpr):
-    """Bases of rows that have none: a number per row, with GUARDED one of each thread's."""
-    if GUARDED > 0:
-        top = gl.full([ROWS, 4], float("-inf"), gl.float32, guard.parts_layout(ROWS))
-    else:
-        top = gl.full([ROWS], float("-inf"), gl.float32, ROW)
-    return top
-
-
-@gluon.jit
-def finish(total, top, LSE, entry, heads, seqlen_q, unit, WG: gl.constexpr, BLOCK_M: gl.constexpr,
-           ROW: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr):  # fmt: skip
-    """What O is to be multiplied by, once LSE is written (``one.finish``)."""
-    if GUARDED > 0:
-        base = sums16.log_base(top, ROW)
-    else:
-        base = one.log_base(top, unit, EMULATED)
-    return one.finish(total, base, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW, EMULATED + GUARDED)
-
-
-@gluon.jit
-def issue(Q0S, Q1S, slot, K0S, K1S, stage, V0S, V1S, before, p, acc0, acc1, use_acc, BLOCK_N: gl.constexpr,
-          D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, S: gl.constexpr,
-          LO0: gl.constexpr, LO1: gl.constexpr):  # fmt: skip
-    """(S, O in pieces), in flight: the scores of a tile, then P V of the one before."""
-    s = one.scores(Q0S, Q1S, slot, K0S, K1S, stage, BLOCK_N, D0, D1, S)
-    acc0 = one.values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
-    if E1 > 0:
-        acc1 = one.values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
-    return s, acc0, acc1
-
-
-@gluon.jit
-def landed(acc0, acc1, p, E1: gl.constexpr):
-    """O in pieces once P V is done, and P, whose registers are free."""
-    if E1 > 0:
-        acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
-    else:
-        acc0, p = warpgroup_mma_wait(0, [acc0, p])
-    return acc0, acc1, p
-
-
-@gluon.jit
-def rescale(acc0, acc1, alpha, E0: gl.constexpr, E1: gl.constexpr, LO0: gl.constexpr, LO1: gl.constexpr,
-            GUARDED: gl.constexpr):  # fmt: skip
-    """O in pieces by the new base of each row."""
-    if GUARDED > 0:
-        acc0 = guard.rescale(acc0, alpha, E0)
-        if E1 > 0:
-            acc1 = guard.rescale(acc1, alpha, E1)
-    else:
-        acc0 = asm.rescale(acc0, gl.convert_layout(alpha, gl.SliceLayout(1, LO0)), E0)
-        if E1 > 0:
-            acc1 = asm.rescale(acc1, gl.convert_layout(alpha, gl.SliceLayout(1, LO1)), E1)
-    return acc0, acc1
 
 
 @gluon.jit
@@ -132,7 +47,7 @@ def consume(
     WG: gl.constexpr, NUM_WG: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr, CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
-    HOLD: gl.constexpr, MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr, INNER: gl.constexpr,
+    MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr,
 ):  # fmt: skip
     """One warpgroup: 64 rows of each of the program's tiles of queries, over all K/V tiles of each."""
     BLOCK_M: gl.constexpr = NUM_WG * ROWS
@@ -141,9 +56,7 @@ def consume(
     LO1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, E1 if E1 > 0 else E0, 16])
     ROW: gl.constexpr = gl.SliceLayout(1, S)
     HALF: gl.constexpr = K0S.dtype
-    IN_FLIGHT: gl.constexpr = 2 if E1 > 0 else 1
-    ALONE: gl.constexpr = GUARDED > 1
-    gl.static_assert(not ALONE or E1 == 0, "one piece of O is waited for with the scores")
+    ALONE: gl.constexpr = GUARDED > 1  # the softmax has this warpgroup's tensor cores idle: others' are not
     AFTER: gl.constexpr = (NUM_WG - 1 - WG) * ROWS
     SKIPS: gl.constexpr = CAUSAL and AFTER > 0
     NEXT: gl.constexpr = (WG + 1) % NUM_WG
@@ -173,10 +86,9 @@ def consume(
     if n == 0:
         mbarrier.arrive(QEMPTY.index(WG))
     s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
-    top = no_base(ROW, GUARDED)
-    total = gl.zeros([ROWS, 4], gl.float32, guard.parts_layout(ROWS))
-    p, rest, alpha, top, total = softmax(
-        s, top, total, unit, 1.0, BLOCK_N, HALF, False, MAX3, EMULATED, GUARDED, False)  # fmt: skip
+    top, total = rows.nothing(ROW, GUARDED)
+    p, rest, alpha, top, total = rows.softmax(
+        s, top, total, unit, True, BLOCK_N, HALF, MAX3, EMULATED, GUARDED)  # fmt: skip
     if EMULATED > 0:
         p = one.operand(p, rest, BLOCK_N, EMULATED, HALF, S)
     acc0 = gl.zeros([ROWS, E0], gl.float32, LO0)
@@ -189,11 +101,11 @@ def consume(
         n -= 1
         new = n < 0
         old_entry = entry
-        factor = gl.zeros([ROWS], gl.float32, ROW)
+        factor = rows.no_factor(top, ROW, GUARDED)
         if new:  # the scores that are issued next are the first of another tile of queries
-            factor = finish(total, top, LSE, entry, heads, seqlen_q, unit, WG, BLOCK_M, ROW, EMULATED, GUARDED)
-            total = gl.zeros([ROWS, 4], gl.float32, guard.parts_layout(ROWS))
-            top = no_base(ROW, GUARDED)
+            factor = rows.finish(total, top, LSE, entry, heads, seqlen_q, unit,
+                                 WG, BLOCK_M, ROW, EMULATED, GUARDED)  # fmt: skip
+            top, total = rows.nothing(ROW, GUARDED)
             entry = next_entry
             start_m, blocks, clear, own = one.place(
                 one.tile_of(entry), seqlen_q, seqlen_k, AFTER, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
@@ -208,24 +120,21 @@ def consume(
         stage, phase = j % STAGES, (j // STAGES) & 1
         mbarrier.wait(KFULL.index(stage), phase)
         asm.turn_wait(WG, PINGPONG)
-        s, acc0, acc1 = issue(Q0S, Q1S, slot, K0S, K1S, stage, V0S, V1S, before, p, acc0, acc1, use_acc,
-                              BLOCK_N, D0, D1, E0, E1, S, LO0, LO1)  # fmt: skip
+        s, acc0, acc1 = one.issue(Q0S, Q1S, slot, K0S, K1S, stage, V0S, V1S, before, p, acc0, acc1, use_acc,
+                                  BLOCK_N, D0, D1, E0, E1, S, LO0, LO1)  # fmt: skip
         asm.turn_pass(NEXT, PINGPONG)
-        if ALONE:
-            s, acc0, p = warpgroup_mma_wait(0, [s, acc0, p])
-        else:
-            s = warpgroup_mma_wait(IN_FLIGHT, [s])
+        s, acc0, p = one.scored(s, acc0, p, E1, ALONE)
         mbarrier.arrive(KEMPTY.index(stage))
         if n == 0:
             mbarrier.arrive(QEMPTY.index(slot))
         s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
-        next_p, rest, alpha, top, total = softmax(
-            s, top, total, unit, gl.where(new, 1.0, 0.0), BLOCK_N, HALF, HOLD, MAX3, EMULATED, GUARDED, False)
+        next_p, rest, alpha, top, total = rows.softmax(
+            s, top, total, unit, new, BLOCK_N, HALF, MAX3, EMULATED, GUARDED)  # fmt: skip
         # The end of a basic block keeps ptxas from waiting for P V before the exponentials. Of tiles
         # passed over V may come to where P V reads: there K's barrier serves, complete already.
         mbarrier.wait((KFULL if SKIPS else VFULL).index(stage), phase)
         if not ALONE:
-            acc0, acc1, p = landed(acc0, acc1, p, E1)
+            acc0, acc1, p = one.landed(acc0, acc1, p, E1)
         mbarrier.arrive(VEMPTY.index(before))
         if SKIPS:
             mbarrier.wait(VFULL.index(stage), phase)
@@ -233,49 +142,43 @@ def consume(
             one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, old_entry,
                        WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
         # of no consequence for a new tile, whose first product does not add
-        acc0, acc1 = rescale(acc0, acc1, alpha, E0, E1, LO0, LO1, GUARDED)
+        acc0, acc1 = rows.rescale(acc0, acc1, alpha, E0, E1, LO0, LO1, GUARDED)
         p = next_p
         if EMULATED > 0:
             p = one.operand(next_p, rest, BLOCK_N, EMULATED, HALF, S)
         use_acc = not new
         before = stage
         j += 1
-        if INNER:
-            # The tiles after that which need no mask: nothing else is between their instructions, as a jump
-            # over what is not needed costs some 50 cycles where the instructions behind it are to be fetched
+        if GUARDED > 0:  # the hot loop: tiles after that which need no mask
             for _ in range(gl.where(n <= clear, n, 0)):
                 n -= 1
                 stage, phase = j % STAGES, (j // STAGES) & 1
                 mbarrier.wait(KFULL.index(stage), phase)
                 asm.turn_wait(WG, PINGPONG)
-                s, acc0, acc1 = issue(Q0S, Q1S, slot, K0S, K1S, stage, V0S, V1S, before, p, acc0, acc1,
-                                      use_acc, BLOCK_N, D0, D1, E0, E1, S, LO0, LO1)  # fmt: skip
+                s, acc0, acc1 = one.issue(Q0S, Q1S, slot, K0S, K1S, stage, V0S, V1S, before, p, acc0, acc1,
+                                          use_acc, BLOCK_N, D0, D1, E0, E1, S, LO0, LO1)  # fmt: skip
                 asm.turn_pass(NEXT, PINGPONG)
-                if ALONE:
-                    s, acc0, p = warpgroup_mma_wait(0, [s, acc0, p])
-                else:
-                    s = warpgroup_mma_wait(IN_FLIGHT, [s])
+                s, acc0, p = one.scored(s, acc0, p, E1, ALONE)
                 mbarrier.arrive(KEMPTY.index(stage))
                 mbarrier.arrive(QEMPTY.index(slot), pred=n == 0)
-                next_p, rest, alpha, top, total = softmax(
-                    s, top, total, unit, 0.0, BLOCK_N, HALF, HOLD, MAX3, EMULATED, GUARDED, True)  # fmt: skip
+                next_p, alpha, top, total = sums16.softmax(
+                    s, top, total, unit, 0.0, BLOCK_N, HALF, GUARDED, True)  # fmt: skip
                 mbarrier.wait(VFULL.index(stage), phase)
                 if not ALONE:
-                    acc0, acc1, p = landed(acc0, acc1, p, E1)
+                    acc0, acc1, p = one.landed(acc0, acc1, p, E1)
                 mbarrier.arrive(VEMPTY.index(before))
-                acc0, acc1 = rescale(acc0, acc1, alpha, E0, E1, LO0, LO1, GUARDED)
+                acc0, acc1 = rows.rescale(acc0, acc1, alpha, E0, E1, LO0, LO1, GUARDED)
                 p = next_p
-                if EMULATED > 0:
-                    p = one.operand(next_p, rest, BLOCK_N, EMULATED, HALF, S)
                 use_acc = True
                 before = stage
                 j += 1
     acc0 = one.values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
     if E1 > 0:
         acc1 = one.values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
-    acc0, acc1, p = landed(acc0, acc1, p, E1)
+    acc0, acc1, p = one.landed(acc0, acc1, p, E1)
     mbarrier.arrive(VEMPTY.index(before))
-    factor = finish(total, top, LSE, entry, heads, seqlen_q, unit, WG, BLOCK_M, ROW, EMULATED, GUARDED)
+    factor = rows.finish(total, top, LSE, entry, heads, seqlen_q, unit,
+                         WG, BLOCK_M, ROW, EMULATED, GUARDED)  # fmt: skip
     one.store_rows(acc0, acc1, factor, O0S, O1S, O0, O1, entry,
                WG, BLOCK_M, E0, E1, LO0, LO1, O_SHARED)  # fmt: skip
     tma.store_wait(0)
@@ -354,8 +257,8 @@ def forward(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, O_SHARED: gl.constexpr,
-    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr, HOLD: gl.constexpr,
-    MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr, INNER: gl.constexpr,
+    CAUSAL: gl.constexpr, PINGPONG: gl.constexpr,
+    MAX3: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr,
     REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """O and LSE (Algorithm 2). Grid: as many programs as the table has columns.
@@ -390,12 +293,12 @@ def forward(
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED, INNER)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG,
+                      MAX3, EMULATED, GUARDED)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED, INNER)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG,
+                      MAX3, EMULATED, GUARDED)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,
@@ -405,16 +308,16 @@ def forward(
         gl.warp_specialize([
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 0, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED, INNER)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG,
+                      MAX3, EMULATED, GUARDED)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 1, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED, INNER)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG,
+                      MAX3, EMULATED, GUARDED)),
             (consume, (Q0S, Q1S, K0S, K1S, V0S, V1S, O0S, O1S, QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       O0, O1, LSE, TABLE, heads, seqlen_q, seqlen_k, unit, 2, NUM_WG, BLOCK_N,
-                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG, HOLD,
-                      MAX3, EMULATED, GUARDED, INNER)),
+                      D0, D1, E0, E1, STAGES, Q_STAGES, O_SHARED, CAUSAL, PINGPONG,
+                      MAX3, EMULATED, GUARDED)),
             (produce, (Q0, Q1, K0, K1, V0, V1, Q0S, Q1S, K0S, K1S, V0S, V1S,
                       QFULL, QEMPTY, KFULL, KEMPTY, VFULL, VEMPTY,
                       TABLE, heads, group, seqlen_q, seqlen_k, NUM_WG, BLOCK_N,

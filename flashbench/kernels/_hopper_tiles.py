@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
+    warpgroup_mma_wait,
 )
 
 from flashbench.kernels import _hopper_asm as asm
@@ -131,6 +132,41 @@ def values(p, V, acc, use_acc, BLOCK_N: gl.constexpr, D: gl.constexpr, O: gl.con
     """Issue acc += P V of one tile, for one piece of the head dim."""
     p = gl.convert_layout(p, gl.DotOperandLayout(0, parent=O, k_width=2))
     return warpgroup_mma(p, V.reshape([BLOCK_N, D]), acc, use_acc=use_acc, is_async=True)
+
+
+@gluon.jit
+def issue(Q0S, Q1S, slot, K0S, K1S, stage, V0S, V1S, before, p, acc0, acc1, use_acc, BLOCK_N: gl.constexpr,
+          D0: gl.constexpr, D1: gl.constexpr, E0: gl.constexpr, E1: gl.constexpr, S: gl.constexpr,
+          LO0: gl.constexpr, LO1: gl.constexpr):  # fmt: skip
+    """(S, O in pieces), in flight: the scores of a tile, then P V of the one before."""
+    s = scores(Q0S, Q1S, slot, K0S, K1S, stage, BLOCK_N, D0, D1, S)
+    acc0 = values(p, V0S.index(before), acc0, use_acc, BLOCK_N, E0, LO0)
+    if E1 > 0:
+        acc1 = values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
+    return s, acc0, acc1
+
+
+@gluon.jit
+def scored(s, acc0, p, E1: gl.constexpr, ALL: gl.constexpr):
+    """(S that is there, O and P, still in flight). ALL: not these either, of O in one piece."""
+    gl.static_assert(not ALL or E1 == 0, "one piece of O is waited for with the scores")
+    if ALL:
+        s, acc0, p = warpgroup_mma_wait(0, [s, acc0, p])
+    elif E1 > 0:
+        s = warpgroup_mma_wait(2, [s])
+    else:
+        s = warpgroup_mma_wait(1, [s])
+    return s, acc0, p
+
+
+@gluon.jit
+def landed(acc0, acc1, p, E1: gl.constexpr):
+    """O in pieces once P V is done, and P, whose registers are free."""
+    if E1 > 0:
+        acc0, acc1, p = warpgroup_mma_wait(0, [acc0, acc1, p])
+    else:
+        acc0, p = warpgroup_mma_wait(0, [acc0, p])
+    return acc0, acc1, p
 
 
 @gluon.jit
