@@ -43,7 +43,7 @@ ROWS = one.ROWS
 @gluon.jit
 def base_of(top, unit, ROW: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr):
     """log2 of what row sums are to be multiplied by, a number per row."""
-    if GUARDED:
+    if GUARDED:  # noqa: SIM108
         base = sums16.log_base(top, ROW)
     else:
         base = one.log_base(top, unit, EMULATED)
@@ -125,8 +125,9 @@ def consume(
         old_entry = entry
         factor = gl.full([ROWS], 0.0, gl.float32, ROW)
         if new:  # the scores that are issued next are the first of another tile of queries
-            factor = one.finish(total, base_of(top, unit, ROW, EMULATED, GUARDED), LSE, entry, heads, seqlen_q, 1.0,
-                                WG, BLOCK_M, ROW, 1 if GUARDED else EMULATED)  # fmt: skip
+            base = base_of(top, unit, ROW, EMULATED, GUARDED)
+            factor = one.finish(total, base, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW,
+                                1 if GUARDED else EMULATED)  # fmt: skip
             total = gl.zeros([ROWS, 4], gl.float32, SUMS)
             top = gl.full(top.shape, float("-inf"), gl.float32, top.type.layout)
             entry = next_entry
@@ -148,7 +149,9 @@ def consume(
         if E1 > 0:
             acc1 = one.values(p, V1S.index(before), acc1, use_acc, BLOCK_N, E1, LO1)
         asm.turn_pass(NEXT, PINGPONG)
-        if ALONE:
+        if ALONE and E1 > 0:
+            s, acc0, acc1, p = warpgroup_mma_wait(0, [s, acc0, acc1, p])
+        elif ALONE:
             s, acc0, p = warpgroup_mma_wait(0, [s, acc0, p])
         else:
             s = warpgroup_mma_wait(IN_FLIGHT, [s])
@@ -157,7 +160,8 @@ def consume(
             mbarrier.arrive(QEMPTY.index(slot))
         s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, WG, BLOCK_N, CAUSAL, ROW)
         if GUARDED:
-            next_p, alpha, top, total = sums16.softmax(s, top, total, unit, gl.where(new, 1.0, 0.0), BLOCK_N, HALF, GUARDED)
+            first = gl.where(new, 1.0, 0.0)
+            next_p, alpha, top, total = sums16.softmax(s, top, total, unit, first, BLOCK_N, HALF, GUARDED)
         elif MAX3:
             next_p, rest, sums, alpha, top = one.softmax3(s, top, unit, BLOCK_N, EMULATED)
             total = total * gl.convert_layout(alpha, ROW_SUMS)[:, None] + gl.convert_layout(sums, SUMS)
