@@ -30,6 +30,28 @@ def exponentials_in_flight(code: str) -> list[int]:
     return found
 
 
+SOFTMAX = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([012])|HGMMA|(MUFU\.EX2)|(FADD)|(F2FP\.\w*F\w*\.PACK_AB)")
+
+
+def softmax_order(code: str) -> list[tuple[bool, str]]:
+    """Between products and waits for them: whether P V is in flight, and the order of a tile's softmax.
+
+    m: a power of two; a: a sum; c: a conversion of two. What has fewer than 16 of the first is left out.
+    """
+    found, flying, order = [], False, ""
+    for line in [*code.splitlines(), "HGMMA"]:
+        event = SOFTMAX.search(line)
+        if event is None:
+            continue
+        if event[2] or event[3] or event[4]:
+            order += "m" if event[2] else "a" if event[3] else "c"
+            continue
+        if order.count("m") >= 16:
+            found.append((flying, order))
+        flying, order = event[1] in ("1", "2"), ""
+    return found
+
+
 def exponentials_between(code: str) -> list[int]:
     """Per wait that leaves a product in flight: those between the first and last product before it.
 

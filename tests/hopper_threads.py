@@ -497,6 +497,32 @@ def _guarded(
     return words, sums, new, alpha
 
 
+def _guarded16(
+    s: Tensor, top: Tensor, total: Tensor, unit: float, first: float, columns: int, half: torch.dtype, parts: int
+) -> tuple[Tensor, ...]:
+    """``_hopper_guard16.softmax``."""
+    from flashbench.kernels import _hopper_guard16 as guard
+
+    words: list[Tensor] = []
+    alpha, sums = torch.ones_like(top), torch.zeros_like(top)
+    for part in s.split(columns // parts, 1):
+
+        def computed(top: Tensor, part: Tensor = part) -> tuple[Tensor, Tensor]:
+            p = torch.exp2(part * unit - _over(top, part))
+            return p, p.reshape(len(p), -1, 4, 2).sum((1, 3))
+
+        p, own = computed(top)
+        found = (~(own <= guard.LIMIT)).reshape(-1, 64).any(1).repeat_interleave(16)[:, None]
+        found |= bool(first) and not words
+        highest = (part.amax(1, keepdim=True) * unit - guard.SHIFT).clamp(min=guard.LEAST)
+        new = torch.where(found & ~(highest - top <= guard.NEAR), highest, top)
+        turned = torch.where((new == top) | (top == -math.inf), 1.0, torch.exp2(top - new))
+        p, own = (torch.where(found, *both) for both in zip(computed(new), (p, own), strict=True))
+        words = [*((x * _over(turned, x)).to(half) for x in words), p.to(half)]
+        alpha, sums, top = alpha * turned, sums * turned + own, new
+    return torch.cat(words, 1), alpha, top, (total * alpha + sums).as_subclass(Typed)
+
+
 def _module(name: str, **names: Any) -> None:
     module = types.ModuleType(name)
     module.__dict__.update(names, __path__=[])
@@ -533,7 +559,7 @@ def install(module: str) -> Any:
         permute=torch.permute, split=lambda x: x.unbind(-1), join=lambda x, y: torch.stack((x, y), -1),
         float8e5=torch.float8_e5m2,
         static_range=range, static_assert=_holds, max=torch.amax, sum=torch.sum, log2=torch.log2,
-        full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype),
+        full=lambda shape, x, dtype, layout: torch.full(shape, x, dtype=dtype).as_subclass(Typed),
         broadcast=torch.broadcast_tensors,
         allocate_shared_memory=_allocate, warp_specialize=_specialize,
     )  # fmt: skip
@@ -559,6 +585,7 @@ def install(module: str) -> Any:
         _hopper_backward_tiles,
         _hopper_exp2,
         _hopper_guard,
+        _hopper_guard16,
         _hopper_tiles,
     )
 
@@ -583,6 +610,7 @@ def install(module: str) -> Any:
     _hopper_exp2.joined = lambda first, second, columns, share, layout: first
     _hopper_guard.words, _hopper_guard.over = _guarded, _over
     _hopper_guard.rescale = lambda acc, alpha, columns: acc * _over(alpha, acc)
+    _hopper_guard16.softmax = _guarded16
     partial_sums = _hopper_tiles.partial_sums
     _hopper_tiles.partial_sums = lambda p, columns: partial_sums(p, columns).as_subclass(Typed)
     return importlib.import_module(f"flashbench.kernels.{module}")

@@ -33,9 +33,24 @@ def _words(x: Any) -> Bits:
     return np.ascontiguousarray(np.asarray(x).astype(np.float16)).view(np.uint32).reshape(-1)
 
 
+def _doubles(*x: Bits) -> Any:
+    return [floats(one).astype(np.float64) for one in x]
+
+
 def _f32(of: Callable[..., Any]) -> Callable[..., Bits]:
     """An operation on fp32 numbers, rounded once: fp64 holds their products exactly."""
-    return lambda *x: of_floats(of(*(floats(one).astype(np.float64) for one in x)))
+    return lambda *x: of_floats(of(*_doubles(*x)))
+
+
+def _up(x: Any) -> Bits:
+    """fp32 numbers that are rounded up."""
+    near = np.asarray(x).astype(np.float32)
+    return of_floats(np.where(near < x, np.nextafter(near, np.float32(np.inf)), near))
+
+
+def _bf16(x: Any) -> Bits:
+    """(lanes, 2) fp32 numbers as words of two."""
+    return torch.tensor(np.asarray(x, np.float32)).bfloat16().view(torch.int16).numpy().view(np.uint32).reshape(-1)
 
 
 def _f16(of: Callable[..., Any]) -> Callable[..., Bits]:
@@ -85,9 +100,11 @@ def _across(a: Bits, step: Bits, *rest: Bits) -> Bits:
 
 OPERATIONS: dict[str, Callable[..., Bits]] = {
     "fma.rn.ftz.sat.f32": _f32(lambda a, b, c: np.clip(np.nan_to_num(a * b + c, nan=0.0), 0, 1)),
+    "fma.rp.f32": lambda *x: _up(np.add(np.multiply(*_doubles(*x[:2])), *_doubles(x[2]))),
     "fma.rn.f32": _f32(lambda a, b, c: a * b + c),
     "add.f32": _f32(lambda a, b: a + b),
     "mul.f32": _f32(lambda a, b: a * b),
+    "neg.f32": _f32(np.negative),
     "sub.f32": _f32(lambda a, b: a - b),
     "max.NaN.f32": _f32(np.maximum),
     "max.f32": _f32(np.fmax),
@@ -100,15 +117,20 @@ OPERATIONS: dict[str, Callable[..., Bits]] = {
     "add.rn.f16x2": _f16(lambda a, b: a + b),
     "fma.rn.f16x2": _f16(lambda a, b, c: a * b + c),
     "mul.rn.f16x2": _f16(lambda a, b: a * b),
+    "or.b32": lambda a, b: a | b,
     "and.b32": lambda a, b: a & b,
     "lop3.b32": _lop3,
     "prmt.b32": _permute,
     "mov.b32": lambda a: a.copy(),
     "mov.f32": lambda a: a.copy(),
     "cvt.rn.f16x2.f32": lambda a, b: _words(np.stack((floats(b), floats(a)), -1)),
+    "cvt.rn.bf16x2.f32": lambda a, b: _bf16(np.stack((floats(b), floats(a)), -1)),
+    "cvt.f32.bf16": lambda a: a << 16,
     "cvt.f32.f16": lambda a: of_floats(halves(a)[:, 0]),
     "setp.lt.s32": lambda a, b: (a.view(np.int32) < b.view(np.int32)).astype(np.uint32),
     "setp.lt.or.s32": lambda a, b, p: ((a.view(np.int32) < b.view(np.int32)) | (p > 0)).astype(np.uint32),
+    "setp.ne.u32": lambda a, b: (a != b).astype(np.uint32),
+    "setp.ne.b32": lambda a, b: (a != b).astype(np.uint32),
     "setp.eq.u32": lambda a, b: (a == b).astype(np.uint32),
     "setp.le.f32": _where(np.less_equal),
     "setp.ne.f32": _where(lambda a, b: (a < b) | (a > b)),

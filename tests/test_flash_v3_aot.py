@@ -14,13 +14,14 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import hopper_forms
 import pytest
 from attention import FEATURES, featured, problem
-from hopper_sass import exponentials_in_flight
+from hopper_sass import exponentials_in_flight, softmax_order
 
 from flashbench import hopper_configs
 from flashbench._profilers import sass
-from flashbench.hopper_configs import SHARED_LIMIT, TABLE, Row, shared_bytes
+from flashbench.hopper_configs import SHARED_LIMIT, TABLE, Row, Tiles, shared_bytes
 from flashbench.kernels import Target, _compile, _triton, get
 
 pytest.importorskip("triton")
@@ -38,6 +39,12 @@ SPILLS_ALLOWED = {
 
 These were the fastest on an H100 in spite of them, with Triton 3.6.
 """
+
+GUARDED_SPILLS = {
+    (3, 6): {},
+    (3, 7): {},
+}  # fmt: skip
+"""The same, of forms without maxima, in either dtype."""
 
 MOVED_ALLOWED = {
     (3, 6): {(64, True, "2w.n128.s2.q2.max3.e4"): 20},
@@ -138,6 +145,65 @@ def holds(done: _compile.Compiled) -> None:
         whole = [count for count in between if count >= each - moved]
         least = tiles.warpgroups if tiles.hold else 2
         assert len(whole) >= least, f"exponentials while P V is in flight, by warpgroup: {between}"
+
+
+GUARDED = Tiles(q_stages=1, guarded=1)
+_GUARDED_TURNS = replace(GUARDED, pingpong=True)
+_GUARDED_THREE = replace(GUARDED, warpgroups=3, guarded=2, alone=True)
+_GUARDED_WIDE = replace(GUARDED, block_k=64, o_shared=True)
+
+
+def form(tiles: Tiles, dim: int, dtype: str, *, causal: bool) -> hopper_forms.Asked:
+    return ask(ROWS[max(64, dim), causal], dim, dtype), tiles
+
+
+GUARDED_CORE = [form(_GUARDED_TURNS, 128, "fp16", causal=False)]
+GUARDED_OTHERS = [
+    form(_GUARDED_TURNS, 128, "bf16", causal=False),
+    *(form(replace(GUARDED, q_stages=2), 128, dtype, causal=True) for dtype in ("fp16", "bf16")),
+    form(_GUARDED_WIDE, 256, "fp16", causal=False),
+    form(_GUARDED_WIDE, 256, "bf16", causal=True),
+    form(_GUARDED_THREE, 64, "fp16", causal=False),
+    form(replace(_GUARDED_THREE, q_stages=2), 64, "bf16", causal=True),
+]
+
+
+@pytest.mark.parametrize("asked", GUARDED_CORE, ids=lambda asked: f"{name(asked[0])} {asked[1].name}")
+def test_a_tile_without_maxima_is_one_mix_of_instructions_while_p_v_is_in_flight(asked) -> None:
+    guarded_holds(*asked, hopper_forms.compile_forms([asked])[asked])
+
+
+@pytest.fixture(scope="module")
+def guarded_others() -> dict[hopper_forms.Asked, _compile.Compiled]:
+    return hopper_forms.compile_forms(GUARDED_OTHERS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", GUARDED_OTHERS, ids=lambda asked: f"{name(asked[0])} {asked[1].name}")
+def test_so_it_is_in_every_form(asked, guarded_others) -> None:
+    guarded_holds(*asked, guarded_others[asked])
+
+
+def guarded_holds(task: _compile.Task, tiles: Tiles, done: _compile.Compiled) -> None:
+    assert not done.error
+    p = task.problem
+    bound = shared_bytes(tiles, p.head_dim, p.head_dim_v)
+    assert bound - 2048 <= done.shared_bytes <= bound <= SHARED_LIMIT
+    if done.unread:
+        pytest.skip(done.unread)
+    allowed = _of_version(GUARDED_SPILLS).get((p.head_dim, p.causal, tiles.name), 0)
+    assert sass.count(done.sass).spills <= allowed
+    each = hopper_configs.ROWS * tiles.block_k // 128
+    loops = [order for flying, order in softmax_order(done.sass) if flying or tiles.alone]
+    if tiles.alone:  # as of the first tile, too
+        assert len(loops) >= tiles.warpgroups
+    else:
+        assert len(loops) == tiles.warpgroups, "none is behind the wait for P V"
+    for order in loops:
+        assert order.count("m") >= each
+        assert order.count("c") >= each // 2
+        alone = max(map(len, re.findall("m+", order)))
+        assert alone <= each // 4, f"sums and conversions are beside powers of two: {order}"
 
 
 def _of_version(allowed: Mapping[tuple[int, int], dict]) -> dict:

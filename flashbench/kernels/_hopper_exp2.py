@@ -74,7 +74,7 @@ PAIR_REGISTERS = ".reg .f32 u0, u1;\n.reg .b32 y0, y1, y, m, e, q, c0, c1, c2, c
 
 
 @constexpr_function
-def _exponentials(p, s, factor, base):
+def exponentials(p, s, factor, base):
     """Lines that fill fp32 registers p with powers of two of s · factor + base."""
     lines = [f"fma.rn.f32 {q}, {x}, {factor}, {base};" for q, x in zip(p, s, strict=True)]
     return lines + [f"ex2.approx.ftz.f32 {q}, {q};" for q in p]
@@ -105,7 +105,7 @@ def half_asm(cols, share):
             body += ["and.b32 e, y, 0x7C007C00;", f"fma.rn.f16x2 pairs{i % 2}, q, e, pairs{i % 2};"]
             body += [f"mov.b32 ${i}, q;", f"mov.b32 ${n + i}, e;"]
         else:
-            body += _exponentials((f"${i}", f"${n + i}"), (s0, s1), factor, base)
+            body += exponentials((f"${i}", f"${n + i}"), (s0, s1), factor, base)
             body += [f"add.f32 total{i % 2}, total{i % 2}, ${i};"]
             body += [f"add.f32 total{i % 2 + 2}, total{i % 2 + 2}, ${n + i};"]
     for row in (0, 1):
@@ -154,12 +154,12 @@ def eight_asm(share, e5m2):
         s0, s1, s2, s3, factor, base, small, bias = (f"${4 * n + i}" for n in range(3, 11))
         body += ["{", ".reg .f32 p0, p1, p2, p3;", ".reg .b32 pair;", ".reg .b16 low, high;"]
         body += [PAIR_REGISTERS]
-        body += _exponentials(("p0", "p1"), (s0, s1), factor, base)
+        body += exponentials(("p0", "p1"), (s0, s1), factor, base)
         body += [f"cvt.rn.satfinite.{fp8}.f32 low, p1, p0;", f"add.f32 ${4 + i}, p0, p1;"]
         if i in ((2,), (1, 2), (0, 1, 3), (0, 1, 2, 3))[share - 1]:
             body += [*_pair(s2, s3, small, bias, False), "mul.rn.f16x2 pair, q, y;"]
         else:
-            body += [*_exponentials(("p2", "p3"), (s2, s3), factor, base), "cvt.rn.f16x2.f32 pair, p3, p2;"]
+            body += [*exponentials(("p2", "p3"), (s2, s3), factor, base), "cvt.rn.f16x2.f32 pair, p3, p2;"]
         body += [f"cvt.rn.satfinite.{fp8}.f16x2 high, pair;", f"mov.b32 ${8 + i}, pair;"]
         body += [f"mov.b32 ${i}, {{low, high}};", "}"]
     return "\n".join(["{", *body, "}"])

@@ -47,7 +47,8 @@ SLOPE = 31.0
 
 
 @constexpr_function
-def _float(x):
+def number(x):
+    """An fp32 number, as a constant of PTX."""
     import struct
 
     return "0f" + struct.pack(">f", x).hex().upper()
@@ -59,8 +60,8 @@ def _pair(y, s0, s1, small, bias):
     return [
         f"fma.rn.ftz.sat.f32 u0, {s0}, {small}, {bias};",
         f"fma.rn.ftz.sat.f32 u1, {s1}, {small}, {bias};",
-        f"fma.rn.f32 u0, u0, {_float(SLOPE / 32)}, 0f43800000;",
-        f"fma.rn.f32 u1, u1, {_float(SLOPE / 32)}, 0f43800000;",
+        f"fma.rn.f32 u0, u0, {number(SLOPE / 32)}, 0f43800000;",
+        f"fma.rn.f32 u1, u1, {number(SLOPE / 32)}, 0f43800000;",
         "mov.b32 y0, u0;",
         "mov.b32 y1, u1;",
         "prmt.b32 y, y0, y1, 0x5410;",
@@ -86,12 +87,12 @@ def _tile(cols, share, fp8):
             s = [f"s{_place(g, half, r, c)}" for half in (0, 1) for c in (0, 1)]
             body += ["{", ".reg .f32 p0, p1, p2, p3;", ".reg .b32 pair;", ".reg .b16 low, high;"]
             body += [fast.PAIR_REGISTERS]
-            body += fast._exponentials(("p0", "p1"), s[:2], "factor", f"base{r}")
+            body += fast.exponentials(("p0", "p1"), s[:2], "factor", f"base{r}")
             k = groups * r + g
             if share * k // 4 != share * (k + 1) // 4:
                 body += _pair("pair", *s[2:], "small", f"bias{r}")
             else:
-                body += fast._exponentials(("p2", "p3"), s[2:], "factor", f"base{r}")
+                body += fast.exponentials(("p2", "p3"), s[2:], "factor", f"base{r}")
                 body += ["cvt.rn.f16x2.f32 pair, p3, p2;"]
             body += [f"cvt.rn.satfinite.{fp8}.f32 low, p1, p0;", f"cvt.rn.satfinite.{fp8}.f16x2 high, pair;"]
             body += [f"mov.b32 w{2 * g + r}, {{low, high}};"]
@@ -109,7 +110,7 @@ def _tile(cols, share, fp8):
 
 
 @constexpr_function
-def _of_row(x, larger):
+def of_row(x, larger):
     """Lines: x0 and x1 the largest of what the four threads of a row have."""
     body = []
     for step in (2, 1):
@@ -131,7 +132,7 @@ def _find(cols):
         r = i % 4 // 2 + i % 2 * 2
         body += [f"max.NaN.f32 m{r}, m{r}, s{i};" if i >= 4 else f"mov.f32 m{r}, s{i};"]
     body += [f"max.NaN.f32 m{r}, m{r}, m{r + 2};" for r in (0, 1)]
-    body += _of_row("m", "max.NaN")
+    body += of_row("m", "max.NaN")
     body += ["mul.f32 slope, factor, 0f3E800000;"]
     for r in (0, 1):
         body += [f"mul.f32 m{r}, m{r}, factor;", f"fma.rn.f32 ramp{r}, m{r}, 0fBE800000, 0f3F800000;"]
@@ -141,16 +142,16 @@ def _find(cols):
         body += [f"fma.rn.ftz.sat.f32 {to}, s{i}, slope, ramp{row};"]
         body += [f"add.f32 near{r}, near{r}, o{r};"] if i >= 4 else []
     body += [f"add.f32 near{r}, near{r}, near{r + 2};" for r in (0, 1)]
-    body += _of_row("near", "max")
+    body += of_row("near", "max")
     for r in (0, 1):
         body += [
             f"lg2.approx.ftz.f32 near{r}, near{r};",
-            f"sub.f32 near{r}, {_float(ROOM)}, near{r};",
+            f"sub.f32 near{r}, {number(ROOM)}, near{r};",
             f"cvt.rmi.f32.f32 near{r}, near{r};",
             f"max.f32 near{r}, near{r}, 0f00000000;",
-            f"min.f32 near{r}, near{r}, {_float(LIFT)};",
+            f"min.f32 near{r}, near{r}, {number(LIFT)};",
             f"sub.f32 grown, m{r}, top{r};",
-            f"setp.le.f32 keep, grown, {_float(NEAR)};",
+            f"setp.le.f32 keep, grown, {number(NEAR)};",
             f"sub.f32 m{r}, m{r}, near{r};",
             f"selp.f32 m{r}, top{r}, m{r}, keep;",
             f"sub.f32 grown, top{r}, m{r};",
@@ -168,10 +169,10 @@ def _bases():
     body = ["{", ".reg .pred none;"]
     for r in (0, 1):
         body += [
-            f"sub.f32 base{r}, {_float(_SHIFT)}, top{r};",
+            f"sub.f32 base{r}, {number(_SHIFT)}, top{r};",
             f"setp.eq.and.f32 none, top{r}, 0fFF800000, found;",
             f"selp.f32 base{r}, 0f00000000, base{r}, none;",
-            f"fma.rn.f32 bias{r}, base{r}, {_float(1 / SLOPE)}, {_float(15 / SLOPE)};",
+            f"fma.rn.f32 bias{r}, base{r}, {number(1 / SLOPE)}, {number(15 / SLOPE)};",
         ]
     return [*body, "}"]
 
@@ -192,11 +193,11 @@ def guarded_asm(cols, share, e5m2):
         f".reg .b32 w<{cols // 8}>, pairs<2>;",
         *(f"mov.b32 s{i}, ${n + i};" for i in range(n)),
         f"mov.f32 factor, ${2 * n};",
-        f"mul.f32 small, factor, {_float(1 / SLOPE)};",
+        f"mul.f32 small, factor, {number(1 / SLOPE)};",
         *(f"mov.f32 top{r}, ${3 * n + 2 * r};" for r in (0, 1)),
-        *(f"mul.f32 most{r}, ${4 * n + 2 * r}, {_float(GROWN)};" for r in (0, 1)),
-        *(f"max.f32 most{r}, most{r}, {_float(2.0 ** (_SHIFT + NEAR))};" for r in (0, 1)),
-        *(f"min.f32 most{r}, most{r}, {_float(LIMIT[fp8])};" for r in (0, 1)),
+        *(f"mul.f32 most{r}, ${4 * n + 2 * r}, {number(GROWN)};" for r in (0, 1)),
+        *(f"max.f32 most{r}, most{r}, {number(2.0 ** (_SHIFT + NEAR))};" for r in (0, 1)),
+        *(f"min.f32 most{r}, most{r}, {number(LIMIT[fp8])};" for r in (0, 1)),
         *(f"mov.f32 alpha{r}, 0f3F800000;" for r in (0, 1)),
         f"setp.ne.f32 found, ${5 * n}, 0f00000000;",
         "AGAIN:",  # one way into the loop: else the compiler would have to write the tile twice
