@@ -32,10 +32,12 @@ class Tiles:
 
     warpgroups: consumers, of ROWS rows of queries each. block_k: keys of a K/V tile. stages: K/V tiles in
     flight. q_stages: tiles of queries in flight. pingpong: warpgroups take turns to issue products. o_shared:
-    both pieces of O leave through one buffer. hold: row sums are to be known before the wait for P V. max3:
-    maxima of three scores at once, compared as integers. emulated: of eight exponentials, how many are
-    computed on the multiply-add units, in fp16 and fp8 alone and beside max3, whose maxima carry NaN, or with
-    promote. promote: of fp8, P V of so many tiles is summed in the tensor cores' precision; 0: of each alone.
+    both pieces of O leave through one buffer. max3: maxima of three scores at once, compared as integers.
+    emulated: of eight exponentials, how many are computed on the multiply-add units, in fp16 and fp8 alone and
+    beside max3, whose maxima carry NaN, or with promote. promote: of fp8, P V of so many tiles is summed in the
+    tensor cores' precision; 0: of each alone. guarded: of 16 bits, bases that row sums guard in place of maxima
+    (0: maxima): 1, a tile's exponentials at once, while P V is in flight; 2, in two parts that need fewer
+    registers, after P V, where a third warpgroup's products fill the time.
     """
 
     warpgroups: int = 2
@@ -104,20 +106,24 @@ _ANY = float("inf")
 _TWO = Tiles()
 _THREE = Tiles(warpgroups=3)
 _IN_TURN = replace(_TWO, q_stages=1, pingpong=True)
+_64_FULL = replace(_THREE, q_stages=1, pingpong=True, guarded=2)
+_64_CAUSAL = replace(_THREE, guarded=2)
+_128_FULL = replace(_IN_TURN, guarded=1)
+_128_CAUSAL = replace(_TWO, guarded=1)
 _TWO_MAX3 = replace(_TWO, max3=True)
 _EMULATED = replace(_TWO_MAX3, emulated=4)
 _WIDE = Tiles(block_k=64, q_stages=1)
 TABLE = (
-    # TFLOP/s in fp16 with Triton 3.6 on an H200 (reports/h200-sxm/tuning/flash-v3-guarded.json), of the next
-    # best with maxima, in brackets; 96 and 192 are cut as what follows them
-    Row(64, False, _ANY, replace(_THREE, q_stages=1, pingpong=True, guarded=2)),
-    Row(64, True, 1024, _TWO_MAX3, _EMULATED),
-    Row(64, True, _ANY, replace(_THREE, guarded=2)),
-    Row(128, False, 512, replace(_IN_TURN, max3=True)),
-    Row(128, False, _ANY, replace(_IN_TURN, guarded=1)),
-    Row(128, True, 1024, _TWO),
-    Row(128, True, _ANY, replace(_TWO, guarded=1)),
-    *(Row(256, causal, _ANY, _WIDE) for causal in (False, True)),  # at 16384 704 (621), causal 699 (526)
+    # TFLOP/s in fp16 with Triton 3.6 on an H200 (reports/h200-sxm/tuning/flash-v3-guarded.json); in brackets of
+    # the fastest with maxima where this is without, and the other way about; 96 and 192 are cut as what follows
+    Row(64, False, _ANY, _64_FULL),  # at 512 361 (362), at 4096 523 (457), at 16384 566 (479)
+    Row(64, True, 1024, _TWO_MAX3, _EMULATED),  # at 512 262 (242), at 1024 328 (323)
+    Row(64, True, _ANY, _64_CAUSAL),  # at 2048 389 (377), at 4096 454 (403), at 16384 540 (451)
+    Row(128, False, 512, replace(_IN_TURN, max3=True)),  # 483 (469)
+    Row(128, False, _ANY, _128_FULL),  # at 1024 563 (545), at 4096 668 (579), at 16384 700 (594)
+    Row(128, True, 1024, _TWO),  # at 512 334 (306), at 1024 438 (423)
+    Row(128, True, _ANY, _128_CAUSAL),  # at 2048 535 (512), at 4096 620 (557), at 16384 698 (597)
+    *(Row(256, causal, _ANY, _WIDE) for causal in (False, True)),  # 724 (cuDNN 612), causal 727 (535)
 )
 
 

@@ -20,15 +20,20 @@ CASES = {
     "wide, of two widths": ("block_k=64, q_stages=1", (1, 1, 200, 233, 256, 192)),
     "96": ("", (2, 2, 513, 300, 96, 96)),
     "two in turns": ("pingpong=True", (2, 2, 413, 401, 128, 128)),
-    "three in turns": ("warpgroups=3, q_stages=1, pingpong=True, hold=True", (2, 1, 500, 565, 64, 64)),
+    "three in turns": ("warpgroups=3, q_stages=1, pingpong=True", (2, 1, 500, 565, 64, 64)),
     "three at once": ("warpgroups=3, max3=True", (2, 1, 333, 400, 64, 64)),
     "emulated": ("max3=True, emulated=4", (2, 1, 333, 400, 64, 64)),
     "guarded": ("q_stages=1, pingpong=True, guarded=1", (4, 2, 640, 769, 128, 128)),
-    "guarded, rows without keys": ("guarded=2, alone=True", (2, 2, 513, 300, 128, 96)),
+    "guarded, two": ("guarded=1", (2, 1, 400, 769, 96, 128)),
+    "guarded, rows without keys": ("guarded=2", (2, 2, 513, 300, 128, 96)),
     "guarded, wide": ("block_k=64, q_stages=1, o_shared=True, guarded=1", (2, 1, 400, 433, 192, 256)),
-    "guarded, three": ("warpgroups=3, guarded=2, alone=True", (2, 2, 700, 901, 64, 40)),
+    "guarded, three": ("warpgroups=3, guarded=2", (2, 2, 700, 901, 64, 40)),
+    "guarded, three, two tiles of keys": ("warpgroups=3, guarded=2", (2, 1, 700, 200, 64, 64)),
     "guarded, three in turns": (
-        "warpgroups=3, q_stages=1, pingpong=True, guarded=2", (2, 1, 500, 333, 56, 64),
+        "warpgroups=3, q_stages=1, pingpong=True, guarded=2", (2, 1, 500, 640, 56, 64),
+    ),
+    "guarded, three in turns, one tile of keys": (
+        "warpgroups=3, q_stages=1, pingpong=True, guarded=2", (4, 2, 700, 120, 64, 64),
     ),
 }  # fmt: skip
 FAST = {
@@ -56,7 +61,7 @@ def test_no_barrier_is_waited_for_in_vain_and_outputs_are_those_of_fp64(case: st
     [
         "max3=True, emulated=4",
         "guarded=1",
-        pytest.param("warpgroups=3, q_stages=1, guarded=2, alone=True", marks=pytest.mark.slow),
+        pytest.param("warpgroups=3, q_stages=1, guarded=2", marks=pytest.mark.slow),
         pytest.param("warpgroups=3, max3=True", marks=pytest.mark.slow),
         pytest.param("", marks=pytest.mark.slow),
     ],
@@ -153,8 +158,7 @@ def outputs(q, k, v, causal: bool, changes: dict[str, int]):
         model.Pointer([entry for row in packed for entry in row]), heads, group,
         seqlen_q, seqlen_k, dim**-0.5 * math.log2(math.e), tiles.block_q, tiles.block_k, d0, d1, e0, e1,
         tiles.stages, tiles.q_stages,
-        tiles.o_shared, causal, tiles.pingpong, tiles.hold, tiles.max3, tiles.emulated, tiles.guarded,
-        tiles.alone, *tiles.registers,
+        tiles.o_shared, causal, tiles.pingpong, tiles.max3, tiles.emulated, tiles.guarded, *tiles.registers,
     )  # fmt: skip
     return o, lse
 

@@ -1,4 +1,4 @@
-"""flash-v3's tables of configurations have, for what was measured on an H100, what was fastest there."""
+"""flash-v3's tables of configurations have, for what was measured on an H100 or an H200, what was fastest there."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -19,6 +20,10 @@ REPORTS = Path(__file__).resolve().parent.parent / "reports"
 TUNING = REPORTS / "h100-sxm" / "tuning"
 GUARDED = REPORTS / "h200-sxm" / "tuning" / "flash-v3-fp8-guarded.json"
 """flash-v3-fp8 at head dim 128 from 4k keys on, whose kernel is younger than the files of the H100."""
+GUARDED_16 = GUARDED.with_name("flash-v3-guarded.json")
+"""flash-v3 in fp16, every cell."""
+WITH_MAXIMA = {(64, True): 1024, (128, False): 512, (128, True): 1024}
+"""Up to how many keys the H100's files of head dims 64 and 128 tell what is fastest: with maxima, as then."""
 Cut = Tiles | BackwardTiles
 CHOICES: dict[str, tuple[Cut, Callable[[int, int, bool, int], Cut], dict[str, set[int]]]] = {
     "flash-v3": (
@@ -43,6 +48,12 @@ def cells(name: str) -> dict[tuple[int, bool, int], tuple[Mapping[str, float], f
     found = {}
     for file, dims in CHOICES[name][2].items():
         found |= {cell: of for cell, of in cells_of(name, TUNING / f"{file}.json").items() if cell[0] in dims}
+    if name == "flash-v3":
+        found = {
+            cell: of
+            for cell, of in found.items()
+            if cell[2] <= WITH_MAXIMA.get(cell[:2], 16384 * (cell[0] == 256))
+        }
     if name == "flash-v3-fp8":
         found = {cell: of for cell, of in found.items() if cell[0] != 128 or cell[2] < 4096}
         found |= cells_of(name, GUARDED) if GUARDED.exists() else {}
@@ -68,21 +79,52 @@ def cells_of(
     return found
 
 
+def guarded_16() -> dict[tuple[int, bool, int], tuple[Mapping[str, float], frozenset[str]]]:
+    return cells_of("flash-v3", GUARDED_16)
+
+
 def measured() -> Iterator[Any]:
-    for name in CHOICES:
-        for dim, causal, seqlen in cells(name):
+    tables = [*((name, "", cells(name)) for name in CHOICES), ("flash-v3", " H200", guarded_16())]
+    for name, where, found in tables:
+        for (dim, causal, seqlen), of in found.items():
             mask = "causal" if causal else "full"
-            yield pytest.param(name, (dim, causal, seqlen), id=f"{name} d{dim} {mask} {seqlen}")
+            told = f"{name} d{dim} {mask} {seqlen}{where}"
+            yield pytest.param(name, (dim, causal, seqlen), *of, id=told)
 
 
-@pytest.mark.parametrize(("name", "cell"), list(measured()))
+@pytest.mark.parametrize(("name", "cell", "speed", "kept"), list(measured()))
 def test_the_table_has_what_was_measured_to_be_fastest_within_2_percent(
-    name: str, cell: tuple[int, bool, int]
+    name: str, cell: tuple[int, bool, int], speed: Mapping[str, float], kept: frozenset[str]
 ) -> None:
     dim, causal, seqlen = cell
-    speed, kept = cells(name)[cell]
     chosen = CHOICES[name][1](dim, dim, causal, seqlen).name
     assert speed[chosen] >= 0.98 * max(speed[form] for form in kept & set(speed)), speed
+
+
+def test_every_cell_of_the_forward_was_measured_on_an_h200() -> None:
+    lengths = {2**n for n in range(9, 15)}
+    assert set(guarded_16()) == set(product((64, 128, 256), (False, True), lengths))
+
+
+def test_a_loop_of_its_own_for_tiles_without_a_mask_is_worth_it_to_guarded_forms_alone() -> None:
+    """From 4k keys on; with maxima over all cells."""
+    inner = cells_of("flash-v3", GUARDED_16.with_name("flash-v3-inner.json"))
+    pairs = [
+        (speed[form], speed[f"{form}.one-loop"])
+        for (dim, _, keys), (speed, _) in inner.items()
+        for form in speed
+        if dim < 256 and keys >= 4096 and f"{form}.one-loop" in speed
+    ]
+    assert len(pairs) == 8
+    assert all(own > one for own, one in pairs)
+    lost = [
+        speed[f"{form}.inner"] / speed[form]
+        for speed, _ in guarded_16().values()
+        for form in speed
+        if f"{form}.inner" in speed
+    ]
+    assert len(lost) >= 30
+    assert geometric_mean(lost) < 1
 
 
 @pytest.mark.skipif(not GUARDED.exists(), reason=f"{GUARDED.name} is still to be measured")
@@ -98,9 +140,10 @@ def test_bases_that_sums_guard_are_faster_than_maxima_in_every_cell_that_has_the
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_no_form_of_the_forward_that_was_dropped_was_faster_over_all_lengths(dim: int, causal: bool) -> None:
-    of = {cell[2]: speed for cell, (speed, _) in cells("flash-v3").items() if cell[:2] == (dim, causal)}
+    of = {cell[2]: speed for cell, (speed, _) in guarded_16().items() if cell[:2] == (dim, causal)}
     assert len(of) == 6
-    mean = {form: geometric_mean(speed[form] for speed in of.values()) for form in next(iter(of.values()))}
+    everywhere = set.intersection(*(set(speed) for speed in of.values()))
+    mean = {form: geometric_mean(speed[form] for speed in of.values()) for form in everywhere}
     chosen = [of[seqlen][hopper_configs.choose(dim, dim, causal, seqlen, fp16=True).name] for seqlen in of]
     assert geometric_mean(chosen) >= 0.98 * max(mean.values()), mean
 
@@ -115,7 +158,18 @@ def test_bf16_has_the_fastest_form_without_emulated_exponentials_within_2_percen
             plain = {form: speed[form] for form in kept & set(speed) if ".e" not in form}
             chosen = hopper_configs.choose(dim, dim, causal, seqlen, fp16=False)
             assert not chosen.emulated
+            assert not chosen.guarded
             assert plain[chosen.name] >= 0.98 * max(plain.values()), (seqlen, plain)
+
+
+@pytest.mark.parametrize("dim", [64, 96, 128, 192, 256])
+def test_bf16_is_guarded_where_fp16_is(dim: int) -> None:
+    for causal, keys in product((False, True), (512, 513, 1024, 1025, 100_000)):
+        fp16, bf16 = (hopper_configs.choose(dim, dim, causal, keys, fp16=half) for half in (True, False))
+        assert bool(fp16.guarded) == (
+            dim <= 128 and keys > WITH_MAXIMA.get((64 if dim == 64 else 128, causal), 0)
+        )
+        assert not fp16.guarded or bf16 == fp16
 
 
 def test_exponentials_are_emulated_beside_maxima_that_carry_nan_or_sums_that_do_alone() -> None:

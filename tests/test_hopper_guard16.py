@@ -47,7 +47,14 @@ class Tile:
         for r in (0, 1):
             given[f"${3 * n + 2 * r}"] = ptx.of_floats(top[row[2 * r]])
         given[f"${4 * n}"] = ptx.of_floats(np.full(32, float(first)))
-        found = ptx.run(guard.guarded_asm(columns, half, parts), given)
+        found = ptx.run(guard.guarded_asm(columns, half, parts, False), given)
+        if not first:  # the form of tiles that never are the first
+            del given[f"${4 * n}"]
+            hot = ptx.run(guard.guarded_asm(columns, half, parts, True), given)
+            outs = [2 * j for j in range(n // 2)] + [
+                4 * place + 2 * r + 1 for place in range(3) for r in (0, 1)
+            ]
+            assert all(np.array_equal(found[f"${i}"], hot[f"${i}"]) for i in outs)
         self.p = np.full((16, columns), np.nan)
         for j in range(n // 2):
             words = torch.tensor(found[f"${2 * j}"].view(np.int16).reshape(32, 2))

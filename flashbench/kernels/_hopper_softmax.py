@@ -51,7 +51,7 @@ def softmax(s, top, total, unit, first, BLOCK_N: gl.constexpr, HALF: gl.constexp
             p, alpha, top = one.softmax(s, top, unit)
             rest = p
             sums = one.partial_sums(p, BLOCK_N)
-        PARTS: gl.constexpr = total.type.layout
+        PARTS: gl.constexpr = guard.parts_layout(ROWS)
         total *= gl.convert_layout(alpha, gl.SliceLayout(1, PARTS))[:, None]
         total += gl.convert_layout(sums, PARTS)
         if EMULATED == 0:
