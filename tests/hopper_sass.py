@@ -52,6 +52,25 @@ def softmax_order(code: str) -> list[tuple[bool, str]]:
     return found
 
 
+PLACE = re.compile(r"^\s*\.(L_\w+):|^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", re.MULTILINE)
+BACK = re.compile(r"\bBRA\b.*\.(L_\w+)\)")
+
+
+def loops(code: str) -> list[list[str]]:
+    """The instructions of each loop: from where a branch goes back to, up to it."""
+    instructions: list[str] = []
+    places: dict[str, int] = {}
+    found = []
+    for label, instruction in PLACE.findall(code):
+        if label:
+            places[label] = len(instructions)
+            continue
+        instructions.append(instruction)
+        if (branch := BACK.search(instruction)) and branch[1] in places:
+            found.append(instructions[places[branch[1]] :])
+    return found
+
+
 def exponentials_between(code: str) -> list[int]:
     """Per wait that leaves a product in flight: those between the first and last product before it.
 

@@ -14,10 +14,9 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-import hopper_forms
 import pytest
 from attention import FEATURES, featured, problem
-from hopper_sass import exponentials_in_flight, softmax_order
+from hopper_sass import exponentials_in_flight, loops, softmax_order
 
 from flashbench import hopper_configs
 from flashbench._profilers import sass
@@ -39,12 +38,6 @@ SPILLS_ALLOWED = {
 
 These were the fastest on an H100 in spite of them, with Triton 3.6.
 """
-
-GUARDED_SPILLS = {
-    (3, 6): {},
-    (3, 7): {},
-}  # fmt: skip
-"""The same, of forms without maxima, in either dtype."""
 
 MOVED_ALLOWED = {
     (3, 6): {(64, True, "2w.n128.s2.q2.max3.e4"): 20},
@@ -73,10 +66,10 @@ def tiles_of(task: _compile.Task) -> hopper_configs.Tiles:
 ROWS = {(row.max_dim, row.causal): row for row in TABLE}
 """By head dim and mask, of the most keys."""
 EMULATED = [row for row in TABLE if row.fp16]
-CORE = [ask(EMULATED[0], 64, "fp16"), ask(ROWS[128, True], 128, "fp16")]
+CORE = [ask(EMULATED[0], 64, "fp16"), ask(ROWS[64, True], 64), ask(ROWS[128, True], 128, "fp16")]
 OTHERS = [
     *(ask(row, row.max_dim) for row in TABLE),
-    *(ask(row, row.max_dim, "fp16") for row in EMULATED[1:]),
+    *(ask(row, row.max_dim, "fp16") for row in TABLE if row.tiles.guarded),
     *(ask(row, 96) for row in TABLE if row.max_dim == 128),
     *(
         ask(ROWS[256, causal], dim, head_dim_v=dim_v)
@@ -137,73 +130,34 @@ def holds(done: _compile.Compiled) -> None:
         assert not re.search(r"\bFMNMX(?!\.NAN)", done.sass)
     dim = max(p.head_dim, p.head_dim_v)
     assert code.spills <= _of_version(SPILLS_ALLOWED).get((dim, p.causal, tiles.name), 0)
+    if tiles.guarded:
+        guarded_holds(tiles, done.sass)
+        return
     between = exponentials_in_flight(done.sass)
     assert len(between) == tiles.warpgroups
-    if dim <= 128 or tiles.hold:  # of 256 without, ptxas moves them behind the products
+    if dim <= 128:  # of 256 ptxas moves them behind the products
         each = hopper_configs.ROWS * tiles.block_k // 128 * (8 - tiles.emulated) // 8
         moved = _of_version(MOVED_ALLOWED).get((dim, p.causal, tiles.name), each / 10)
         whole = [count for count in between if count >= each - moved]
-        least = tiles.warpgroups if tiles.hold else 2
-        assert len(whole) >= least, f"exponentials while P V is in flight, by warpgroup: {between}"
+        assert len(whole) >= 2, f"exponentials while P V is in flight, by warpgroup: {between}"
 
 
-GUARDED = Tiles(q_stages=1, guarded=1)
-_GUARDED_TURNS = replace(GUARDED, pingpong=True)
-_GUARDED_THREE = replace(GUARDED, warpgroups=3, guarded=2, alone=True)
-_GUARDED_WIDE = replace(GUARDED, block_k=64, o_shared=True)
-
-
-def form(tiles: Tiles, dim: int, dtype: str, *, causal: bool) -> hopper_forms.Asked:
-    return ask(ROWS[max(64, dim), causal], dim, dtype), tiles
-
-
-GUARDED_CORE = [form(_GUARDED_TURNS, 128, "fp16", causal=False)]
-GUARDED_OTHERS = [
-    form(_GUARDED_TURNS, 128, "bf16", causal=False),
-    *(form(replace(GUARDED, q_stages=2), 128, dtype, causal=True) for dtype in ("fp16", "bf16")),
-    form(_GUARDED_WIDE, 256, "fp16", causal=False),
-    form(_GUARDED_WIDE, 256, "bf16", causal=True),
-    form(_GUARDED_THREE, 64, "fp16", causal=False),
-    form(replace(_GUARDED_THREE, q_stages=2), 64, "bf16", causal=True),
-]
-
-
-@pytest.mark.parametrize("asked", GUARDED_CORE, ids=lambda asked: f"{name(asked[0])} {asked[1].name}")
-def test_a_tile_without_maxima_is_one_mix_of_instructions_while_p_v_is_in_flight(asked) -> None:
-    guarded_holds(*asked, hopper_forms.compile_forms([asked])[asked])
-
-
-@pytest.fixture(scope="module")
-def guarded_others() -> dict[hopper_forms.Asked, _compile.Compiled]:
-    return hopper_forms.compile_forms(GUARDED_OTHERS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("asked", GUARDED_OTHERS, ids=lambda asked: f"{name(asked[0])} {asked[1].name}")
-def test_so_it_is_in_every_form(asked, guarded_others) -> None:
-    guarded_holds(*asked, guarded_others[asked])
-
-
-def guarded_holds(task: _compile.Task, tiles: Tiles, done: _compile.Compiled) -> None:
-    assert not done.error
-    p = task.problem
-    bound = shared_bytes(tiles, p.head_dim, p.head_dim_v)
-    assert bound - 2048 <= done.shared_bytes <= bound <= SHARED_LIMIT
-    if done.unread:
-        pytest.skip(done.unread)
-    allowed = _of_version(GUARDED_SPILLS).get((p.head_dim, p.causal, tiles.name), 0)
-    assert sass.count(done.sass).spills <= allowed
+def guarded_holds(tiles: Tiles, code: str) -> None:
+    """A tile's exponentials lie among its sums and conversions, and later tiles' in a loop with nothing else."""
     each = hopper_configs.ROWS * tiles.block_k // 128
-    loops = [order for flying, order in softmax_order(done.sass) if flying or tiles.alone]
-    if tiles.alone:  # as of the first tile, too
-        assert len(loops) >= tiles.warpgroups
-    else:
-        assert len(loops) == tiles.warpgroups, "none is behind the wait for P V"
-    for order in loops:
+    first, later = tiles.warpgroups, 2 * tiles.warpgroups  # of a program, and of the loop and that inside it
+    flying = [order for flies, order in softmax_order(code) if flies]
+    assert len(flying) == (later if tiles.guarded == 1 else 0), "none is behind the wait for P V, or all are"
+    every = [order for _, order in softmax_order(code)]
+    assert len(every) == first + later
+    for order in every:
         assert order.count("m") >= each
         assert order.count("c") >= each // 2
         alone = max(map(len, re.findall("m+", order)))
         assert alone <= each // 4, f"sums and conversions are beside powers of two: {order}"
+    hot = [body for loop in loops(code) if "FSEL" not in (body := "\n".join(loop)) or body.count("FSEL") < each // 4]
+    hot = [body for body in hot if "HGMMA" in body and body.count("MUFU.EX2") >= each]
+    assert len(hot) == tiles.warpgroups, "a loop for each that selects bases alone, and masks nothing"
 
 
 def _of_version(allowed: Mapping[tuple[int, int], dict]) -> dict:

@@ -185,18 +185,6 @@ def known(p, COLS: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, TIED, [p], gl.int32, is_pure=False, pack=N)
 
 
-HOLD = gl.constexpr(
-    "{\n.reg .pred p, q;\nsetp.lt.f32 p, $0, 0f00000000;\nsetp.lt.or.f32 q, $1, 0f00000000, p;\n"
-    "@q nanosleep.u32 1;\n}"
-)
-
-
-@gluon.jit
-def hold(total):
-    """Row sums, two a thread, known here: a branch on them, never taken, waits for all exponentials."""
-    return gl.inline_asm_elementwise(HOLD, "=f,=f,0,1", [total], gl.float32, is_pure=False, pack=2)
-
-
 @gluon.jit
 def normalise(acc, factor, COLS: gl.constexpr):
     """acc · factor, a factor per row; 0 where that is 0, whatever acc holds."""
