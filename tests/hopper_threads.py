@@ -498,8 +498,9 @@ def _guarded(
 
 
 def _guarded16(
-    s: Tensor, top: Tensor, total: Tensor, unit: float, first: float, columns: int, half: torch.dtype, parts: int
-) -> tuple[Tensor, ...]:
+    s: Tensor, top: Tensor, total: Tensor, unit: float, first: float, columns: int, half: torch.dtype,
+    parts: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """``_hopper_guard16.softmax``."""
     from flashbench.kernels import _hopper_guard16 as guard
 

@@ -1,7 +1,7 @@
-"""Bases that row sums guard, in 16 bits: the lines of PTX of a tile's exponentials, run in numpy, against fp64.
+"""Bases that row sums guard, in 16 bits: the lines of PTX of a tile's exponentials, run in numpy.
 
-One warp: 16 rows of 128 columns, at once and in two parts. Whatever the scores are, P is finite, P and the row
-sums are those of the base that is told, and a base changes where it must, not elsewhere.
+One warp: 16 rows of 128 columns, at once and in two parts, against fp64. Whatever the scores are, P is
+finite, P and the row sums are those of the base that is told, and a base changes where it must.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Tile:
         self.changed = ~((self.top == top) | (np.isnan(self.top) & np.isnan(top)))
 
     def holds(self, rows=slice(None)) -> None:
-        """P is 2**(s * unit - base), rounded, once or, of the first of two parts, twice; sums are of it before."""
+        """P is 2**(s * unit - base), rounded, of two parts perhaps twice; sums are of it before."""
         p, exact = self.p[rows], self.exact[rows]
         assert exact.max(initial=0) <= LIMIT * (1 + 1e-6)
         rounded = self.parts * (STEP[self.half] * exact + LEAST[self.half])
