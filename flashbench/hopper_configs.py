@@ -36,6 +36,9 @@ class Tiles:
     maxima of three scores at once, compared as integers. emulated: of eight exponentials, how many are
     computed on the multiply-add units, in fp16 and fp8 alone and beside max3, whose maxima carry NaN, or with
     promote. promote: of fp8, P V of so many tiles is summed in the tensor cores' precision; 0: of each alone.
+    guarded: in 16 bits, no maxima: bases that row sums guard (``_hopper_guard16``), of a tile at once (1) or
+    in two parts (2), which need fewer registers; in place of max3 and emulated. alone: no P V is in flight
+    beside softmax of its warpgroup, but those of others are.
     """
 
     warpgroups: int = 2

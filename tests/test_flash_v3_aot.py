@@ -212,7 +212,7 @@ def guarded_holds(task: _compile.Task, tiles: Tiles, done: _compile.Compiled) ->
         again = each // 4 if tiles.guarded > 1 else 0  # of the first part, by another base
         assert order.count("c") >= each // 2 + again
         alone = max(map(len, re.findall("m+", order)))
-        assert alone <= 3 * each // 8, f"sums and conversions are beside powers of two: {order}"
+        assert alone < each // 2, f"sums and conversions are beside powers of two: {order}"
 
 
 def _of_version(allowed: Mapping[tuple[int, int], dict]) -> dict:
