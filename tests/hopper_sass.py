@@ -30,7 +30,9 @@ def exponentials_in_flight(code: str) -> list[int]:
     return found
 
 
-SOFTMAX = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([012])|HGMMA|(MUFU\.EX2)|(FADD)|(F2FP\.\w*F\w*\.PACK_AB)")
+SOFTMAX = re.compile(
+    r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([012])|HGMMA|(MUFU\.EX2)|(FADD)|(F2FP\.B?F16\.F32\.PACK_AB)"
+)
 
 
 def softmax_order(code: str) -> list[tuple[bool, str]]:

@@ -498,16 +498,9 @@ def _guarded(
 
 
 def _guarded16(
-    s: Tensor,
-    top: Tensor,
-    total: Tensor,
-    unit: float,
-    first: float,
-    columns: int,
-    half: torch.dtype,
-    parts: int,
-    hot: bool,
-) -> tuple[Tensor, ...]:
+    s: Tensor, top: Tensor, total: Tensor, unit: float, first: float, columns: int, half: torch.dtype,
+    parts: int, hot: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """``_hopper_guard16.softmax``. hot: as of no tile that is the first."""
     from flashbench.kernels import _hopper_guard16 as guard
 

@@ -50,7 +50,8 @@ def _up(x: Any) -> Bits:
 
 def _bf16(x: Any) -> Bits:
     """(lanes, 2) fp32 numbers as words of two."""
-    return torch.tensor(np.asarray(x, np.float32)).bfloat16().view(torch.int16).numpy().view(np.uint32).reshape(-1)
+    rounded = torch.tensor(np.asarray(x, np.float32)).bfloat16()
+    return rounded.view(torch.int16).numpy().view(np.uint32).reshape(-1)
 
 
 def _f16(of: Callable[..., Any]) -> Callable[..., Bits]:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import processes
@@ -19,6 +20,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 from tune_hopper import exact
+
+from flashbench.hopper_configs import Tiles
 
 SILENT_S = 90
 """Long enough to compile what one step runs; each step says when it is done."""
@@ -125,6 +128,95 @@ def poison(dim: int, dim_v: int) -> None:
         assert not o[0, (0, 3)].isnan().any(-1)[~want[(0, 3),]].any(), (tiles, dtype)
         assert o[0, 2, 650 - 200 :, 7].isnan().all(), (tiles, dtype)
         assert not o[0, 2, :, :7].isnan().any(), (tiles, dtype)
+
+
+_TURNS = Tiles(q_stages=1, pingpong=True, guarded=1)
+_BOTH = Tiles(guarded=1)
+_WIDE = Tiles(block_k=64, q_stages=1, guarded=1)
+_THREE = Tiles(warpgroups=3, guarded=2)
+FP16, BF16 = LIMITS
+GUARDED = [
+    # without maxima (_hopper_guard16): tiles, head dim, whether causal, dtype
+    (_TURNS, 128, False, FP16), (_TURNS, 128, False, BF16), (_BOTH, 128, True, FP16),
+    (_BOTH, 128, True, BF16), (replace(_WIDE, o_shared=True), 256, False, FP16),
+    (replace(_WIDE, o_shared=True), 256, True, BF16), (replace(_THREE, q_stages=1), 64, False, FP16),
+    (replace(_THREE, q_stages=1), 64, True, BF16), (_THREE, 64, True, FP16), (_THREE, 64, False, BF16),
+    (_TURNS, 96, False, FP16), (replace(_BOTH, guarded=2), 96, True, BF16),
+    (_WIDE, 192, True, FP16),
+]  # fmt: skip
+HARD = ["last key", "first key", "steps", "small steps", "no key", "infinity", "NaN of k", "NaN of q"]
+"""Heads of ``hard_rows``."""
+
+
+def guarded(number: int) -> None:
+    """A form of the forward without maxima: shapes into NaN, hard rows, 64k keys, each to the bit again."""
+    tiles, dim, causal, dtype = GUARDED[number]
+    for shape in [*SHAPES, (1, 2, 1, 200, 65536)]:
+        q, k, v = inputs(shape, (dim, dim), dtype, turned=False)
+        o, lse = filled_again(q, k, v, causal, tiles)
+        is_right(o, lse, exact(q, k, v, causal), LIMITS[dtype], (tiles, shape, dtype, causal))
+        print(tiles, shape, flush=True)
+    for keys in (900, 1024):
+        q, k, v, rows = hard_rows(keys, dim, dtype)
+        o, lse = filled_again(q, k, v, causal, tiles)
+        ref, ref_lse = exact(q, k, v, causal)
+        sees = torch.ones(700, keys, dtype=torch.bool, device="cuda")
+        sees = sees.tril(keys - 700) if causal else sees
+        nan = torch.zeros(len(HARD), 700, dtype=torch.bool, device="cuda")
+        nan[HARD.index("infinity"), rows] = sees[rows, keys // 3]
+        nan[HARD.index("NaN of k")] = sees[:, keys // 2]
+        nan[HARD.index("NaN of q"), rows] = True
+        assert torch.equal(o[0].isnan().all(-1), nan)
+        assert torch.equal(o[0].isnan().any(-1), nan)
+        assert torch.equal(lse[0].isnan(), nan)
+        for head, what in enumerate(HARD):
+            there = ~nan[head]
+            got = o[:, head : head + 1, there], lse[:, head : head + 1, there]
+            want = ref[:, head : head + 1, there], ref_lse[:, head : head + 1, there]
+            is_right(*got, want, LIMITS[dtype], (tiles, what, keys))
+        print(tiles, keys, flush=True)
+
+
+def filled_again(q, k, v, causal: bool, tiles: Tiles):
+    """(o, lse) that were NaN before, the same bits ten times."""
+    from flashbench.kernels import _flash_v3 as flash
+
+    options = {"causal": causal, "scale": q.shape[3] ** -0.5, "tiles": tiles}
+    o, lse, launch = flash.forward_launch(q, k, v, **options)
+    first = []
+    for _ in range(10):
+        for x in (o, lse):
+            x.fill_(math.nan)
+        launch.run()
+        first = first or [o.clone(), lse.clone()]
+        for x, y in zip(first, (o, lse), strict=True):  # a NaN is not like itself
+            assert torch.equal(x.view(torch.uint8), y.view(torch.uint8)), (tiles, q.shape)
+    return o, lse
+
+
+def hard_rows(keys: int, dim: int, dtype: torch.dtype):
+    """q, k and v of as many heads as HARD has, in base-2 logarithms, and the rows that are no ordinary ones.
+
+    Tiles of keys come from the last to the first. last key: one of the first keys is 300 above all others;
+    first key: each key is far above those before it; steps: below; small steps: by 6 a tile.
+    """
+    q, k, v = inputs((1, len(HARD), len(HARD), 700, keys), (dim, dim), dtype, turned=False)
+    rows = torch.arange(3, 700, 7, device="cuda")
+    unit, j = 16 * dim**-0.5 * math.log2(math.e), torch.arange(keys, device="cuda")
+    over = torch.zeros(len(HARD), keys, device="cuda")
+    over[HARD.index("last key"), 5] = 300
+    over[HARD.index("first key")] = 0.3 * j
+    over[HARD.index("steps")] = -0.3 * j
+    over[HARD.index("small steps")] = -(j // 128) * 6.0
+    q[..., 0], k[0, ..., 0] = 16, (over / unit).to(dtype)
+    q[0, HARD.index("first key"), rows, 0] = 0.5
+    q[..., 1], k[..., 1] = 0, -1
+    for what in ("no key", "infinity"):
+        q[0, HARD.index(what), rows, 1] = math.inf
+    k[0, HARD.index("infinity"), keys // 3, 1] = 1
+    k[0, HARD.index("NaN of k"), keys // 2, 7] = math.nan
+    q[0, HARD.index("NaN of q"), rows, 3] = math.nan
+    return q, k, v, rows
 
 
 def again() -> None:
@@ -312,6 +404,7 @@ def host_us(call: Callable[[int], object]) -> float:
 GROUPS = [
     *(f"{kind} {dim} {dim_v}" for kind in ("shapes", "repeats") for dim, dim_v in DIMS),
     *(f"poison {dim} {dim}" for dim in (64, 96, 128, 256)),
+    *(f"guarded {form}" for form in range(len(GUARDED))),
     *(f"gradients {case}" for case in range(len(GRADIENTS))), "strides", "again", "devices",
     "graph_and_host",
 ]  # fmt: skip

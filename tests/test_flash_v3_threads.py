@@ -25,7 +25,7 @@ CASES = {
     "emulated": ("max3=True, emulated=4", (2, 1, 333, 400, 64, 64)),
     "guarded": ("q_stages=1, pingpong=True, guarded=1", (4, 2, 640, 769, 128, 128)),
     "guarded, two": ("guarded=1", (2, 1, 400, 769, 96, 128)),
-    "guarded, rows without keys": ("guarded=2", (2, 2, 513, 300, 128, 128)),
+    "guarded, rows without keys": ("guarded=2", (2, 2, 513, 300, 128, 96)),
     "guarded, wide": ("block_k=64, q_stages=1, o_shared=True, guarded=1", (2, 1, 400, 433, 192, 256)),
     "guarded, three": ("warpgroups=3, guarded=2", (2, 2, 700, 901, 64, 40)),
     "guarded, three, two tiles of keys": ("warpgroups=3, guarded=2", (2, 1, 700, 200, 64, 64)),

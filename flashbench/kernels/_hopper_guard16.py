@@ -1,4 +1,4 @@
-"""Exponentials of a tile of scores in 16 bits without a row maximum, as PTX: row sums say whether a base held.
+"""Exponentials of a tile of scores in 16 bits without a row maximum, as PTX: sums say whether a base held.
 
 As _hopper_guard, whose layouts these are, but in fp16 and bf16. P is 2**(s * unit - top). A row's base, top,
 is SHIFT below the maximum of its first tile of keys; later tiles are computed by it, whatever is in them.

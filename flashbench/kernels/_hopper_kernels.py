@@ -123,7 +123,7 @@ def consume(
         s, acc0, acc1 = one.issue(Q0S, Q1S, slot, K0S, K1S, stage, V0S, V1S, before, p, acc0, acc1, use_acc,
                                   BLOCK_N, D0, D1, E0, E1, S, LO0, LO1)  # fmt: skip
         asm.turn_pass(NEXT, PINGPONG)
-        s, acc0, p = one.scored(s, acc0, p, E1, ALONE)
+        s, acc0, acc1, p = one.scored(s, acc0, acc1, p, E1, ALONE)
         mbarrier.arrive(KEMPTY.index(stage))
         if n == 0:
             mbarrier.arrive(QEMPTY.index(slot))
@@ -158,7 +158,7 @@ def consume(
                 s, acc0, acc1 = one.issue(Q0S, Q1S, slot, K0S, K1S, stage, V0S, V1S, before, p, acc0, acc1,
                                           use_acc, BLOCK_N, D0, D1, E0, E1, S, LO0, LO1)  # fmt: skip
                 asm.turn_pass(NEXT, PINGPONG)
-                s, acc0, p = one.scored(s, acc0, p, E1, ALONE)
+                s, acc0, acc1, p = one.scored(s, acc0, acc1, p, E1, ALONE)
                 mbarrier.arrive(KEMPTY.index(stage))
                 mbarrier.arrive(QEMPTY.index(slot), pred=n == 0)
                 next_p, alpha, top, total = sums16.softmax(

@@ -147,16 +147,17 @@ def issue(Q0S, Q1S, slot, K0S, K1S, stage, V0S, V1S, before, p, acc0, acc1, use_
 
 
 @gluon.jit
-def scored(s, acc0, p, E1: gl.constexpr, ALL: gl.constexpr):
-    """(S that is there, O and P, still in flight). ALL: not these either, of O in one piece."""
-    gl.static_assert(not ALL or E1 == 0, "one piece of O is waited for with the scores")
-    if ALL:
+def scored(s, acc0, acc1, p, E1: gl.constexpr, ALL: gl.constexpr):
+    """(S, which is there; O in pieces and P, in flight still, or with ALL there too)."""
+    if ALL and E1 > 0:
+        s, acc0, acc1, p = warpgroup_mma_wait(0, [s, acc0, acc1, p])
+    elif ALL:
         s, acc0, p = warpgroup_mma_wait(0, [s, acc0, p])
     elif E1 > 0:
         s = warpgroup_mma_wait(2, [s])
     else:
         s = warpgroup_mma_wait(1, [s])
-    return s, acc0, p
+    return s, acc0, acc1, p
 
 
 @gluon.jit
