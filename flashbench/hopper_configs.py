@@ -33,11 +33,11 @@ class Tiles:
     warpgroups: consumers, of ROWS rows of queries each. block_k: keys of a K/V tile. stages: K/V tiles in
     flight. q_stages: tiles of queries in flight. pingpong: warpgroups take turns to issue products. o_shared:
     both pieces of O leave through one buffer. max3: maxima of three scores at once, compared as integers.
-    emulated: of eight exponentials, how many are computed on the multiply-add units, in fp16 and fp8 alone and
-    beside max3, whose maxima carry NaN, or with promote. promote: of fp8, P V of so many tiles is summed in the
-    tensor cores' precision; 0: of each alone. guarded: of 16 bits, bases that row sums guard in place of maxima
-    (0: maxima): 1, a tile's exponentials at once, while P V is in flight; 2, in two parts that need fewer
-    registers, after P V, where a third warpgroup's products fill the time.
+    emulated: of eight exponentials, how many are computed on the multiply-add units, in fp16 and fp8 alone
+    and beside max3, whose maxima carry NaN, or with promote. promote: of fp8, P V of so many tiles is summed
+    in the tensor cores' precision; 0: of each alone. guarded: in 16 bits, no maxima: bases that row sums
+    guard (``_hopper_guard16``), of a tile at once while P V is in flight (1), or after it and in two parts
+    (2), which need fewer registers; in place of max3 and emulated.
     """
 
     warpgroups: int = 2
@@ -114,8 +114,9 @@ _TWO_MAX3 = replace(_TWO, max3=True)
 _EMULATED = replace(_TWO_MAX3, emulated=4)
 _WIDE = Tiles(block_k=64, q_stages=1)
 TABLE = (
-    # TFLOP/s in fp16 with Triton 3.6 on an H200 (reports/h200-sxm/tuning/flash-v3-guarded.json); in brackets of
-    # the fastest with maxima where this is without, and the other way about; 96 and 192 are cut as what follows
+    # TFLOP/s in fp16 on an H200 with Triton 3.6 (reports/h200-sxm/tuning/flash-v3-guarded.json), in brackets
+    # of the fastest with maxima where this has none, and the other way about; 96 and 192 are cut as what
+    # follows them
     Row(64, False, _ANY, _64_FULL),  # at 512 361 (362), at 4096 523 (457), at 16384 566 (479)
     Row(64, True, 1024, _TWO_MAX3, _EMULATED),  # at 512 262 (242), at 1024 328 (323)
     Row(64, True, _ANY, _64_CAUSAL),  # at 2048 389 (377), at 4096 454 (403), at 16384 540 (451)

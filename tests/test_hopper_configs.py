@@ -1,4 +1,4 @@
-"""flash-v3's tables of configurations have, for what was measured on an H100 or an H200, what was fastest there."""
+"""flash-v3's tables of configurations have, for what was measured on a card, what was fastest there."""
 
 from __future__ import annotations
 

@@ -108,10 +108,11 @@ def _rescaled(before, half):
 
 @constexpr_function
 def _guarded(part, pairs, half, hot):
-    """Lines: a tile's part of some pairs, by bases that hold. found: they were looked for, or are to be at once.
+    """Lines: a tile's part of some pairs, by bases that hold. found: they are to be looked for at once.
 
-    hot: never at once, so that what looks for them lies behind the tile, and no jump before it. Either way the
-    loop is entered at one place: else the compiler would have to write the tile twice.
+    hot: they never are, so that there is no jump before the tile; what looks for them lies behind it, and the
+    tile once more, as the compiler knows what found is. Otherwise the loop is entered at one place, else the
+    compiler would have to write the tile twice there, too.
     """
     look = [*_find(pairs), *(_rescaled(pairs[0], half) if part else [])]
     body = [] if hot else [f"AGAIN{part}:", f"@!found bra TILE{part};", *look]
@@ -142,11 +143,12 @@ def _guarded(part, pairs, half, hot):
 
 @constexpr_function
 def guarded_asm(cols, half, parts, hot):
-    """Operands, a thread's elements each: words and row numbers out; scores, factor, bases in, ``first`` if not hot.
+    """Operands, a thread's elements each: words and row numbers out; scores, factor, bases and ``first`` in.
 
     half: f16 or bf16. parts: the tile in so many, each by bases of its own: half of the scores' registers are
-    free before words of the other half are made. Out: a word of two of P at column 0 of each pair of columns;
-    at column 1 of the first three pairs of a row its sum, base and alpha. Others are not set.
+    free before words of the other half are made. hot: of a tile that is not the first, without ``first``.
+    Out: a word of two of P at column 0 of each pair of columns; at column 1 of the first three pairs of a row
+    its sum, base and alpha. Others are not set.
     """
     n = cols // 2
     body = [
@@ -198,9 +200,11 @@ def softmax(s, top, total, unit, first, BLOCK_N: gl.constexpr, HALF: gl.constexp
     PARTS: gl.constexpr = guard.parts_layout(ROWS)
     TIMES: gl.constexpr = fast.log2_of(BLOCK_N // 32)
     factor = gl.full([ROWS, BLOCK_N], unit, gl.float32, s.type.layout)
-    operands = [s, factor, guard.over(top, s)]
-    if not HOT:
-        operands = operands + [gl.full([ROWS, BLOCK_N], first, gl.float32, s.type.layout)]
+    if HOT:
+        operands = [s, factor, guard.over(top, s)]
+    else:
+        none = gl.full([ROWS, BLOCK_N], first, gl.float32, s.type.layout)
+        operands = [s, factor, guard.over(top, s), none]
     out = gl.inline_asm_elementwise(ASM, TIED, operands, gl.int32, is_pure=False, pack=N)
     p, numbers = gl.split(gl.reshape(out, [ROWS, BLOCK_N // 8, 4, 2]))
     p = gl.reshape(p, [ROWS, BLOCK_N // 2])

@@ -6,7 +6,7 @@ same. GUARDED (``_hopper_guard16``): each thread's own, a tensor (rows, 4), so t
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
-# ruff: noqa: ANN001, ANN202
+# ruff: noqa: ANN001, ANN202, SIM108
 # mypy: ignore-errors
 
 from __future__ import annotations
