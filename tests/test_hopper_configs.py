@@ -83,6 +83,10 @@ def guarded_16() -> dict[tuple[int, bool, int], tuple[Mapping[str, float], froze
     return cells_of("flash-v3", GUARDED_16)
 
 
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text(encoding="utf-8"))["rows"]
+
+
 def measured() -> Iterator[Any]:
     tables = [*((name, "", cells(name)) for name in CHOICES), ("flash-v3", " H200", guarded_16())]
     for name, where, found in tables:
@@ -104,6 +108,18 @@ def test_the_table_has_what_was_measured_to_be_fastest_within_2_percent(
 def test_every_cell_of_the_forward_was_measured_on_an_h200() -> None:
     lengths = {2**n for n in range(9, 15)}
     assert set(guarded_16()) == set(product((64, 128, 256), (False, True), lengths))
+
+
+def test_the_docs_show_the_tables_speed_beside_cudnns() -> None:
+    text = (REPORTS.parent / "docs" / "kernels.md").read_text(encoding="utf-8")
+    of = {(row["head_dim"], row["causal"], row["seqlen"]): row["tflops"] for row in rows_of(GUARDED_16)}
+    for dim, causal in product((64, 128, 256), (False, True)):
+        told = []
+        for keys in (512, 1024, 2048, 4096, 8192, 16384):
+            speed, chosen = of[dim, causal, keys], hopper_configs.choose(dim, dim, causal, keys, fp16=True)
+            told.append(f"{speed[chosen.name]:.0f} ({speed['sdpa-cudnn']:.0f})")
+        head = f"{dim}, causal" if causal else f"head dim {dim}"
+        assert f"| {head} | {' | '.join(told)} |" in text
 
 
 def test_a_loop_of_its_own_for_tiles_without_a_mask_is_worth_it_to_guarded_forms_alone() -> None:
