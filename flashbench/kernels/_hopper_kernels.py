@@ -14,10 +14,11 @@ Source: Shah et al. 2024, arXiv:2407.08608; each of its ideas by its name there:
 
 P stays in registers as the first operand of its product (wgmma's "RS" form). Beyond the paper: O is rescaled
 only where a row's maximum grew by more than a factor 2**8 (exact, as numerator and denominator share the
-base), and row sums are kept per thread until the end of a tile. GUARDED: no maximum is looked for where those
-sums say that a row's base still holds (_hopper_guard16.py), and a tile of queries' later K/V tiles, which need
-no mask, have a loop of their own, the hot loop: a jump over what they do not need costs some 50 cycles, as the
-instructions behind it are still to be fetched. It is inside the loop over all tiles, which begins each.
+base), and row sums are kept per thread until the end of a tile.
+
+GUARDED: no maximum is looked for where row sums say that a row's base still holds (_hopper_guard16.py). And a
+tile of queries' later K/V tiles, which need no mask, have a loop of their own, the hot loop, inside that over
+all tiles: a jump over what they do not need would wait for the instructions behind it, which are not fetched.
 """
 
 # Triton reads the bodies below, not Python: no annotations but gl.constexpr, tensors by their capitals.
