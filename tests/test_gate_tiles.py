@@ -135,7 +135,7 @@ def _other(row: Any) -> Iterator[Any]:
         return
     for name in ("tiles", "fp16"):
         if tiles := getattr(row, name):
-            flag = "hold" if hasattr(tiles, "hold") else "held"
+            flag = "max3" if hasattr(tiles, "max3") else "held"
             yield replace(row, **{name: replace(tiles, **{flag: not getattr(tiles, flag)})})
 
 

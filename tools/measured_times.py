@@ -7,6 +7,8 @@ of ``flash`` ran, the row says itself (``io_model``).
 from __future__ import annotations
 
 import json
+import math
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,6 +25,20 @@ REPORTS = Path(__file__).resolve().parent.parent / "reports"
 SHORTEST = 1024
 """Queries from which on a time counts: below, launches decide."""
 TUNED_FWD = ("flash-v3.json", "flash-v3-exps-64.json", "flash-v3-exps-128.json")
+FORWARD_THEN = {
+    64: {
+        False: [(math.inf, "3w.n128.s2.q1.pingpong.hold.max3")],
+        True: [(4096, "2w.n128.s2.q2.max3.e4"), (8192, "3w.n128.s2.q2"), (math.inf, "3w.n128.s2.q2.max3")],
+    },
+    128: {
+        False: [(math.inf, "2w.n128.s2.q1.pingpong.max3")],
+        True: [(1024, "2w.n128.s2.q2"), (math.inf, "2w.n128.s2.q2.max3")],
+    },
+}
+"""What ran up to so many keys, by head dim and mask, when ``flash-v3``'s forward had row maxima everywhere.
+
+So it was counted, and timed in the sweeps and beside fp8: ``gluon``'s constants are of that kernel.
+"""
 TUNED_BWD = ("flash-v3-backward.json", "flash-v3-backward-2.json", "flash-v3-backward-wide.json")
 BESIDE = ("flash-v3-fp8.json", "flash-v3-exps-fp8.json")
 """Tables of fp8's variants, with ``flash-v3`` in bf16 beside them."""
@@ -116,9 +132,10 @@ def tuned() -> Iterator[Time]:
     for pass_, names in (("fwd", TUNED_FWD), ("bwd", TUNED_BWD)):
         for name in names:
             for row in _rows(name):
-                samples = row["samples_ms"].get(_cut(pass_, row))
+                cut = _cut(pass_, row)
+                samples = row["samples_ms"].get(cut)
                 if samples and row["seqlen"] >= SHORTEST and not _superseded(name, row["head_dim"]):
-                    yield _time(row, pass_, "fp16", samples, name)
+                    yield _time(row, pass_, "fp16", samples, name, tiles=_named(cut))
 
 
 def beside() -> Iterator[Time]:
@@ -154,8 +171,10 @@ def _superseded(name: str, dim: int) -> bool:
 
 
 def _cut(pass_: str, row: dict) -> str:
-    """The name, in the tables of variants, of what runs today."""
+    """The name, in the tables of variants, of what runs today; forward, of what ran when they were timed."""
     dim, causal, seqlen = row["head_dim"], row["causal"], row["seqlen"]
+    if pass_ == "fwd" and dim in FORWARD_THEN:
+        return next(name for keys, name in FORWARD_THEN[dim][causal] if seqlen <= keys)
     if pass_ == "fwd":
         return hopper_configs.choose(dim, dim, causal, seqlen, fp16=True).name
     if hopper_configs.wide(dim, dim):
@@ -163,9 +182,18 @@ def _cut(pass_: str, row: dict) -> str:
     return hopper_configs.choose_backward(dim, dim, causal, seqlen).name
 
 
+def _named(cut: str) -> dict[str, int] | None:
+    """Tiles of a forward's name; None of a backward's."""
+    if not (numbers := re.match(r"(\d)w\.n(\d+)\.s(\d)\.q(\d)", cut)):
+        return None
+    tiles = hopper_configs.Tiles(*map(int, numbers.groups()))
+    return {key: n for key, n in hopper_configs.described(tiles).items() if isinstance(n, int)}
+
+
 def _time(
-    row: dict, pass_: str, dtype: str, samples_ms: list[float], source: str, of: str = "h100-sxm"
-) -> Time:
+    row: dict, pass_: str, dtype: str, samples_ms: list[float], source: str, of: str = "h100-sxm",
+    *, tiles: dict[str, int] | None = None,
+) -> Time:  # fmt: skip
     """batch · seqlen = 16k, heads · head_dim = 2048, as the tables were timed."""
     seqlen, dim = row["seqlen"], row["head_dim"]
     problem = Problem(
@@ -176,5 +204,5 @@ def _time(
     seconds = statistics.median(samples_ms) / 1e3
     name = "flash-v3-fp8" if dtype == "fp8" else "flash-v3"
     model = "flash-v3-fp8" if dtype == "fp8" else "flash-v3-gluon"
-    estimated = estimate(model, problem, pass_, device=card)
+    estimated = estimate(model, problem, pass_, tiles=tiles, device=card)
     return Time(card, name, name, estimated, seconds, f"tuning/{source}", sustained=dtype == "fp16")

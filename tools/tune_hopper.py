@@ -46,8 +46,9 @@ _256 = Tiles(block_k=64, q_stages=1, o_shared=True)
 
 
 def _each(tiles: Tiles) -> list[Tiles]:
-    """With every (pingpong, hold)."""
-    return [replace(tiles, pingpong=turns, hold=hold) for turns in (False, True) for hold in (False, True)]
+    """In turns and not, with maxima, those by three, and without."""
+    forms = {}, {"max3": True}, {"guarded": 2 if tiles.warpgroups == 3 else 1}
+    return [replace(tiles, pingpong=turns, **form) for turns in (False, True) for form in forms]
 
 
 _D64 = [tiles for q in (1, 2) for own in (_TWO, _THREE) for tiles in _each(replace(own, q_stages=q))]
