@@ -287,8 +287,8 @@ def test_a_row_of_flash_is_judged_by_the_kernels_that_it_names(model: str, tmp_p
 def test_flash_v3_is_predicted_within_15_percent() -> None:
     """The median of every pass, head dim and mask, at N >= 1k, of what was measured of ``flash``.
 
-    Its forward as it was with maxima everywhere. Counted calls, the tables' tiles under load, and times beside
-    fp8 that nothing was fitted to.
+    Its forward as it was with maxima everywhere: counted calls, the tables' tiles under load, and times
+    beside fp8 that nothing was fitted to.
     """
     found = time_model.measured_v3()
     assert {key[1:3] for key in found} == {(p, d) for p in ("fwd", "bwd") for d in ("64", "128", "256")}
