@@ -134,13 +134,14 @@ _TURNS = Tiles(q_stages=1, pingpong=True, guarded=1)
 _BOTH = Tiles(guarded=1)
 _WIDE = Tiles(block_k=64, q_stages=1, guarded=1)
 _THREE = Tiles(warpgroups=3, guarded=2)
+_THREE_TURNS = replace(_THREE, q_stages=1, pingpong=True)
 FP16, BF16 = LIMITS
 GUARDED = [
     # without maxima (_hopper_guard16): tiles, head dim, whether causal, dtype
     (_TURNS, 128, False, FP16), (_TURNS, 128, False, BF16), (_BOTH, 128, True, FP16),
     (_BOTH, 128, True, BF16), (replace(_WIDE, o_shared=True), 256, False, FP16),
-    (replace(_WIDE, o_shared=True), 256, True, BF16), (replace(_THREE, q_stages=1, pingpong=True), 64, False, FP16),
-    (replace(_THREE, q_stages=1, pingpong=True), 64, True, BF16), (_THREE, 64, True, FP16), (_THREE, 64, False, BF16),
+    (replace(_WIDE, o_shared=True), 256, True, BF16), (_THREE_TURNS, 64, False, FP16),
+    (_THREE_TURNS, 64, True, BF16), (_THREE, 64, True, FP16), (_THREE, 64, False, BF16),
     (_TURNS, 96, False, FP16), (replace(_BOTH, guarded=2), 96, True, BF16),
     (_WIDE, 192, True, FP16),
 ]  # fmt: skip
