@@ -47,10 +47,10 @@ HARD = ("jump", "flat", "grows", "late key", "early key", "far", "signs")
 def hard(case: str, *, queries: int, keys: int, heads: int = 2, device: str = "cpu") -> tuple[Tensor, ...]:
     """q, k, v whose rows ask much of bases that lag, and of what fp8 holds beside its largest number.
 
-    Keys are taken from the last. jump: a row's own key is far above all others, in whichever tile it is.
-    flat: all alike. grows: from tile to tile. late key: one of the first keys, far above those taken before.
-    early key: one of the last, above thousands which together weigh as much. far: scores of hundreds; signs:
-    of thousands, of either sign.
+    Keys are taken from the first. jump: a row's own key is far above all others, in whichever tile it is.
+    flat: all alike. grows: from tile to tile. late key: the last that every row sees, far above those taken
+    before. early key: one of the first, above thousands which together weigh as much. far: scores of
+    hundreds; signs: of thousands, of either sign.
     """
     generator = torch.Generator(device).manual_seed(HARD.index(case))
     widths = (queries, keys, keys)
@@ -65,13 +65,13 @@ def hard(case: str, *, queries: int, keys: int, heads: int = 2, device: str = "c
     elif case == "grows":
         q = q.abs()
         tile = torch.arange(keys, device=device)[:, None] // 128
-        k = 0.1 * k + 0.16 * (keys // 128 - tile).clamp(max=8)
+        k = 0.1 * k + 0.16 * tile.clamp(max=8)
     elif case in ("late key", "early key"):
         q = q * 0
         q[..., 3] = 1
         k = 0.05 * k * along
         v = v + 0.5
-        k[:, :, 5 if case == "late key" else -9] = along * math.log2(keys)
+        k[:, :, keys - queries if case == "late key" else 5] = along * math.log2(keys)
     elif case == "far":
         q, k = 6 * q, 6 * k
     elif case == "signs":
@@ -97,10 +97,10 @@ def guarded(
 ) -> tuple[Tensor, Tensor]:
     """(o, lse) in fp32 by the arithmetic of _hopper_fp8_sums and _hopper_guard, emulated ones aside.
 
-    Tiles of keys from the last that a tile of block_q queries sees; v: straight, its scales powers of two. In
-    a warp's 16 rows where a thread's sum of a row passes the limit, or is far more than what it had, or a row
-    has no base, rows that outgrew theirs by more than NEAR get a new one: below their maximum by as many
-    powers of two, up to lift, as few keys are near it.
+    Tiles of keys from the first to the last that a tile of block_q queries sees; v: straight, its scales
+    powers of two. In a warp's 16 rows where a thread's sum of a row passes the limit, or is far more than
+    what it had, or a row has no base, rows that outgrew theirs by more than NEAR get a new one: below their
+    maximum by as many powers of two, up to lift, as few keys are near it.
     """
     shift, near, grown, limit = 3.0, 0.8, 4.0, 448.0 if v.values.dtype == E4M3 else 1024.0
     room = 4.1
@@ -121,10 +121,10 @@ def guarded(
     acc = queries.new_zeros(*queries.shape[:3], v.values.shape[3])
     total = acc.new_zeros(*acc.shape[:3], 4)
     top = acc.new_full((*acc.shape[:3], 1), -math.inf)
-    for n in reversed(range(-(-keys // block))):
+    for n in range(-(-keys // block)):
         at = slice(n * block, min((n + 1) * block, keys))
         seen = (n < blocks).expand_as(top)
-        first = seen & (n == blocks - 1)
+        first = seen & (n == 0)
         column = torch.arange(at.start, at.start + block, device=queries.device)
         s = pad(queries @ heads_of(k.values[:, :, at].float()).mT, (0, block - (at.stop - at.start)))
         s = s * (row_scale * heads_of(k.scales[:, :, n, None, None]))

@@ -183,9 +183,9 @@ def made(
         torch.randn(2, *sizes)
         for sizes in ((heads, seqlen_q, dim), (kv_heads, seqlen_k, dim), (kv_heads, seqlen_k, dim_v))
     )
-    if promote:  # bases of the last tiles are too low, and V's scales differ by powers of two
+    if promote:  # bases of the first tiles are too low, and V's scales differ by powers of two
         k *= 1.4
-        k[:, :, 150:] *= 0.1
+        k[:, :, :150] *= 0.1
         v *= torch.exp2(-(torch.arange(seqlen_k) // 100 % 7))[:, None]
     else:
         k *= torch.linspace(0.2, 2, seqlen_k)[:, None]  # scales differ by block

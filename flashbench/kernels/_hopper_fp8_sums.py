@@ -162,7 +162,8 @@ def consume(
     next_entry = gl.load(TABLE + 2 * programs)  # of the next tile of queries, long before it is needed
     start_m, blocks, clear, _ = one.place(
         one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
-    n = blocks - 1  # K/V tile of the tile of queries: from the right, so that those to be masked come first
+    n = 0  # K/V tile, from the left: a base of a masked one, of few keys, would soon be found again
+    last = blocks - 1
     own_scale, scales = whole.scale_places(entry, tiles, heads, group, key_tiles)
     next_own, next_scales = whole.scale_places(next_entry, tiles, heads, group, key_tiles)
     q_scale = gl.load(Q_SCALE + own_scale) * unit
@@ -172,7 +173,7 @@ def consume(
     asm.meet(led, MET)
     s = scores(QS, 0, KS, 0, BLOCK_N, D, S)
     s = warpgroup_mma_wait(0, [s])
-    if n == 0:
+    if n == last:
         asm.arrive(STAGES, READ, WARPS)
     s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, 0, BLOCK_N, CAUSAL, ROW)
     total = gl.zeros([BLOCK_M, 4], gl.float32, PARTS)
@@ -200,20 +201,21 @@ def consume(
         next_p, total, top, turned = softmax(
             s, total, top, factor, v_scale, v_unit, first, BLOCK_N, EMULATED, E5M2)  # fmt: skip
         v_unit = v_scale
-        new = n == 0  # the scores that are issued next are the first of another tile of queries
+        new = n == last  # the scores that are issued next are the first of another tile of queries
         slot = gl.where(new, gl.where(slot + 1 == Q_STAGES, 0, slot + 1), slot)
         old_stage = stage
         stage = gl.where(stage + 1 == STAGES, 0, stage + 1)
         asm.meet(led, MET)
         s = scores(QS, slot, KS, stage, BLOCK_N, D, S)
-        n -= 1
+        n += 1
         written = before
         if new:
             before = entry
             entry = next_entry
             start_m, blocks, clear, _ = one.place(
                 one.tile_of(entry), seqlen_q, seqlen_k, 0, BLOCK_M, BLOCK_N, CAUSAL)  # fmt: skip
-            n = blocks - 1
+            n = 0
+            last = blocks - 1
             own_scale = next_own
             scales = next_scales
             tile += 1
@@ -245,7 +247,7 @@ def consume(
         factor = gl.maximum(q_scale * k_scale, whole.SMALLEST)
         v_scale = asm.log2(v_scale)
         s = warpgroup_mma_wait(0, [s])
-        if n == 0:
+        if n == last:
             asm.arrive(STAGES + slot, READ, WARPS)
         s = one.masked(s, n, clear, start_m, seqlen_q, seqlen_k, 0, BLOCK_N, CAUSAL, ROW)
     acc = values(p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
@@ -294,7 +296,8 @@ def produce(
     total_blocks = gl.load(TABLE).to(gl.int32)
     b = 0
     kv = 0
-    n = 0
+    n = -1
+    last = -1
     tile = 0
     before = 0
     before_b = 0
@@ -302,13 +305,14 @@ def produce(
     for j in range(total_blocks):
         stage = j % STAGES
         full = FULL.index(stage)
-        n -= 1
-        new = n < 0
+        n += 1
+        new = n > last
         start_m = 0
         h = 0
         if new:
             TABLE += programs
-            start_m, n, b, h, kv = one.to_load(TABLE, group, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
+            start_m, last, b, h, kv = one.to_load(TABLE, group, seqlen_q, seqlen_k, BLOCK_M, BLOCK_N, CAUSAL)
+            n = 0
         if j >= STAGES:
             asm.sync(stage, READ, 1)
         if j == 0:
