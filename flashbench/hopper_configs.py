@@ -210,9 +210,9 @@ FP8_TABLE = (
     Row(128, False, 1024, replace(_ONE_Q, max3=True, emulated=2)),  # 695 (669)
     Row(128, False, 2048, replace(_ONE_Q, max3=True, emulated=3)),  # 722 (699)
     # from here on h200-sxm/tuning/flash-v3-fp8-guarded.json, of the next best guarded ones
-    Row(128, False, _ANY, _GUARDED),  # at 4096 867 (839), 8192 860 (838), 16384 876 (848)
+    Row(128, False, _ANY, _GUARDED),  # at 4096 889 (877), 8192 886 (849), 16384 868 (860)
     Row(128, True, 2048, _EMULATED),  # at 1024 557 (535)
-    Row(128, True, _ANY, replace(_GUARDED, q_stages=1)),  # at 4096 764 (763), 8192 826 (819), 16384 884 (856)
+    Row(128, True, _ANY, replace(_GUARDED, q_stages=1)),  # at 4096 826 (821), 8192 876 (862), 16384 901 (894)
 )
 
 
