@@ -58,6 +58,11 @@ def _f16(of: Callable[..., Any]) -> Callable[..., Bits]:
     return lambda *x: _words(of(*(halves(one).astype(np.float64) for one in x)))
 
 
+def by_row(first: Bits, second: Bits) -> np.ndarray:
+    """(16, 4): of a warp's fp32 numbers for each thread's two rows, a row's four."""
+    return np.concatenate([floats(x).reshape(8, 4) for x in (first, second)]).astype(np.float64)
+
+
 def _lop3(a: Bits, b: Bits, c: Bits, table: Bits) -> Bits:
     found = np.zeros_like(a)
     for n in range(8):

@@ -55,13 +55,10 @@ class Tile:
                     for c in (0, 1):
                         i = guard._place(group, half, r, c)
                         self.p[ROW[i], COLUMN[i]] = four[:, 2 * half + c]
-        numbers = []
-        for group, half in ((0, 0), (0, 1), (1, 0)):
-            of = np.full((16, 4), np.nan)
-            for r in (0, 1):
-                of[ROW[2 * r], LANES % 4] = ptx.floats(found[f"${guard._place(group, half, r, 1)}"])
-            numbers.append(of)
-        self.sums, tops, self.alpha = numbers
+        self.sums, tops, self.alpha = (
+            ptx.by_row(*(found[f"${guard._place(group, half, r, 1)}"] for r in (0, 1)))
+            for group, half in ((0, 0), (0, 1), (1, 0))
+        )
         assert all(np.array_equal(tops[:, :1], tops[:, [n]], equal_nan=True) for n in range(4))
         self.top = tops[:, 0]
         with np.errstate(invalid="ignore"):  # of an infinite score

@@ -61,13 +61,9 @@ class Tile:
             two = words.view(DTYPES[half]).double().numpy()
             for c in (0, 1):
                 self.p[row[2 * j], column[2 * j + c]] = two[:, c]
-        numbers = []
-        for place in range(3):
-            of = np.full((16, 4), np.nan)
-            for r in (0, 1):
-                of[row[2 * r], LANES % 4] = ptx.floats(found[f"${4 * place + 2 * r + 1}"])
-            numbers.append(of)
-        self.sums, tops, self.alpha = numbers
+        self.sums, tops, self.alpha = (
+            ptx.by_row(*(found[f"${4 * place + 2 * r + 1}"] for r in (0, 1))) for place in range(3)
+        )
         assert all(np.array_equal(tops[:, :1], tops[:, [i]], equal_nan=True) for i in range(4))
         self.top, self.old, self.parts = tops[:, 0], top.astype(np.float64), parts
         with np.errstate(invalid="ignore", over="ignore"):  # of a score that is not finite

@@ -44,7 +44,7 @@ def _twice(number):
 
 
 @constexpr_function
-def _polynomial(factors):
+def polynomial(factors):
     """q of m, two numbers at a time."""
     lines = [f"mov.b32 c{i}, {_twice(c)};" for i, c in enumerate(factors)]
     before = f"c{len(factors) - 1}"
@@ -66,7 +66,7 @@ def _pair(s0, s1, factor, bias, cubic):
         "mov.b32 y1, u1;",
         "prmt.b32 y, y0, y1, 0x5410;",
         "lop3.b32 m, y, 0x03FF03FF, 0x3C003C00, 0xEA;",
-        *_polynomial(CUBIC if cubic else QUADRATIC),
+        *polynomial(CUBIC if cubic else QUADRATIC),
     ]
 
 

@@ -89,7 +89,7 @@ def set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, done, total, top, unit
         acc = by_row(flat, E, LO)
     tma.store_wait(0)
     if done:
-        base = gl.convert_layout(gl.max(top, 1), ROW) - SHIFT
+        base = guard.by_row(top, ROW) - SHIFT
         weight = one.finish(total, base, LSE, entry, heads, seqlen_q, 1.0, 0, BLOCK_M, ROW, 1)
         weight *= gl.exp2(unit)
         tile, b, h = one.unpacked(entry)

@@ -66,7 +66,7 @@ def _pair(y, s0, s1, small, bias):
         "mov.b32 y1, u1;",
         "prmt.b32 y, y0, y1, 0x5410;",
         "lop3.b32 m, y, 0x03FF03FF, 0x3C003C00, 0xEA;",
-        *fast._polynomial(fast.QUADRATIC),
+        *fast.polynomial(fast.QUADRATIC),
         f"mul.rn.f16x2 {y}, q, y;",
     ]
 
@@ -110,13 +110,46 @@ def _tile(cols, share, fp8):
 
 
 @constexpr_function
-def of_row(x, larger):
+def _of_row(x, larger):
     """Lines: x0 and x1 the largest of what the four threads of a row have."""
     body = []
     for step in (2, 1):
         body += [f"shfl.sync.bfly.b32 o{r}, {x}{r}, {step}, 31, 0xffffffff;" for r in (0, 1)]
         body += [f"{larger}.f32 {x}{r}, {x}{r}, o{r};" for r in (0, 1)]
     return body
+
+
+@constexpr_function
+def maxima(own):
+    """Lines: m0 and m1 the largest of two rows of the scores s<i> that a thread has, i of ``own`` in order.
+
+    Two of each, m<row> and m<row + 2>, so that no chain is as long as the row.
+    """
+    body = []
+    for n, i in enumerate(own):
+        r = i % 4 // 2 + i % 2 * 2
+        body += [f"max.NaN.f32 m{r}, m{r}, s{i};" if n >= 4 else f"mov.f32 m{r}, s{i};"]
+    body += [f"max.NaN.f32 m{r}, m{r}, m{r + 2};" for r in (0, 1)]
+    return body + _of_row("m", "max.NaN")
+
+
+@constexpr_function
+def rebased(r, near, lowered):
+    """Lines: top<r> and alpha<r> of a row whose base would be m<r>, which it has where it outgrew its own.
+
+    near: by how much it may. lowered: lines that come between, of a base below that.
+    """
+    return [
+        f"sub.f32 grown, m{r}, top{r};",
+        f"setp.le.f32 keep, grown, {number(near)};",
+        *lowered,
+        f"selp.f32 m{r}, top{r}, m{r}, keep;",
+        f"sub.f32 grown, top{r}, m{r};",
+        f"setp.eq.or.f32 keep, top{r}, 0fFF800000, keep;",
+        f"ex2.approx.ftz.f32 alpha{r}, grown;",
+        f"selp.f32 alpha{r}, 0f3F800000, alpha{r}, keep;",
+        f"mov.f32 top{r}, m{r};",
+    ]
 
 
 @constexpr_function
@@ -127,12 +160,7 @@ def _find(cols):
     """
     n = cols // 2
     body = ["{", ".reg .f32 m<4>, o<4>, near<4>, grown, slope, ramp<2>;", ".reg .pred keep;"]
-    # two of each, m{r} and m{r + 2}, so that no chain is as long as the row
-    for i in range(n):
-        r = i % 4 // 2 + i % 2 * 2
-        body += [f"max.NaN.f32 m{r}, m{r}, s{i};" if i >= 4 else f"mov.f32 m{r}, s{i};"]
-    body += [f"max.NaN.f32 m{r}, m{r}, m{r + 2};" for r in (0, 1)]
-    body += of_row("m", "max.NaN")
+    body += maxima(range(n))
     body += ["mul.f32 slope, factor, 0f3E800000;"]
     for r in (0, 1):
         body += [f"mul.f32 m{r}, m{r}, factor;", f"fma.rn.f32 ramp{r}, m{r}, 0fBE800000, 0f3F800000;"]
@@ -142,7 +170,7 @@ def _find(cols):
         body += [f"fma.rn.ftz.sat.f32 {to}, s{i}, slope, ramp{row};"]
         body += [f"add.f32 near{r}, near{r}, o{r};"] if i >= 4 else []
     body += [f"add.f32 near{r}, near{r}, near{r + 2};" for r in (0, 1)]
-    body += of_row("near", "max")
+    body += _of_row("near", "max")
     for r in (0, 1):
         body += [
             f"lg2.approx.ftz.f32 near{r}, near{r};",
@@ -150,15 +178,7 @@ def _find(cols):
             f"cvt.rmi.f32.f32 near{r}, near{r};",
             f"max.f32 near{r}, near{r}, 0f00000000;",
             f"min.f32 near{r}, near{r}, {number(LIFT)};",
-            f"sub.f32 grown, m{r}, top{r};",
-            f"setp.le.f32 keep, grown, {number(NEAR)};",
-            f"sub.f32 m{r}, m{r}, near{r};",
-            f"selp.f32 m{r}, top{r}, m{r}, keep;",
-            f"sub.f32 grown, top{r}, m{r};",
-            f"setp.eq.or.f32 keep, top{r}, 0fFF800000, keep;",
-            f"ex2.approx.ftz.f32 alpha{r}, grown;",
-            f"selp.f32 alpha{r}, 0f3F800000, alpha{r}, keep;",
-            f"mov.f32 top{r}, m{r};",
+            *rebased(r, NEAR, [f"sub.f32 m{r}, m{r}, near{r};"]),
         ]
     return [*body, "}"]
 
@@ -274,6 +294,21 @@ def alone(x, TIMES: gl.constexpr):
 
 
 @gluon.jit
+def of_rows(x):
+    """(sums, bases, factors), (rows, 4), where a thread's numbers (rows, N, 4) begin with them."""
+    sums, tops = halves(x)
+    sums, alphas = halves(sums)
+    TIMES: gl.constexpr = fast.log2_of(x.shape[1] // 4)
+    return alone(sums, TIMES), alone(tops, TIMES + 1), alone(alphas, TIMES)
+
+
+@gluon.jit
+def by_row(x, ROW: gl.constexpr):
+    """A number per row of (rows, 4), of which the four are alike."""
+    return gl.convert_layout(gl.max(x, 1), ROW)
+
+
+@gluon.jit
 def words(s, total, top, factor, first, BLOCK_N: gl.constexpr, SHARE: gl.constexpr, E5M2: gl.constexpr):
     """(words of four of P in fp8, row sums per thread, the new base, the factor for what was summed before).
 
@@ -292,10 +327,8 @@ def words(s, total, top, factor, first, BLOCK_N: gl.constexpr, SHARE: gl.constex
     p, _unused = halves(p)
     WORDS: gl.constexpr = words_layout(ROWS, BLOCK_N)
     p = gl.convert_layout(gl.reshape(p, [ROWS, BLOCK_N // 4]), WORDS, assert_trivial=True)
-    sums, tops = halves(numbers)
-    sums, alphas = halves(sums)
-    TIMES: gl.constexpr = fast.log2_of(BLOCK_N // 32)
-    return p, alone(sums, TIMES), alone(tops, TIMES + 1), alone(alphas, TIMES)
+    sums, tops, alphas = of_rows(numbers)
+    return p, sums, tops, alphas
 
 
 @gluon.jit

@@ -73,23 +73,12 @@ def _tile(pairs, half):
 def _find(pairs):
     """Lines: the rows' new bases top<row>, alpha<row> for what was summed by the old ones."""
     body = ["{", ".reg .f32 m<4>, o<2>, grown;", ".reg .pred keep;"]
-    for n, i in enumerate(i for j in pairs for i in (2 * j, 2 * j + 1)):
-        r = i % 4 // 2 + i % 2 * 2
-        body += [f"max.NaN.f32 m{r}, m{r}, s{i};" if n >= 4 else f"mov.f32 m{r}, s{i};"]
-    body += [f"max.NaN.f32 m{r}, m{r}, m{r + 2};" for r in (0, 1)]
-    body += guard.of_row("m", "max.NaN")
+    body += guard.maxima([i for j in pairs for i in (2 * j, 2 * j + 1)])
     for r in (0, 1):
         body += [
             f"fma.rp.f32 m{r}, m{r}, factor, {guard.number(-SHIFT)};",
             f"max.NaN.f32 m{r}, m{r}, {guard.number(LEAST)};",
-            f"sub.f32 grown, m{r}, top{r};",
-            f"setp.le.f32 keep, grown, {guard.number(NEAR)};",
-            f"selp.f32 m{r}, top{r}, m{r}, keep;",
-            f"sub.f32 grown, top{r}, m{r};",
-            f"setp.eq.or.f32 keep, top{r}, 0fFF800000, keep;",
-            f"ex2.approx.ftz.f32 alpha{r}, grown;",
-            f"selp.f32 alpha{r}, 0f3F800000, alpha{r}, keep;",
-            f"mov.f32 top{r}, m{r};",
+            *guard.rebased(r, NEAR, []),
         ]
     return [*body, "}"]
 
@@ -198,7 +187,6 @@ def softmax(s, top, total, unit, first, BLOCK_N: gl.constexpr, HALF: gl.constexp
     N: gl.constexpr = BLOCK_N // 2
     ROWS: gl.constexpr = s.shape[0]
     PARTS: gl.constexpr = guard.parts_layout(ROWS)
-    TIMES: gl.constexpr = fast.log2_of(BLOCK_N // 32)
     factor = gl.full([ROWS, BLOCK_N], unit, gl.float32, s.type.layout)
     if HOT:
         operands = [s, factor, guard.over(top, s)]
@@ -210,14 +198,7 @@ def softmax(s, top, total, unit, first, BLOCK_N: gl.constexpr, HALF: gl.constexp
     p = gl.reshape(p, [ROWS, BLOCK_N // 2])
     p = gl.convert_layout(gl.reshape(gl.join(p, p), [ROWS, BLOCK_N]), s.type.layout, assert_trivial=True)
     p = fast.several(fast.TAKEN_APART, "=r,r,r", [p], [HALF], 2)[0]
-    sums, tops = guard.halves(numbers)
-    sums, alphas = guard.halves(sums)
-    alpha = gl.convert_layout(guard.alone(alphas, TIMES), PARTS)
-    total = total * alpha + gl.convert_layout(guard.alone(sums, TIMES), PARTS)
-    return p, alpha, gl.convert_layout(guard.alone(tops, TIMES + 1), PARTS), total
-
-
-@gluon.jit
-def log_base(top, ROW: gl.constexpr):
-    """log2 of what row sums are to be multiplied by, a number per row."""
-    return gl.convert_layout(gl.max(top, 1), ROW)
+    sums, tops, alphas = guard.of_rows(numbers)
+    alpha = gl.convert_layout(alphas, PARTS)
+    total = total * alpha + gl.convert_layout(sums, PARTS)
+    return p, alpha, gl.convert_layout(tops, PARTS), total

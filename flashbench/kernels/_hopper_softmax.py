@@ -89,7 +89,7 @@ def finish(total, top, LSE, entry, heads, seqlen_q, unit, WG: gl.constexpr, BLOC
            ROW: gl.constexpr, EMULATED: gl.constexpr, GUARDED: gl.constexpr):  # fmt: skip
     """What O is to be multiplied by, once LSE is written (``_hopper_tiles.finish``)."""
     if GUARDED > 0:
-        base = sums16.log_base(top, ROW)
+        base = guard.by_row(top, ROW)
     else:
         base = one.log_base(top, unit, EMULATED)
     return one.finish(total, base, LSE, entry, heads, seqlen_q, 1.0, WG, BLOCK_M, ROW, EMULATED + GUARDED)
