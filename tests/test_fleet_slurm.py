@@ -110,6 +110,17 @@ def test_who_lives_is_told_without_clocks_that_agree(box: Mailbox, monkeypatch: 
     assert pulse.silent_s >= before > 0
 
 
+def test_a_beat_is_never_read_half_written(box: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mailbox, "BEAT_S", 0)
+    path, seen, end = box.folder / "beats/a", set(), time.monotonic() + 0.5
+    with mailbox.Beat(box, "a"):
+        while time.monotonic() < end:
+            if path.exists():
+                seen.add(path.read_text())
+    assert len(seen) > 1
+    assert all(text.endswith("\n") for text in seen)
+
+
 # --- what is asked of sbatch
 
 

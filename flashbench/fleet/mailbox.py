@@ -141,6 +141,7 @@ class Beat:
 
     def __init__(self, box: Mailbox, name: str) -> None:
         self._path = box.folder / "beats" / name
+        self._part = self._path.with_name(f".{name}.{os.getpid()}")
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -155,7 +156,8 @@ class Beat:
     def _run(self) -> None:
         for number in _counted():
             with suppress(OSError):
-                self._path.write_text(f"{number}\n")
+                self._part.write_text(f"{number}\n")
+                self._part.replace(self._path)  # who reads meanwhile must not find an empty file
             if self._end.wait(BEAT_S):
                 return
 
