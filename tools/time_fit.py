@@ -64,7 +64,8 @@ def numbers(family: str) -> list[Number]:
         sweep = measured_times.sweeps()[FITTED_ON]
         return [_number(time) for time in sweep if time.kernels == SWEPT[family]]
     if family in MEASURED:
-        return [_number(time) for times in MEASURED[family] for time in times()]
+        measured = (time for times in MEASURED[family] for time in times())
+        return [_number(time) for time in measured if measured_times.of_today(time)]
     return [
         Number(row, find(series.device), seconds)
         for series in SERIES
@@ -74,7 +75,7 @@ def numbers(family: str) -> list[Number]:
 
 
 MEASURED = {"gluon": (measured_times.counted, measured_times.tuned), "gluon-fp8": (measured_times.tuned_fp8,)}
-"""Families that are fitted to flash-v3's own measurements."""
+"""Families that are fitted to flash-v3's own measurements, of the kernels that its tables have today."""
 
 
 def _number(time: measured_times.Time) -> Number:
