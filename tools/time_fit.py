@@ -127,7 +127,7 @@ def _fit(family: str, data: list[Number]) -> tuple[float, float]:
         if not free:
             return known._replace(paces={**known.paces, **dict.fromkeys(_MASKS, _pace(logs[0]))})
         if free[-1][0] == LOAD:
-            _loads["sustained"] = min(math.exp(logs[-1]), 1.0)
+            _loads["sustained"] = _share(logs[-1])
         return known._replace(rates=_rates(known.rates, free, logs))
 
     def loss(logs: Sequence[float]) -> float:
@@ -213,11 +213,16 @@ def _shared(used: list[Key], key: Key, name: str) -> bool:
 def _rates(known: dict[Key, Rates], free: list[tuple[Key, str]], logs: Sequence[float]) -> dict[Key, Rates]:
     rates = dict(known)
     for (key, name), log in zip(free, logs, strict=True):
-        value = min(math.exp(log), 1.0) if name == "mma" else math.exp(log)
+        value = _share(log) if name == "mma" else math.exp(log)
         same = [] if key == LOAD else [key] if name == "mma" else [k for k in rates if k[0] == key[0]]
         for other in same:
             rates[other] = rates[other]._replace(**{name: value})
     return rates
+
+
+def _share(log: float) -> float:
+    """At most 1: folded back there, as a loss that is flat beyond it would hold a simplex that came there."""
+    return math.exp(-abs(log))
 
 
 SETTLED = 1e-8
