@@ -8,6 +8,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -218,8 +219,8 @@ def test_a_cards_sweep_is_predicted_within_15_percent(card: str) -> None:
     """The median over the cells of each implementation and pass, at N >= 1k, on every card that was swept.
 
     By the constants of the kernels that a row says it ran; of cards but the first nothing was fitted. A pass
-    has 28 cells, less those of naive that need more memory than the card has: 20 must have run. Of flash those
-    are judged whose kernel is in its tables today.
+    has 28 cells, less those of naive that need more memory than the card has: 20 must have run. Of flash,
+    those are judged whose kernel is in its tables today.
     """
     ran: dict[tuple[str, str], list[Time]] = {}
     for time in SWEPT[card]:
@@ -293,8 +294,8 @@ def test_a_row_of_flash_is_judged_by_the_kernels_that_it_names(model: str, tmp_p
 def test_flash_v3_is_predicted_within_15_percent() -> None:
     """The median of every pass, head dim and mask, at N >= 1k, of what was measured of ``flash``.
 
-    Of the kernels that its tables have today: counted calls and tiles under load. What was measured of others,
-    and nothing is said of, is in the count of all.
+    Of the kernels that its tables have today: counted calls and tiles under load. What was measured of others
+    is in the count of all alone.
     """
     found = time_model.measured_v3()
     assert {key[1:3] for key in found} == {(p, d) for p in ("fwd", "bwd") for d in ("64", "128", "256")}
@@ -368,16 +369,14 @@ def test_the_forward_that_was_tuned_is_the_tables_in_every_field() -> None:
     path = measured_times.REPORTS / "h200-sxm" / "tuning" / measured_times.TUNED_FWD[0]
     forms = json.loads(path.read_text())["configurations"]
     times = list(measured_times.tuned())
-    cells = {
-        (p.head_dim, p.causal, p.seqlen_k, time.card.name): time.config["fwd_cut"]
-        for time in times
-        if (p := time.row.problem) and time.row.pass_ == "fwd"
-    }
-    assert len(cells) == 3 * 2 * 5
-    for (dim, causal, keys, card), name in cells.items():
-        assert card == "h200"
+    forwards = [time for time in times if time.row.pass_ == "fwd"]
+    cells = [(p.head_dim, p.causal, p.seqlen_k) for p in (time.row.problem for time in forwards)]
+    assert set(cells) == set(product((64, 128, 256), (False, True), (1024, 2048, 4096, 8192, 16384)))
+    assert len(cells) == 30
+    for (dim, causal, keys), time in zip(cells, forwards, strict=True):
+        assert time.card.name == "h200"
         own = asdict(hopper_configs.choose(dim, dim, causal, keys, fp16=True))
-        assert forms[name] == {**own, "inner": own["guarded"] > 0}
+        assert forms[time.config["fwd_cut"]] == {**own, "inner": own["guarded"] > 0}
     assert sum(time.row.pass_ == "bwd" for time in times) == 50
     assert all(map(of_today, times))
 

@@ -1,7 +1,8 @@
 """Times that were measured on a card and are committed: sweeps, counted calls, and flash-v3's variants.
 
 Read by ``tools/time_model.py``. A sweep is any ``reports/<card>/results.jsonl`` of a GPU; which kernels a row
-of ``flash`` ran, the row says itself (``io_model``). All rows are here; ``of_today`` says which of them count.
+of ``flash`` ran, the row says itself (``io_model``). All rows are here; ``of_today`` says which
+of them count.
 """
 
 from __future__ import annotations
@@ -36,15 +37,15 @@ WIDE = "scores-first"
 
 SUSTAINED = 0.9
 """Of the products' rate, what the power cap leaves under sustained load: one number for both passes and all
-head dims, fitted with the constants of ``gluon`` (``time_model.py --fit gluon``). Until short calls of today's
-forward are timed, it is the backward's that tell it from the rest."""
+head dims, fitted with the constants of ``gluon`` (``time_model.py --fit gluon``). Until short calls of
+today's forward are timed, the backward's alone tell it from the rest."""
 
 
 class Time(NamedTuple):
     """One measured median. kernels: the implementation whose kernels ran; card: the row of the card.
 
-    config: what the row says of the kernels' configuration. sustained: under load that a power cap holds down,
-    where others are short and cool.
+    config: what the row says of the kernels' configuration. sustained: under load that a power cap holds
+    down, where others are short and cool.
     """
 
     card: Device
@@ -205,7 +206,7 @@ def _time(
     seconds = statistics.median(samples_ms) / 1e3
     name = "flash-v3-fp8" if dtype == "fp8" else "flash-v3"
     model = "flash-v3-fp8" if dtype == "fp8" else "flash-v3-gluon"
-    row_ = estimate(model, problem, pass_, device=card)
+    estimated = estimate(model, problem, pass_, device=card)
     return Time(
-        card, name, name, row_, seconds, f"tuning/{source}", config or {}, sustained=dtype == "fp16"
+        card, name, name, estimated, seconds, f"tuning/{source}", config or {}, sustained=dtype == "fp16"
     )

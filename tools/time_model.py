@@ -143,8 +143,9 @@ def _notes(times: Iterable[tuple[Key, Time]]) -> list[str]:
 def fitted(family: str) -> str:
     """Line: the numbers that a family is fitted to, and what its constants in use leave of them."""
     errors = [time_fit.error(number, family) for number in numbers(family)]
-    rms, most = math.sqrt(statistics.fmean(math.log1p(e) ** 2 for e in errors)), max(map(abs, errors))
-    return f"`{family}` is fitted to {len(errors)} numbers: rms {100 * rms:.1f} %, at most {100 * most:.1f} %."
+    rms = 100 * math.sqrt(statistics.fmean(math.log1p(e) ** 2 for e in errors))
+    most = 100 * max(map(abs, errors))
+    return f"`{family}` is fitted to {len(errors)} numbers: rms {rms:.1f} %, at most {most:.1f} %."
 
 
 def _mask(causal: bool) -> str:
