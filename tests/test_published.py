@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 import sys
@@ -403,6 +404,19 @@ def test_the_constants_of_flash_v3_are_the_fit(family: str, capsys: pytest.Captu
     if family == "gluon":
         share = float(re.search(r"sustained load ([\d.]+)", capsys.readouterr().out)[1])  # type: ignore[index]
         assert share == pytest.approx(measured_times.SUSTAINED, abs=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fits")
+def test_a_fit_does_not_stay_where_a_share_is_at_most_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the constants of the forward with maxima, on whose way shares pass 1, as from those in use."""
+    every, known = time_fit.numbers("gluon"), FAMILIES["gluon"]
+    logs = [math.log1p(time_fit.error(number, "gluon")) for number in every]
+    in_use = 100 * math.sqrt(statistics.fmean(log * log for log in logs))
+    then = known.rates["fwd", "sm90"]._replace(mma=0.95, softmax=0.78, fixed_clocks=4000)
+    monkeypatch.setitem(FAMILIES, "gluon", known._replace(rates={**known.rates, ("fwd", "sm90"): then}))
+    _, least = time_model.fit("gluon")
+    assert least <= in_use + 0.05
 
 
 @pytest.mark.slow
