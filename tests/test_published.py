@@ -351,6 +351,23 @@ def test_a_forward_counts_where_its_form_is_the_tables(
     )
 
 
+def test_calls_that_another_card_counts_are_taken_as_its_own(tmp_path: Path) -> None:
+    """The next counters of a sweep are read wherever their card's folder is."""
+    text = (ROOT / "reports/h100-sxm/counters/sweep-128/results.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    of_flash = [line for line in lines[1:] if line["cell"]["implementation"] == "flash"]
+    for line in (lines[0], *of_flash):
+        line["environment"] = {**lines[0]["environment"], "device_name": "NVIDIA H200"}
+        line.pop("checksum", None)
+    for name in ("sweep-128", "again"):
+        path = tmp_path / "h200-sxm" / "counters" / name / "results.jsonl"
+        path.parent.mkdir(parents=True)
+        path.write_text("".join(json.dumps(line) + "\n" for line in (lines[0], *of_flash)))
+    times = list(measured_times.counted(tmp_path))
+    assert len(times) == 28
+    assert {(time.card.name, time.source) for time in times} == {("h200", "counters/sweep-128")}
+
+
 def test_a_backward_counts_by_its_numbers_and_another_kernel_always() -> None:
     backward = next(time for time in measured_times.counted() if time.row.pass_ == "bwd")
     assert of_today(backward)

@@ -31,6 +31,7 @@ BESIDE = ("flash-v3-fp8.json", "flash-v3-exps-fp8.json")
 GUARDED = "flash-v3-fp8-guarded.json"
 """Of an H200: fp8's variants at head dim 128 from 4k keys on, whose kernel is younger than the others."""
 COUNTED = ("sweep", "sweep-128")
+"""Folders of ``reports/<card>/counters`` whose calls are those of a sweep."""
 WIDE = "scores-first"
 """The form of the backward of head dims over 128 that was kept."""
 
@@ -105,12 +106,18 @@ def _swept(record: Record, path: Path) -> Time | None:
     model = record.io_model if cell.implementation == "flash" else kernels.get(cell.implementation).io_model
     if record.samples is None or model is None or cell.problem.seqlen_q < SHORTEST:
         return None
-    card = match(record.environment["device_name"])
-    if card is None:
-        raise ValueError(f"{path}: {record.environment['device_name']} has no row in flashbench/devices.py")
+    card = _card(record, path)
     row = estimate(model, cell.problem, cell.pass_, tiles=_tiles(record), device=card)
     seconds = record.samples.median_s
     return Time(card, cell.implementation, ran(record), row, seconds, path.parent.name, record.config)
+
+
+def _card(record: Record, path: Path) -> Device:
+    """The row of the card that it ran on."""
+    card = match(record.environment["device_name"])
+    if card is None:
+        raise ValueError(f"{path}: {record.environment['device_name']} has no row in flashbench/devices.py")
+    return card
 
 
 def ran(record: Record) -> str:
@@ -125,18 +132,17 @@ def _tiles(record: Record) -> dict[str, int] | None:
     return {name: n for name, n in record.config.items() if isinstance(n, int)} or None
 
 
-def counted() -> Iterator[Time]:
-    """Calls of flash-v3 under the counters: one each, from a cold cache, at the card's highest clock."""
-    card = find("h100-sxm")
-    for name in COUNTED:
-        path = REPORTS / "h100-sxm" / "counters" / name / "results.jsonl"
-        for record in runfile.load(path).records:
+def counted(folder: Path = REPORTS) -> Iterator[Time]:
+    """Calls of flash-v3 under the counters of any card: one each, from a cold cache, at its highest clock."""
+    for path in sorted(folder.glob("*/counters/*/results.jsonl")):
+        for record in runfile.load(path).records if path.parent.name in COUNTED else ():
             seconds = (record.counters.get("total") or {}).get("time_s")
             if ran(record) == "flash-v3" and seconds and record.cell.problem.seqlen_q >= SHORTEST:
                 assert record.io_model is not None
-                cell = record.cell
+                cell, card = record.cell, _card(record, path)
                 row = estimate(record.io_model, cell.problem, cell.pass_, tiles=_tiles(record), device=card)
-                yield Time(card, "flash-v3", "flash-v3", row, seconds, f"counters/{name}", record.config)
+                source = f"counters/{path.parent.name}"
+                yield Time(card, "flash-v3", "flash-v3", row, seconds, source, record.config)
 
 
 def tuned() -> Iterator[Time]:
