@@ -64,7 +64,8 @@ def numbers(family: str) -> list[Number]:
         sweep = measured_times.sweeps()[FITTED_ON]
         return [_number(time) for time in sweep if time.kernels == SWEPT[family]]
     if family in MEASURED:
-        return [_number(time) for times in MEASURED[family] for time in times()]
+        measured = (time for times in MEASURED[family] for time in times())
+        return [_number(time) for time in measured if measured_times.of_today(time)]
     return [
         Number(row, find(series.device), seconds)
         for series in SERIES
@@ -74,7 +75,7 @@ def numbers(family: str) -> list[Number]:
 
 
 MEASURED = {"gluon": (measured_times.counted, measured_times.tuned), "gluon-fp8": (measured_times.tuned_fp8,)}
-"""Families that are fitted to flash-v3's own measurements."""
+"""Families that are fitted to flash-v3's own measurements, of the kernels that its tables have today."""
 
 
 def _number(time: measured_times.Time) -> Number:
@@ -126,7 +127,7 @@ def _fit(family: str, data: list[Number]) -> tuple[float, float]:
         if not free:
             return known._replace(paces={**known.paces, **dict.fromkeys(_MASKS, _pace(logs[0]))})
         if free[-1][0] == LOAD:
-            _loads["sustained"] = min(math.exp(logs[-1]), 1.0)
+            _loads["sustained"] = _share(logs[-1])
         return known._replace(rates=_rates(known.rates, free, logs))
 
     def loss(logs: Sequence[float]) -> float:
@@ -212,11 +213,16 @@ def _shared(used: list[Key], key: Key, name: str) -> bool:
 def _rates(known: dict[Key, Rates], free: list[tuple[Key, str]], logs: Sequence[float]) -> dict[Key, Rates]:
     rates = dict(known)
     for (key, name), log in zip(free, logs, strict=True):
-        value = min(math.exp(log), 1.0) if name == "mma" else math.exp(log)
+        value = _share(log) if name == "mma" else math.exp(log)
         same = [] if key == LOAD else [key] if name == "mma" else [k for k in rates if k[0] == key[0]]
         for other in same:
             rates[other] = rates[other]._replace(**{name: value})
     return rates
+
+
+def _share(log: float) -> float:
+    """At most 1: folded back there, as a loss that is flat beyond it would hold a simplex that came there."""
+    return math.exp(-abs(log))
 
 
 SETTLED = 1e-8

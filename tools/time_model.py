@@ -10,8 +10,10 @@ python tools/time_model.py --fit fa3   fit a family's constants to its published
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -20,9 +22,10 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
 import marked  # noqa: E402
 import measured_times  # noqa: E402
+import time_fit  # noqa: E402
 from measured_times import Time  # noqa: E402
 from published import SEQLENS, SERIES, Series  # noqa: E402
-from time_fit import GROUPS, can_fit, cells, fit  # noqa: E402
+from time_fit import GROUPS, can_fit, cells, fit, numbers  # noqa: E402
 
 from flashbench._iomodel import constants  # noqa: E402
 from flashbench._iomodel.time import predict  # noqa: E402
@@ -77,13 +80,14 @@ def error(time: Time) -> float:
     return predict(time.row, time.on()).time_s / time.seconds - 1
 
 
-def measured() -> dict[tuple[str, ...], list[float]]:
-    """Errors of every committed sweep by (card's folder, implementation, whose kernels, pass, head dim)."""
-    return _grouped(
-        ((card, time.name, time.kernels, time.row.pass_, str(time.row.problem.head_dim)), time)
-        for card, times in measured_times.sweeps().items()
-        for time in times
-    )
+Key = tuple[str, ...]
+
+
+def swept() -> Iterator[tuple[Key, Time]]:
+    """Every committed sweep's times, by (card's folder, implementation, whose kernels, pass, head dim)."""
+    for card, times in measured_times.sweeps().items():
+        for time in times:
+            yield (card, time.name, time.kernels, time.row.pass_, str(time.row.problem.head_dim)), time
 
 
 OF_V3 = {
@@ -92,26 +96,67 @@ OF_V3 = {
     "beside fp8, bf16: not fitted": measured_times.beside,
     "fp8 (`flash-v3-fp8`)": measured_times.tuned_fp8,
 }
-"""What was measured of flash-v3 outside a sweep, on an H100 SXM; fp8 at head dim 128 from 4k: an H200."""
+"""What was measured of flash-v3 outside a sweep, on an H100 SXM; tuned forwards, and fp8 at head dim 128 from
+4k: an H200."""
 
 
-def measured_v3() -> dict[tuple[str, ...], list[float]]:
-    """Errors of those by (what, pass, head dim, mask)."""
-    return _grouped(
-        ((what, time.row.pass_, str(time.row.problem.head_dim), _mask(time.row.problem.causal)), time)
-        for what, times in OF_V3.items()
-        for time in times()
-    )
+def of_v3() -> Iterator[tuple[Key, Time]]:
+    """Those, by (what, pass, head dim, mask)."""
+    for what, times in OF_V3.items():
+        for time in times():
+            p = time.row.problem
+            yield (what, time.row.pass_, str(p.head_dim), _mask(p.causal)), time
+
+
+def measured() -> dict[Key, list[float]]:
+    """Errors of every sweep's times that count, by their keys."""
+    return _grouped(swept())
+
+
+def measured_v3() -> dict[Key, list[float]]:
+    """Errors of what was measured of flash-v3 outside a sweep and counts, by its keys."""
+    return _grouped(of_v3())
+
+
+def left_out(times: Iterable[tuple[Key, Time]]) -> Iterator[str]:
+    """Lines: how many of them do not count, where ``of_today`` says so, of how many, and what ran there."""
+    groups: dict[tuple[str, str, str], list[Time]] = {}
+    for key, time in times:
+        groups.setdefault((key[0], time.name, time.row.pass_), []).append(time)
+    for (where, name, pass_), every in groups.items():
+        forms = Counter(
+            f"`{form}`" if (form := time.config.get("fwd_cut")) else "no form named"
+            for time in every
+            if not measured_times.of_today(time)
+        )
+        if forms:
+            told = ", ".join(f"{form} {count}" for form, count in forms.items())
+            yield f"- {where}, `{name}`, {pass_}: {forms.total()} of {len(every)} ({told})"
+
+
+def _notes(times: Iterable[tuple[Key, Time]]) -> list[str]:
+    lines = list(left_out(times))
+    head = "Left out, as another kernel ran there than `flash-v3`'s tables have for the problem today:"
+    return ["", head, "", *lines] if lines else []
+
+
+def fitted(family: str) -> str:
+    """Line: the numbers that a family is fitted to, and what its constants in use leave of them."""
+    errors = [time_fit.error(number, family) for number in numbers(family)]
+    rms = 100 * math.sqrt(statistics.fmean(math.log1p(e) ** 2 for e in errors))
+    most = 100 * max(map(abs, errors))
+    return f"`{family}` is fitted to {len(errors)} numbers: rms {rms:.1f} %, at most {most:.1f} %."
 
 
 def _mask(causal: bool) -> str:
     return "causal" if causal else "none"
 
 
-def _grouped(times: Iterable[tuple[tuple[str, ...], Time]]) -> dict[tuple[str, ...], list[float]]:
-    found: dict[tuple[str, ...], list[float]] = {}
+def _grouped(times: Iterable[tuple[Key, Time]]) -> dict[Key, list[float]]:
+    found: dict[Key, list[float]] = {}
     for key, time in times:
-        found.setdefault(key, []).append(error(time))
+        if measured_times.of_today(time):
+            found.setdefault(key, []).append(error(time))
     return found
 
 
@@ -123,20 +168,21 @@ def _numbers(errors: Sequence[float]) -> Iterator[str]:
         yield f"{100 * size:.1f}"
 
 
-def _lines(heads: Sequence[str], groups: dict[tuple[str, ...], list[float]]) -> list[str]:
+def _lines(heads: Sequence[str], groups: dict[Key, list[float]]) -> list[str]:
     columns = [*heads, "cells", "median", "9 of 10 within", "largest"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return lines + [f"| {' | '.join([*key, *_numbers(errors)])} |" for key, errors in groups.items()]
 
 
 def measured_table() -> list[str]:
-    """Markdown: one line per card, implementation, pass and head dim."""
-    return _lines(["card", "implementation", "kernels", "pass", "d"], measured())
+    """Markdown: one line per card, implementation, pass and head dim, and what was left out."""
+    return _lines(["card", "implementation", "kernels", "pass", "d"], measured()) + _notes(swept())
 
 
 def v3_table() -> list[str]:
-    """Markdown: the same of what was measured of flash-v3 beside the sweeps."""
-    return _lines(["times", "pass", "d", "mask"], measured_v3())
+    """Markdown: the same of what was measured of flash-v3 beside the sweeps, and how well its fits do."""
+    rows = _lines(["times", "pass", "d", "mask"], measured_v3())
+    return [*rows, *_notes(of_v3()), "", " ".join(map(fitted, time_fit.MEASURED))]
 
 
 def write() -> None:

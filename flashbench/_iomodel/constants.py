@@ -162,11 +162,13 @@ FAMILIES: dict[str, Family] = {
         ),
         Family(
             "gluon",
-            "flashbench's own Gluon kernels on an H100 SXM, reports/h100-sxm: counters/sweep and sweep-128"
-            " (one call at 1980 MHz), tuning/flash-v3*.json (today's tiles, sustained load)",
+            "flashbench's own Gluon kernels, today's tiles: forward on an H200 under sustained load,"
+            " reports/h200-sxm/tuning/flash-v3-guarded.json; backward on an H100 SXM, reports/h100-sxm:"
+            " counters/sweep and sweep-128 (one call at 1980 MHz), tuning/flash-v3-backward*.json (the same"
+            " load)",
             {
-                ("fwd", "sm90"): Rates(0.95, 0.78, 4000, 1, _smem(_WGMMA, 1.25)),
-                ("bwd", "sm90"): Rates(0.68, 0.4, 7600, 1, _smem(_WGMMA, _BWD)),
+                ("fwd", "sm90"): Rates(0.9, 0.43, 5000, 1, _smem(_WGMMA, 1.25)),
+                ("bwd", "sm90"): Rates(0.68, 0.4, 7700, 1, _smem(_WGMMA, _BWD)),
                 ("apart", "sm90"): Rates(0.84, 0.4, 9600, 1, _smem(_WGMMA, _BWD)),
             },
             _FLASH_STREAM,
