@@ -4,6 +4,8 @@ python tests/faults.py run --impls naive,segfault …      as flashbench, with t
 python tests/faults.py --quick run …                     the same without torch: nothing is computed
 python tests/faults.py --worker                          the worker of the first
 python tests/faults.py --light                           that of the second: it calls the faults alone
+
+A test that is to do something in the middle of a sweep holds it there (``HELD``) instead of being quick.
 """
 
 from __future__ import annotations
@@ -35,6 +37,9 @@ from flashbench.runner import LOST, RunOptions
 WORKER, LIGHT = ((sys.executable, __file__, kind) for kind in ("--worker", "--light"))
 DONE: dict[str, Any] = {}
 """What faults did that a process has once."""
+HELD, ENDING = "FAULTS_HELD", "FAULTS_ENDING"
+"""Environment variables that name a file. While the one is there, "held" waits wherever it is not its process's
+first problem; while the other is, a command that is over does not end."""
 
 
 class Unsayable(Exception):
@@ -221,6 +226,17 @@ def _first_time(then: Callable[[], None], name: str = "") -> Callable[[], None]:
     return once
 
 
+def _wait_for(variable: str) -> None:
+    """Until nobody has the file of that name any more, if the variable names one."""
+    while os.path.isfile(os.environ.get(variable, "")):
+        time.sleep(0.005)
+
+
+def _held(work: Problem) -> None:
+    if work != DONE.setdefault("held", work):
+        _wait_for(HELD)
+
+
 FAULTS: dict[str, Callable[[], object]] = {
     "segfault": _segfault,
     "segfault-many": _segfault_beside_many,
@@ -290,6 +306,11 @@ def _overwriting(p: Any, inputs: Any) -> Callable[[], Any]:
     return call
 
 
+def _holding(p: Any, inputs: Any) -> Callable[[], Any]:
+    _held(p)
+    return kernels.get("naive").prepare(p, inputs)
+
+
 def _at_import(*_: object) -> Any:
     raise ImportError("no module named 'flash_extension'")
 
@@ -303,9 +324,10 @@ def registry() -> dict[str, Implementation]:
     real = {name: _REAL()[name] for name in ("naive", "sdpa")}
     rows = [_faulty(name, fault) for name, fault in FAULTS.items()]
     rows += [_faulty(f"late-{name}", fault, LATE) for name, fault in FAULTS.items()]
-    rows.append(Implementation(name="overwrite", summary="", prepare=_overwriting, io_model=None))
-    rows.append(Implementation(name="import", summary="", prepare=_at_import, io_model=None))
-    rows.append(Implementation(name="import-dies", summary="", prepare=_import_dies, io_model=None))
+    for name, prepare in (
+        ("overwrite", _overwriting), ("held", _holding), ("import", _at_import), ("import-dies", _import_dies)
+    ):  # fmt: skip
+        rows.append(Implementation(name=name, summary="", prepare=prepare, io_model=None))
     for name, config in (("no-config", 3), ("unreadable", {"blocks": (128, 64)})):
         rows.append(replace(_faulty(name, FAULTS["right"]), describe=lambda *_, config=config: config))
     return real | {row.name: row for row in rows}
@@ -343,6 +365,8 @@ class Light:
             return {"status": "skipped", "reason": self.lost}
         self.at(cell)
         DONE["given"] = DONE.get("given", 0) + 1
+        if name == "held":
+            _held(cell.problem)
         try:
             FAULTS.get(name, lambda: None)()
         except Exception as error:
@@ -381,7 +405,10 @@ def main(arguments: Sequence[str]) -> None:
         worker.COMMAND = LIGHT if quick else WORKER
         if quick:
             _spare_torch()
-        flashbench(arguments[quick:])
+        try:
+            flashbench(arguments[quick:])
+        finally:
+            _wait_for(ENDING)
 
 
 if __name__ == "__main__":
