@@ -28,7 +28,7 @@ from typing import Any
 from flashbench import kernels
 from flashbench._runner import leftover
 from flashbench._runner.outcomes import failure, what
-from flashbench.isolation import child, worker
+from flashbench.isolation import Bench, child, death, worker
 from flashbench.kernels import Implementation
 from flashbench.problem import Cell, Problem
 from flashbench.record import Record, Samples
@@ -38,8 +38,8 @@ WORKER, LIGHT = ((sys.executable, __file__, kind) for kind in ("--worker", "--li
 DONE: dict[str, Any] = {}
 """What faults did that a process has once."""
 HELD, ENDING = "FAULTS_HELD", "FAULTS_ENDING"
-"""Environment variables that name a file. While the one is there, "held" waits wherever it is not its process's
-first problem; while the other is, a command that is over does not end."""
+"""Environment variables that name a file. While the one is there, "held" waits in every problem but the first to
+which it came; while the other is, a command that is over does not end."""
 
 
 class Unsayable(Exception):
@@ -63,9 +63,22 @@ def _segfault_beside_many() -> None:
     ctypes.string_at(1)
 
 
-def _hang_deaf() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def _hang(name: str = "hang") -> None:
+    """Says by a file that it does, for ``patience``."""
+    if "FAULTS_ONCE" in os.environ:
+        os.close(os.open(_that_it(name), os.O_CREAT, 0o600))
     time.sleep(600)
+
+
+def _that_it(name: str) -> str:
+    return os.environ["FAULTS_ONCE"] + f".{name}s"
+
+
+def _hang_deaf() -> None:
+    """Having said more than is kept."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.write(2, b"x" * 2 * worker.TAIL)
+    _hang("hang-deaf")
 
 
 def _retried() -> None:
@@ -233,8 +246,11 @@ def _wait_for(variable: str) -> None:
 
 
 def _held(work: Problem) -> None:
-    if work != DONE.setdefault("held", work):
-        _wait_for(HELD)
+    if os.path.isfile(path := os.environ.get(HELD, "")):
+        with suppress(FileExistsError):
+            os.symlink(work.key, f"{path}.free")
+        if os.readlink(f"{path}.free") != work.key:
+            _wait_for(HELD)
 
 
 FAULTS: dict[str, Callable[[], object]] = {
@@ -245,7 +261,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "abort": _abort,
     "os-exit": lambda: os._exit(7),
     "exit": lambda: sys.exit("bye"),
-    "hang": lambda: time.sleep(600),
+    "hang": _hang,
     "killed": lambda: os.kill(os.getpid(), 9),
     "oom": _out_of_memory,
     "leak": _leak,
@@ -320,8 +336,8 @@ def _import_dies(*_: object) -> Any:
 
 
 def registry() -> dict[str, Implementation]:
-    """naive, sdpa and the faulty ones."""
-    real = {name: _REAL()[name] for name in ("naive", "sdpa")}
+    """naive, sdpa, one that a CPU lacks, and the faulty ones."""
+    real = {name: _REAL()[name] for name in ("naive", "sdpa", "sdpa-cudnn")}
     rows = [_faulty(name, fault) for name, fault in FAULTS.items()]
     rows += [_faulty(f"late-{name}", fault, LATE) for name, fault in FAULTS.items()]
     for name, prepare in (
@@ -386,6 +402,26 @@ def _spare_torch() -> None:
     measure.write_page = measure._show = lambda *_: None  # type: ignore[assignment]
 
 
+def patience(patch: Any) -> None:
+    """For benches of this process: the time limit is of cells that hang, once they do. What others take, and
+    whom the kernel kills for want of memory, is of whatever else the machine does.
+    """
+    limit_s = Bench._limit_s
+
+    def of_hanging(bench: Bench, cell: Cell) -> float:
+        name = cell.implementation.removeprefix("late-")
+        if not name.startswith("hang"):
+            return 600.0
+        while not os.path.exists(_that_it(name)):
+            time.sleep(0.005)
+        return limit_s(bench, cell)
+
+    patch.setattr(Bench, "_limit_s", of_hanging)
+    patch.setattr(worker, "DUMP_S", 60.0)
+    patch.setattr(worker, "REST_S", 60.0)
+    patch.setattr(death, "oom_kills", lambda: 0)
+
+
 def install() -> None:
     """Let this process know them."""
     kernels.registry = registry  # type: ignore[assignment]
@@ -393,7 +429,8 @@ def install() -> None:
 
 def main(arguments: Sequence[str]) -> None:
     install()
-    leftover.WORTH = 2**25
+    if HELD not in os.environ:  # else nothing leaks, and torch's own growth would cost new processes
+        leftover.WORTH = 2**25
     if arguments[0] == "--worker":
         child.main()
     elif arguments[0] == "--light":
