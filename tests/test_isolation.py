@@ -563,6 +563,22 @@ def test_where_a_worker_hangs_is_heard_by_a_parent_that_is_held_up(monkeypatch: 
         hangs.kill()
 
 
+SAYS = """print(input() + '{"left": 5}')"""
+
+
+def test_what_a_worker_said_before_it_ended_is_heard_however_late() -> None:
+    class Late(worker.Worker):
+        def _hear(self, stream: Any) -> None:
+            time.sleep(1.2 * worker.LOOK_EVERY_S)
+            super()._hear(stream)
+
+    says = Late((sys.executable, "-c", SAYS))
+    try:
+        assert says.receive(60.0) == {"left": 5}
+    finally:
+        says.kill()
+
+
 def test_last_words_are_heard_by_a_parent_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Late(worker.Worker):
         def _overhear(self, stream: Any) -> None:

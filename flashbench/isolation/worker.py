@@ -90,7 +90,9 @@ class Worker:
                 line = self._inbox.get(timeout=max(0.0, min(left, LOOK_EVERY_S)))
             except queue.Empty:
                 if self._process.poll() is not None and self._inbox.empty():
-                    raise self._ended() from None
+                    self._rest(self._readers[0])  # what it said last may not have been read yet
+                    if self._inbox.empty():
+                        raise self._ended() from None
                 if left <= 0:
                     raise death.Silent from None
                 continue
@@ -142,11 +144,15 @@ class Worker:
         with suppress(OSError):
             self._process.stdin.close()
         for reader, stream in zip(self._readers, self._streams(), strict=True):
-            for _ in range(round(REST_S / PIECE_S)):
-                if reader.is_alive():  # else it is done, or was never started
-                    reader.join(PIECE_S)
+            self._rest(reader)
             if not reader.is_alive():  # else a stray fork keeps it open
                 stream.close()
+
+    def _rest(self, reader: threading.Thread) -> None:
+        """Give it time to read what its pipe still holds."""
+        for _ in range(round(REST_S / PIECE_S)):
+            if reader.is_alive():  # else it is done, or was never started
+                reader.join(PIECE_S)
 
     def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
         assert self._process.stdout is not None
