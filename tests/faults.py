@@ -418,7 +418,6 @@ def patience(patch: Any) -> None:
 
     patch.setattr(Bench, "_limit_s", of_hanging)
     patch.setattr(worker, "DUMP_S", 60.0)
-    patch.setattr(worker, "REST_S", 60.0)
     patch.setattr(death, "oom_kills", lambda: 0)
 
 

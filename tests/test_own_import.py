@@ -34,7 +34,7 @@ def said(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Of a command that imports the file and runs nothing."""
     (folder / "own.py").write_text(code + F)
     command = [sys.executable, "-m", "flashbench", *LIST]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
 
 
 @posix
@@ -58,7 +58,7 @@ read, write = os.pipe()
 owner, quiet = os.getpid(), subprocess.DEVNULL
 if not os.fork():
     _own_crash._watch(read, write, "--impl 'own.py:f'", owner)
-other = subprocess.Popen(["sleep", "60"], pass_fds=[write], stdin=quiet, stdout=quiet, stderr=quiet)
+other = subprocess.Popen(["sleep", "600"], pass_fds=[write], stdin=quiet, stdout=quiet, stderr=quiet)
 print(other.pid, flush=True)
 os.write(write, b"Fatal Python error: Segmentation")
 time.sleep(0.8)
@@ -71,7 +71,7 @@ os._exit(11)
 def test_a_crash_that_is_held_up_while_it_is_dumped_is_told_whole() -> None:
     """Also where another process has the pipe of the dump."""
     found = subprocess.run(
-        [sys.executable, "-c", HELD_UP], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", HELD_UP], capture_output=True, text=True, check=False, timeout=240
     )
     os.kill(int(found.stdout), signal.SIGKILL)
     assert found.returncode == 11
