@@ -38,8 +38,8 @@ WORKER, LIGHT = ((sys.executable, __file__, kind) for kind in ("--worker", "--li
 DONE: dict[str, Any] = {}
 """What faults did that a process has once."""
 HELD, ENDING = "FAULTS_HELD", "FAULTS_ENDING"
-"""Environment variables that name a file. While the one is there, "held" waits in every problem but the first to
-which it came; while the other is, a command that is over does not end."""
+"""Environment variables that name a file. While the one is there, "held" waits in every problem but the first
+to which it came; while the other is, a command that is over does not end."""
 
 
 class Unsayable(Exception):

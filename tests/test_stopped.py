@@ -101,7 +101,7 @@ def resumed(out: Path) -> runfile.RunFile:
 def test_a_kill_at_any_moment_loses_no_finished_row_and_the_run_resumes(
     seed: int, out: Path, held: Path
 ) -> None:
-    """Of the worker in odd ones, which the run survives; of the run in even ones, which does not end before."""
+    """Of the worker in odd ones, which the run survives; of the run in even ones, before it ends."""
     chance = random.Random(seed)
     run = Run(command(out), **{faults.ENDING: held})
     if chance.random() < 0.8:  # among the rows; else while it starts or at the very beginning

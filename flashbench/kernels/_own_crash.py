@@ -16,7 +16,7 @@ _DONE = b"\0"
 _FATAL = re.compile(r"Fatal Python error: ([^\n]+)")
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
 _LOOK_S = 0.05
-"""Once a dump has begun it is looked so often whether its process has ended: a fork may keep the pipe open."""
+"""How often it is seen, once a dump has begun, whether its process has ended; a fork may have the pipe."""
 
 
 @contextmanager

@@ -20,8 +20,8 @@ START_S = 180.0
 """Until all ranks have imported torch and found each other."""
 LOOK_S = 0.02
 AFTERMATH_S, AFTERMATH_LOOKS = 0.5, 5
-"""After the first trouble: so long, and so many looks at each rank should this process be held up meanwhile, until
-others' is known, so that who died is told and not who noticed."""
+"""After the first trouble: so long, and so many looks at each rank should this process be held up meanwhile,
+until others' is known, so that who died is told and not who noticed."""
 
 
 class RankLost(Exception):
