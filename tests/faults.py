@@ -4,6 +4,8 @@ python tests/faults.py run --impls naive,segfault …      as flashbench, with t
 python tests/faults.py --quick run …                     the same without torch: nothing is computed
 python tests/faults.py --worker                          the worker of the first
 python tests/faults.py --light                           that of the second: it calls the faults alone
+
+A test that is to do something in the middle of a sweep holds it there (``HELD``) instead of being quick.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any
 from flashbench import kernels
 from flashbench._runner import leftover
 from flashbench._runner.outcomes import failure, what
-from flashbench.isolation import child, worker
+from flashbench.isolation import Bench, child, death, worker
 from flashbench.kernels import Implementation
 from flashbench.problem import Cell, Problem
 from flashbench.record import Record, Samples
@@ -35,6 +37,9 @@ from flashbench.runner import LOST, RunOptions
 WORKER, LIGHT = ((sys.executable, __file__, kind) for kind in ("--worker", "--light"))
 DONE: dict[str, Any] = {}
 """What faults did that a process has once."""
+HELD, ENDING = "FAULTS_HELD", "FAULTS_ENDING"
+"""Environment variables that name a file. While the one is there, "held" waits in every problem but the first
+to which it came; while the other is, a command that is over does not end."""
 
 
 class Unsayable(Exception):
@@ -58,9 +63,22 @@ def _segfault_beside_many() -> None:
     ctypes.string_at(1)
 
 
-def _hang_deaf() -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def _hang(name: str = "hang") -> None:
+    """Says by a file that it does, for ``patience``."""
+    if "FAULTS_ONCE" in os.environ:
+        os.close(os.open(_that_it(name), os.O_CREAT, 0o600))
     time.sleep(600)
+
+
+def _that_it(name: str) -> str:
+    return os.environ["FAULTS_ONCE"] + f".{name}s"
+
+
+def _hang_deaf() -> None:
+    """Having said more than is kept."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    os.write(2, b"x" * 2 * worker.TAIL)
+    _hang("hang-deaf")
 
 
 def _retried() -> None:
@@ -221,6 +239,20 @@ def _first_time(then: Callable[[], None], name: str = "") -> Callable[[], None]:
     return once
 
 
+def _wait_for(variable: str) -> None:
+    """Until nobody has the file of that name any more, if the variable names one."""
+    while os.path.isfile(os.environ.get(variable, "")):
+        time.sleep(0.005)
+
+
+def _held(work: Problem) -> None:
+    if os.path.isfile(path := os.environ.get(HELD, "")):
+        with suppress(FileExistsError):
+            os.symlink(work.key, f"{path}.free")
+        if os.readlink(f"{path}.free") != work.key:
+            _wait_for(HELD)
+
+
 FAULTS: dict[str, Callable[[], object]] = {
     "segfault": _segfault,
     "segfault-many": _segfault_beside_many,
@@ -229,7 +261,7 @@ FAULTS: dict[str, Callable[[], object]] = {
     "abort": _abort,
     "os-exit": lambda: os._exit(7),
     "exit": lambda: sys.exit("bye"),
-    "hang": lambda: time.sleep(600),
+    "hang": _hang,
     "killed": lambda: os.kill(os.getpid(), 9),
     "oom": _out_of_memory,
     "leak": _leak,
@@ -290,6 +322,11 @@ def _overwriting(p: Any, inputs: Any) -> Callable[[], Any]:
     return call
 
 
+def _holding(p: Any, inputs: Any) -> Callable[[], Any]:
+    _held(p)
+    return kernels.get("naive").prepare(p, inputs)
+
+
 def _at_import(*_: object) -> Any:
     raise ImportError("no module named 'flash_extension'")
 
@@ -299,13 +336,14 @@ def _import_dies(*_: object) -> Any:
 
 
 def registry() -> dict[str, Implementation]:
-    """naive, sdpa and the faulty ones."""
-    real = {name: _REAL()[name] for name in ("naive", "sdpa")}
+    """naive, sdpa, one that a CPU lacks, and the faulty ones."""
+    real = {name: _REAL()[name] for name in ("naive", "sdpa", "sdpa-cudnn")}
     rows = [_faulty(name, fault) for name, fault in FAULTS.items()]
     rows += [_faulty(f"late-{name}", fault, LATE) for name, fault in FAULTS.items()]
-    rows.append(Implementation(name="overwrite", summary="", prepare=_overwriting, io_model=None))
-    rows.append(Implementation(name="import", summary="", prepare=_at_import, io_model=None))
-    rows.append(Implementation(name="import-dies", summary="", prepare=_import_dies, io_model=None))
+    for name, prepare in (
+        ("overwrite", _overwriting), ("held", _holding), ("import", _at_import), ("import-dies", _import_dies)
+    ):  # fmt: skip
+        rows.append(Implementation(name=name, summary="", prepare=prepare, io_model=None))
     for name, config in (("no-config", 3), ("unreadable", {"blocks": (128, 64)})):
         rows.append(replace(_faulty(name, FAULTS["right"]), describe=lambda *_, config=config: config))
     return real | {row.name: row for row in rows}
@@ -343,6 +381,8 @@ class Light:
             return {"status": "skipped", "reason": self.lost}
         self.at(cell)
         DONE["given"] = DONE.get("given", 0) + 1
+        if name == "held":
+            _held(cell.problem)
         try:
             FAULTS.get(name, lambda: None)()
         except Exception as error:
@@ -362,6 +402,25 @@ def _spare_torch() -> None:
     measure.write_page = measure._show = lambda *_: None  # type: ignore[assignment]
 
 
+def patience(patch: Any) -> None:
+    """For benches of this process: the time limit is of cells that hang, once they do. What others take, and
+    whom the kernel kills for want of memory, is of whatever else the machine does.
+    """
+    limit_s = Bench._limit_s
+
+    def of_hanging(bench: Bench, cell: Cell) -> float:
+        name = cell.implementation.removeprefix("late-")
+        if not name.startswith("hang"):
+            return 600.0
+        while not os.path.exists(_that_it(name)):
+            time.sleep(0.005)
+        return limit_s(bench, cell)
+
+    patch.setattr(Bench, "_limit_s", of_hanging)
+    patch.setattr(worker, "DUMP_S", 60.0)
+    patch.setattr(death, "oom_kills", lambda: 0)
+
+
 def install() -> None:
     """Let this process know them."""
     kernels.registry = registry  # type: ignore[assignment]
@@ -369,7 +428,8 @@ def install() -> None:
 
 def main(arguments: Sequence[str]) -> None:
     install()
-    leftover.WORTH = 2**25
+    if HELD not in os.environ:  # else nothing leaks, and torch's own growth would cost new processes
+        leftover.WORTH = 2**25
     if arguments[0] == "--worker":
         child.main()
     elif arguments[0] == "--light":
@@ -381,7 +441,10 @@ def main(arguments: Sequence[str]) -> None:
         worker.COMMAND = LIGHT if quick else WORKER
         if quick:
             _spare_torch()
-        flashbench(arguments[quick:])
+        try:
+            flashbench(arguments[quick:])
+        finally:
+            _wait_for(ENDING)
 
 
 if __name__ == "__main__":

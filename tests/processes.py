@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 TAG = "FLASHBENCH_TEST_TAG"
 
@@ -38,11 +39,7 @@ def watched(
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as child:  # fmt: skip
-        assert child.stdout is not None
-        lines = queue.SimpleQueue[str | None]()
-        stream = child.stdout
-        threading.Thread(target=lambda: [*map(lines.put, stream), lines.put(None)], daemon=True).start()
-        said = list[str]()
+        lines, said = lines_of(child.stdout), list[str]()
         try:
             while (line := lines.get(timeout=silent_s)) is not None:
                 said.append(line)
@@ -52,7 +49,15 @@ def watched(
         return child.wait(), "".join(said)
 
 
-def left(tag: str, within_s: float = 20.0) -> list[str]:
+def lines_of(stream: IO[str] | None) -> queue.SimpleQueue[str | None]:
+    """The lines of a pipe as they come, then None: whoever waits for one can give it a time."""
+    assert stream is not None
+    lines = queue.SimpleQueue[str | None]()
+    threading.Thread(target=lambda: [*map(lines.put, stream), lines.put(None)], daemon=True).start()
+    return lines
+
+
+def left(tag: str, within_s: float = 60.0) -> list[str]:
     """Command lines of the living processes with the tag, once there are none or the time is over."""
     deadline = time.monotonic() + within_s
     while (found := _living(tag)) and time.monotonic() < deadline:

@@ -33,7 +33,7 @@ WAYS = {"Python", "its first stdout", "the system", "C", "a program"}
 def started(program: str, streams: str = "") -> tuple[set[str], set[str]]:
     """What a program leaves on stdout and on stderr, in whatever order."""
     line = ["sh", "-c", f'exec "$0" -c "$1" {streams}', sys.executable, SAY + program]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=240, check=True, cwd=ROOT)
     return set(done.stdout.splitlines()), set(done.stderr.splitlines())
 
 

@@ -153,7 +153,7 @@ def test_what_the_command_started_ends_with_it(name: str, tmp_path: Path) -> Non
             assert child.poll() is None
             time.sleep(0.02)
         child.send_signal(signal.Signals[name])
-        assert child.wait(30) == 130
+        assert child.wait(240) == 130
         assert processes.left(tag) == []
     finally:
         child.kill()

@@ -301,6 +301,11 @@ def test_without_out_every_run_has_a_folder_of_its_own(
     assert len(list(Path("flashbench-out").glob("*-cpu*/results.jsonl"))) == 3
     _, _, err = run(["--resume"], capsys)
     assert "hint: the latest here is --out flashbench-out/" in err
+    there = [*Path("flashbench-out").glob("*/results.jsonl")]
+    gone = Path("flashbench-out/gone/results.jsonl")  # between the listing of the folder and a look at it
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([gone, *there]))
+    _, _, err = run(["--resume"], capsys)
+    assert "hint: the latest here is --out flashbench-out/" in err
 
 
 def test_a_folder_that_another_run_has_just_made_is_not_shared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_the_driver_is_killed_and_resume_measures_the_rest(nodes: Nodes, tmp_pat
         "fp32", "--causal", "both", "--passes", "fwd,bwd", "--out", str(tmp_path), "--verbose",
     ]  # fmt: skip
     run = Run(line)
-    run.until(lambda text: "[7/" in text)
+    run.until("[7/")
     run.process.send_signal(signal.SIGKILL)
     run.process.wait()
     before = runfile.load(tmp_path / "results.jsonl").records

@@ -10,6 +10,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faults
@@ -36,13 +37,13 @@ WROTE = "it wrote to the pipe of its process's messages:"
 EXPECTED = {
     "segfault": ("failed", "its process was killed by SIGSEGV"),
     "segfault-many": ("failed", "its process was killed by SIGSEGV: Segmentation fault (__init__.py:"),
-    "hang-deaf": ("timeout", "no sign of life for 2s (faults.py:"),
+    "hang-deaf": ("timeout", "no sign of life for 0.5s (faults.py:"),
     "retried": ("failed", "RuntimeError: after 0 others (faults.py:"),
     "abort": ("failed", "its process was killed by SIGABRT: CUDA error: device-side assert triggered (fau"),
     "killed": ("failed", "its process was killed by SIGKILL"),
     "os-exit": ("failed", "its process exited with code 7"),
     "exit": ("failed", "SystemExit: bye"),
-    "hang": ("timeout", "no sign of life for 2s (faults.py:"),
+    "hang": ("timeout", "no sign of life for 0.5s (faults.py:"),
     "oom": ("oom", "OutOfMemoryError: CUDA out of memory"),
     "lost": ("failed", "RuntimeError: CUDA error: an illegal memory access was encountered (faults.py:"),
     "once": ("ok", None),
@@ -79,6 +80,7 @@ class Swept:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernels, "registry", faults.registry)
             patch.setattr(os, "environ", surroundings)
+            faults.patience(patch)
             with Bench(Target(), RunOptions(**{**OPTIONS, **options}), command=command) as bench:
                 self.spent = bench.run(
                     self.cells, self.records.append, lambda *told: self.begun.append(told[2])
@@ -95,7 +97,7 @@ class Swept:
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     """All faults, by a worker that calls them in place of attention."""
-    return Swept(list(EXPECTED), faults.LIGHT, tmp_path_factory.mktemp("once"), cell_timeout_s=2.0)
+    return Swept(list(EXPECTED), faults.LIGHT, tmp_path_factory.mktemp("once"), cell_timeout_s=0.5)
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -134,8 +136,7 @@ def test_what_just_begins_a_program_is_known_by_its_mark_once_that_can_be_told(
     many: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever starts a program goes on before /proc shows its environment."""
-    import subprocess
-
+    monkeypatch.setattr(lifeline, "LOOKING_S", 60.0)
     met = 0
     for _ in range(30):
         with subprocess.Popen(
@@ -152,7 +153,7 @@ def test_what_just_begins_a_program_is_known_by_its_mark_once_that_can_be_told(
                 pass
             lifeline.end_marked("mine")
             try:
-                assert child.wait(5.0) == -signal.SIGKILL
+                assert child.wait(60.0) == -signal.SIGKILL
             finally:
                 with suppress(OSError):
                     os.killpg(child.pid, signal.SIGKILL)
@@ -161,9 +162,20 @@ def test_what_just_begins_a_program_is_known_by_its_mark_once_that_can_be_told(
     pytest.skip("the moment in which it is not shown was never met")
 
 
-def test_a_process_with_another_mark_or_without_an_environment_is_left_alone() -> None:
-    import subprocess
+def test_who_looks_for_marked_processes_and_is_held_up_still_finds_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = iter(range(0, 10**9, 1000))
+    with subprocess.Popen(["sleep", "222"], env={**os.environ, lifeline.MARK: "held up"}) as own:
+        monkeypatch.setattr(lifeline, "time", SimpleNamespace(monotonic=lambda: next(late), sleep=time.sleep))
+        lifeline.end_marked("held up")
+        try:
+            assert own.wait(60.0) == -signal.SIGKILL
+        finally:
+            own.kill()
 
+
+def test_a_process_with_another_mark_or_without_an_environment_is_left_alone() -> None:
     with subprocess.Popen(["sleep", "222"], env={**os.environ, lifeline.MARK: "mine"}) as own:
         lifeline.end_marked("min")
         assert own.poll() is None
@@ -484,39 +496,105 @@ def test_on_a_gpu_the_others_measure_as_if_it_had_not_happened(name: str, undist
     assert free - torch.cuda.mem_get_info(0)[0] < 2**26
 
 
-SLOW = """
-import sys, time
+ANSWERS = """
+import os, sys, time
 token = sys.stdin.buffer.readline().strip()
-for _ in range(10):
-    time.sleep(0.1)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
 sys.stdout.buffer.write(token + b'{"done": true}\\n')
+sys.stdout.flush()
+open(sys.argv[1] + ".told", "x").close()
 """
 WAITS = """
 import sys
-from flashbench.isolation import death, worker
-slow = worker.Worker((sys.executable, "-c", sys.argv[1]))
+from flashbench.isolation import death, limit, worker
+class Told(limit.Limit):
+    def __init__(self, seconds):
+        super().__init__(seconds)
+        print("waits", flush=True)
+worker.Limit, limit.MOST_S = Told, 0.05  # of what is no jump, too: the answer may be late by 20 looks
+slow = worker.Worker((sys.executable, "-c", *sys.argv[1:]))
 print(slow.pid, flush=True)
 try:
-    print(slow.receive(2.0), flush=True)
+    print(slow.receive(1.0), flush=True)
 except death.Silent:
     print("silent", flush=True)
 slow.kill()
 """
 
 
-def test_what_is_suspended_with_its_parent_is_given_its_time() -> None:
+def test_what_is_suspended_with_its_parent_is_given_its_time(tmp_path: Path) -> None:
     """As Slurm, ``docker pause`` and a batch system suspend: all of it at once."""
-    command = [sys.executable, "-c", WAITS, SLOW]
+    answer = tmp_path / "answer"
+    command = [sys.executable, "-c", WAITS, ANSWERS, str(answer)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
-        tree = [parent.pid, int(parent.stdout.readline())]
-        time.sleep(0.1)
-        for name in ("SIGSTOP", "SIGCONT"):
-            for pid in tree:
-                os.kill(pid, signal.Signals[name])
-            time.sleep(2.5 if name == "SIGSTOP" else 0)
+        slow = int(parent.stdout.readline())
+        assert parent.stdout.readline() == "waits\n"
+        for pid in (parent.pid, slow):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(1.5)
+        answer.touch()
+        os.kill(slow, signal.SIGCONT)
+        while not Path(f"{answer}.told").exists():  # so that it is there when its parent looks again
+            time.sleep(0.01)
+        os.kill(parent.pid, signal.SIGCONT)
         assert parent.stdout.readline() == "{'done': True}\n"
         assert parent.wait() == 0
+
+
+HANGS = """
+import faulthandler, signal, sys, threading, time
+faulthandler.register(signal.SIGUSR1)
+token = sys.stdin.buffer.readline().strip()
+sys.stdout.buffer.write(token + b'{"thread": %d}\\n' % threading.get_ident())
+sys.stdout.flush()
+time.sleep(60)
+"""
+
+
+def test_where_a_worker_hangs_is_heard_by_a_parent_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, hangs = iter(range(0, 10**9, 1000)), worker.Worker((sys.executable, "-c", HANGS))
+    try:
+        thread = hangs.receive(60.0)["thread"]
+        monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: next(late), sleep=time.sleep))
+        assert hangs.where(hangs.pid, thread) == " (<string>:7 in <module>)"
+    finally:
+        hangs.kill()
+
+
+SAYS = """print(input() + '{"left": 5}')"""
+
+
+def test_what_a_worker_said_before_it_ended_is_heard_however_late() -> None:
+    class Late(worker.Worker):
+        def _hear(self, stream: Any) -> None:
+            time.sleep(1.2 * worker.LOOK_EVERY_S)
+            super()._hear(stream)
+
+    says = Late((sys.executable, "-c", SAYS))
+    try:
+        assert says.receive(60.0) == {"left": 5}
+    finally:
+        says.kill()
+
+
+def test_last_words_are_heard_by_a_parent_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late(worker.Worker):
+        def _overhear(self, stream: Any) -> None:
+            time.sleep(0.2)
+            super()._overhear(stream)
+
+    real, held_up = threading.Thread.join, [True]
+
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
+        if not (self is ends._readers[1] and held_up and held_up.pop()):  # all of that time, the first time
+            real(self, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", join)
+    ends = Late((sys.executable, "-c", "input(); raise SystemExit('no more')"))
+    with pytest.raises(death.Ended, match=r"^its process exited with code 1: no more$"):
+        ends.receive(60.0)
 
 
 def test_a_limit_counts_no_jump_and_what_is_looked_at_in_full(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -33,21 +34,49 @@ def said(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Of a command that imports the file and runs nothing."""
     (folder / "own.py").write_text(code + F)
     command = [sys.executable, "-m", "flashbench", *LIST]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=240)
 
 
 @posix
 @pytest.mark.parametrize(
-    ("code", "signal", "words"),
+    ("code", "number", "words"),
     [
         ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", 11, "Segmentation fault (own.py:2)"),
         ("import os\nos.abort()", 6, "Aborted (own.py:2)"),
     ],
 )
-def test_a_crash_is_one_line(code: str, signal: int, words: str, tmp_path: Path) -> None:
+def test_a_crash_is_one_line(code: str, number: int, words: str, tmp_path: Path) -> None:
     found = said(code, tmp_path)
-    assert found.returncode == -signal
+    assert found.returncode == -number
     assert found.stderr == f"error: --impl 'own.py:f': importing it ended the process: {words}\n"
+
+
+HELD_UP = """
+import os, subprocess, sys, time
+from flashbench.kernels import _own_crash
+read, write = os.pipe()
+owner, quiet = os.getpid(), subprocess.DEVNULL
+if not os.fork():
+    _own_crash._watch(read, write, "--impl 'own.py:f'", owner)
+other = subprocess.Popen(["sleep", "600"], pass_fds=[write], stdin=quiet, stdout=quiet, stderr=quiet)
+print(other.pid, flush=True)
+os.write(write, b"Fatal Python error: Segmentation")
+time.sleep(0.8)
+os.write(write, b' fault\\n\\n  File "own.py", line 2 in f\\n')
+os._exit(11)
+"""
+
+
+@posix
+def test_a_crash_that_is_held_up_while_it_is_dumped_is_told_whole() -> None:
+    """Also where another process has the pipe of the dump."""
+    found = subprocess.run(
+        [sys.executable, "-c", HELD_UP], capture_output=True, text=True, check=False, timeout=240
+    )
+    os.kill(int(found.stdout), signal.SIGKILL)
+    assert found.returncode == 11
+    words = "importing it ended the process: Segmentation fault (own.py:2)"
+    assert found.stderr == f"error: --impl 'own.py:f': {words}\n"
 
 
 @posix

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from flashbench import devices, environment, links, runfile, table, units
 from flashbench._iomodel import across, shards
 from flashbench.cli import main
 from flashbench.errors import SpecError, UnknownName
+from flashbench.isolation import death, limit
 from flashbench.kernels import Target, _local, merge
 from flashbench.kernels._inputs import make_inputs
 from flashbench.kernels._reference import Reference
@@ -335,6 +337,44 @@ def test_a_rank_that_dies_ends_all_with_one_line() -> None:
     assert not ranks_alive()
 
 
+class Heard:
+    """A rank's worker, as far as a group listens to it: what it does each time, the last again and again."""
+
+    def __init__(self, *does: Callable[[], Any]) -> None:
+        self.does = list(does)
+
+    def receive(self, _: float) -> Any:
+        return (self.does.pop(0) if len(self.does) > 1 else self.does[0])()
+
+    def ask(self) -> None:
+        return
+
+    kill = ask
+
+
+def test_who_died_is_told_by_a_parent_that_was_held_up_when_another_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+
+    def raises() -> dict[str, str]:
+        return {"raised": "RuntimeError: Connection closed by peer"}
+
+    def silent() -> None:
+        now[0] += 10.0  # in which the parent did not run
+        raise death.Silent
+
+    def died() -> None:
+        raise death.Ended(code=-9)
+
+    monkeypatch.setattr(limit, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    two = object.__new__(Group)
+    two._workers = [Heard(raises), Heard(silent, silent, died)]  # type: ignore[list-item]
+    two._folder = SimpleNamespace(cleanup=lambda: None)  # type: ignore[assignment]
+    with pytest.raises(RankLost, match=r"^rank 1 of 2: its process was killed by SIGKILL$"):
+        two._hear(60.0)
+
+
 def speaking(code: str) -> tuple[str, ...]:
     """A rank that does so once it was told the token with which it speaks."""
     return (sys.executable, "-c", f"import sys, time\ntoken = input()\n{code}\ntime.sleep(60)")
@@ -359,7 +399,7 @@ def test_other_ends_of_ranks(
     code: str, kind: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(group, "COMMAND", speaking(code))
-    monkeypatch.setattr(group, "START_S", 0.5 if not code else 10.0)
+    monkeypatch.setattr(group, "START_S", 0.5 if not code else 120.0)
     with pytest.raises(kind, match=said):
         group.Group(2, "cpu", seed=0, limit_s=60)
 

@@ -8,6 +8,7 @@ import random
 import weakref
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +25,13 @@ POLICY = Policy(limit_s=0.5, min_samples=6, max_samples=50, warmup=2, min_s=0.05
 
 
 class Card:
-    """A chip whose every call moves its clock on; caps says which are active at a time."""
+    """A chip whose every call moves its clock on; caps says which are active at a time. latest: the one that
+    was made last, whose clock is the host's, too."""
+
+    latest: Card
 
     def __init__(self, caps: Callable[[float], list[str]] = lambda now: []) -> None:
+        Card.latest = self
         self.now = 0.0
         self.caps = caps
         self.log: list[str] = []
@@ -93,13 +98,17 @@ def setting(card: Card, load: str | None = "burst", clocks: bool = True, **polic
 
 @pytest.fixture(autouse=True)
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readings come from around the rounds alone, so that what is read does not depend on the machine."""
+    """Readings come from around the rounds alone, and times are the card's, so that neither what is read nor
+    what a round takes depends on the machine."""
 
     @contextmanager
     def sampling(clocks: object) -> Any:
         yield []
 
     monkeypatch.setattr(rounds, "sampling", sampling)
+    clock = SimpleNamespace(perf_counter=lambda: Card.latest.now)
+    for module in (rounds, patience):
+        monkeypatch.setattr(module, "time", clock)
 
 
 def timings(card: Card, timers: list[Fake], **options: Any) -> list[Timing]:
@@ -296,12 +305,7 @@ def test_slow_calls_of_a_round_each_end_though_no_two_agree() -> None:
 def test_a_call_whose_own_load_is_too_long_is_not_taken_again() -> None:
     card = Card(lambda now: ["power cap"])
     timer = Fake(card, "A", call_s=0.3)
-    ticking = rounds.time.perf_counter
-    try:
-        rounds.time.perf_counter = lambda: card.now  # type: ignore[assignment]
-        [found] = timings(card, [timer])
-    finally:
-        rounds.time.perf_counter = ticking
+    [found] = timings(card, [timer])
     assert found.how["set_aside"] == []
     assert "throttled" in found.flags
 
@@ -494,13 +498,9 @@ def test_all_calls_of_a_cell_share_one_method(method: str, host: float, refuses:
 
 
 def test_what_a_timing_that_was_given_up_cost_stands_apart_from_the_warm_up() -> None:
-    ticking, card = rounds.time.perf_counter, Card()
-    try:
-        rounds.time.perf_counter = lambda: card.now  # type: ignore[assignment]
-        kept = together(Methods(card), "events")
-        twice = together(Methods(card, 1.0), "auto")
-    finally:
-        rounds.time.perf_counter = ticking
+    card = Card()
+    kept = together(Methods(card), "events")
+    twice = together(Methods(card, 1.0), "auto")
     for one, other in zip(kept, twice, strict=True):
         assert (one.samples.method, other.samples.method) == ("events", "graph")
         assert "given_up_s" not in one.how["spent"]

@@ -368,5 +368,8 @@ def folder_of(out: Path | None, name: str) -> Iterator[Path]:
 
 
 def _latest_hint() -> str:
-    runs = sorted(Path(OUT).glob(f"*/{RESULTS}"), key=lambda path: path.stat().st_mtime)
-    return f"the latest here is --out {runs[-1].parent}" if runs else ""
+    found = dict[Path, int]()
+    for path in Path(OUT).glob(f"*/{RESULTS}"):
+        with suppress(OSError):  # taken away meanwhile
+            found[path] = path.stat().st_mtime_ns
+    return f"the latest here is --out {max(found, key=lambda path: found[path]).parent}" if found else ""

@@ -20,6 +20,7 @@ and the group is all that is ended.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import select
 import signal
@@ -38,8 +39,9 @@ MARK = "FLASHBENCH_WORKER"
 """The environment variable by which what a worker started is known as such."""
 ENDING_S = 5.0
 """What a guard is given to end its children; a device may take its time to let go of one."""
-LOOKING_S = 2.0
-"""Marked processes are looked for so long, at most: one that forks without end is not raced for ever."""
+LOOKING_S, LOOKS = 2.0, 5
+"""Marked processes are looked for so long, at most: one that forks without end is not raced for ever. So many
+looks there are at least, should this process be held up meanwhile."""
 
 
 def turn_of(mark: str) -> bytes:
@@ -154,13 +156,15 @@ def end_marked(mark: str) -> None:
     """Kill every process whose environment carries that mark but this one."""
     wanted = f"{MARK}={mark}".encode()
     deadline = time.monotonic() + LOOKING_S
-    while time.monotonic() < deadline:
+    for look in itertools.count(1):
         others = [pid for pid in _processes() if pid != os.getpid()]
         carries = {pid: _carries(pid, wanted) for pid in others}
         if not any(known is not False for known in carries.values()):
             return
         for pid in (pid for pid, known in carries.items() if known):
             _kill_marked(pid, wanted)
+        if look >= LOOKS and time.monotonic() > deadline:
+            return
         time.sleep(0.01)
 
 

@@ -27,6 +27,10 @@ LOOK_EVERY_S = 0.5
 """A worker whose forks keep its pipe open is seen to be gone after this time."""
 DUMP_S = 2.0
 """What a hung worker is given to say where it hangs; it does so at once where it gets a processor."""
+REST_S = 1.0
+"""What is given to the last that it wrote; a stray fork may keep its pipes open."""
+PIECE_S = 0.01
+"""These two are waited for in pieces: one is all that counts of a time in which this process is held up."""
 
 
 class Worker:
@@ -86,7 +90,9 @@ class Worker:
                 line = self._inbox.get(timeout=max(0.0, min(left, LOOK_EVERY_S)))
             except queue.Empty:
                 if self._process.poll() is not None and self._inbox.empty():
-                    raise self._ended() from None
+                    self._rest(self._readers[0])  # what it said last may not have been read yet
+                    if self._inbox.empty():
+                        raise self._ended() from None
                 if left <= 0:
                     raise death.Silent from None
                 continue
@@ -106,15 +112,13 @@ class Worker:
         """
         if not hasattr(signal, "SIGUSR1"):
             return ""
-        mark = len(self._output)
         with suppress(OSError):
             os.kill(pid, signal.SIGUSR1)
-        deadline = time.monotonic() + DUMP_S
-        while not (found := death.place(bytes(self._output[mark:]).decode(errors="replace"), thread)):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        return found
+        for _ in range(round(DUMP_S / PIECE_S)):
+            if found := death.place(self._of_this_turn(), thread):
+                return found
+            time.sleep(PIECE_S)
+        return ""
 
     def ask(self) -> None:
         """Have it begin to end, so that several do so at once; ``kill`` waits."""
@@ -140,10 +144,15 @@ class Worker:
         with suppress(OSError):
             self._process.stdin.close()
         for reader, stream in zip(self._readers, self._streams(), strict=True):
-            if reader.ident is not None:  # else it was never started
-                reader.join(1.0)
+            self._rest(reader)
             if not reader.is_alive():  # else a stray fork keeps it open
                 stream.close()
+
+    def _rest(self, reader: threading.Thread) -> None:
+        """Give it time to read what its pipe still holds."""
+        for _ in range(round(REST_S / PIECE_S)):
+            if reader.is_alive():  # else it is done, or was never started
+                reader.join(PIECE_S)
 
     def _streams(self) -> tuple[IO[bytes], IO[bytes]]:
         assert self._process.stdout is not None
@@ -157,11 +166,14 @@ class Worker:
             code = None
         self.kill()
         killed = death.oom_kills() > self._kills
-        since = bytes(self._output).rpartition(lifeline.turn_of(self._mark))[2]  # of the last cell alone
-        output = since.decode(errors="replace")
+        output = self._of_this_turn()
         if code is None:
             return death.Ended(said="its process closed its pipe and lived on", output=output)
         return death.Ended(code=code, output=output, oom_killed=killed)
+
+    def _of_this_turn(self) -> str:
+        """What was printed since the last cell's turn began, as far as it is kept."""
+        return bytes(self._output).rpartition(lifeline.turn_of(self._mark))[2].decode(errors="replace")
 
     def _hear(self, stream: IO[bytes]) -> None:
         with suppress(OSError, ValueError):

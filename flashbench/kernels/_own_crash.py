@@ -15,8 +15,8 @@ from typing import NoReturn
 _DONE = b"\0"
 _FATAL = re.compile(r"Fatal Python error: ([^\n]+)")
 _FRAME = re.compile(r'File "([^"]*)", line (\d+)')
-_DUMP_S = 0.5
-"""What a dump that has begun is given: a fork may keep the pipe open."""
+_LOOK_S = 0.05
+"""How often it is seen, once a dump has begun, whether its process has ended; a fork may have the pipe."""
 
 
 @contextmanager
@@ -31,12 +31,12 @@ def told(where: str) -> Iterator[None]:
         return
     read, write = os.pipe()
     mine = os.fstat(write).st_ino
+    owner = os.getpid()
     watcher = os.fork()
     if not watcher:
-        _watch(read, write, where)
+        _watch(read, write, where, owner)
     os.close(read)
     faulthandler.enable(write, all_threads=False)
-    owner = os.getpid()
     try:
         yield
     finally:
@@ -50,15 +50,20 @@ def told(where: str) -> Iterator[None]:
                 os.waitpid(watcher, 0)
 
 
-def _watch(read: int, write: int, where: str) -> NoReturn:
+def _watch(read: int, write: int, where: str, owner: int) -> NoReturn:
     try:
         os.close(write)
-        dump = b""
-        while select.select([read], [], [], _DUMP_S if dump else None)[0]:
-            piece = os.read(read, 2**16)
-            dump += piece
-            if not piece or dump.endswith(_DONE):
+        dump, ended = b"", False
+        while True:
+            if select.select([read], [], [], _LOOK_S if dump else None)[0]:
+                piece = os.read(read, 2**16)
+                dump += piece
+                if not piece or dump.endswith(_DONE):
+                    break
+            elif ended:  # with all that it wrote read since
                 break
+            else:
+                ended = os.getppid() != owner
         if line := line_of(dump.decode(errors="replace")):
             os.write(2, f"error: {where}: {line}\n".encode(errors="backslashreplace"))
     finally:

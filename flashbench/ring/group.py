@@ -19,8 +19,9 @@ COMMAND: Sequence[str] = (sys.executable, "-m", "flashbench.ring.rank")
 START_S = 180.0
 """Until all ranks have imported torch and found each other."""
 LOOK_S = 0.02
-AFTERMATH_S = 0.5
-"""After the first trouble: until others' is known, so that who died is told and not who noticed."""
+AFTERMATH_S, AFTERMATH_LOOKS = 0.5, 5
+"""After the first trouble: so long, and so many looks at each rank should this process be held up meanwhile,
+until others' is known, so that who died is told and not who noticed."""
 
 
 class RankLost(Exception):
@@ -60,8 +61,9 @@ class Group:
         """The next message of every rank."""
         replies: dict[int, Any] = {}
         died: dict[int, str] = {}
-        limit = Limit(limit_s)
-        while len(replies) + len(died) < len(self._workers) and limit.left_s() > 0:
+        limit, looks = Limit(limit_s), 0
+        while len(replies) + len(died) < len(self._workers) and (limit.left_s() > 0 or looks > 0):
+            looks -= 1
             for rank, worker in enumerate(self._workers):
                 if rank in replies or rank in died:
                     continue
@@ -74,6 +76,7 @@ class Group:
                     died[rank] = str(ended)
                 if not before and (rank in died or "raised" in replies[rank]):
                     limit.shorten(AFTERMATH_S)
+                    looks = AFTERMATH_LOOKS
         return self._judged(replies, died, limit_s)
 
     def _judged(self, replies: dict[int, Any], died: dict[int, str], limit_s: float) -> list[Any]:
