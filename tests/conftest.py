@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 
 # With several test processes on few cores, torch's own threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Parallel test workers are given a terminal width; output off a terminal is tested as users see it.
 os.environ.pop("COLUMNS", None)
+# A background job of a shell ignores Ctrl-C, and so would commands that are run in this process.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import pytest

@@ -547,10 +547,10 @@ HANGS = """
 import faulthandler, signal, sys, threading, time
 faulthandler.register(signal.SIGUSR1)
 token = sys.stdin.buffer.readline().strip()
-sys.stdout.buffer.write(token + b'{"thread": %d}\\n' % threading.get_ident())
-sys.stdout.flush()
-time.sleep(60)
+said = token + b'{"thread": %d}\\n' % threading.get_ident()
+sys.stdout.buffer.write(said), sys.stdout.flush(), time.sleep(60)
 """
+"""It is on its last line once it was heard."""
 
 
 def test_where_a_worker_hangs_is_heard_by_a_parent_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -558,7 +558,7 @@ def test_where_a_worker_hangs_is_heard_by_a_parent_that_is_held_up(monkeypatch: 
     try:
         thread = hangs.receive(60.0)["thread"]
         monkeypatch.setattr(worker, "time", SimpleNamespace(monotonic=lambda: next(late), sleep=time.sleep))
-        assert hangs.where(hangs.pid, thread) == " (<string>:7 in <module>)"
+        assert hangs.where(hangs.pid, thread) == " (<string>:6 in <module>)"
     finally:
         hangs.kill()
 
