@@ -46,13 +46,7 @@ class Mailbox:
 
     def write(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a file at once as a whole."""
-        path = self.folder / name
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        with part.open("wb") as file:
-            file.write(lines.seal(json_able(dict(value))))
-            file.flush()
-            os.fsync(file.fileno())
-        part.rename(path)
+        _put(self.folder / name, lines.seal(json_able(dict(value))))
 
     def read(self, name: str) -> dict[str, Any] | None:
         """What a file holds; None where there is none (yet), or one that is damaged."""
@@ -132,6 +126,16 @@ class Mailbox:
         return self.folder / _name(kind, number)
 
 
+def _put(path: Path, data: bytes) -> None:
+    """Who reads meanwhile finds what was there before, or all of it."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.rename(path)
+
+
 def _name(kind: str, number: int, job: str = "") -> str:
     return f"{kind}/{number:06d}{'@' * bool(job)}{job}.json"
 
@@ -141,7 +145,6 @@ class Beat:
 
     def __init__(self, box: Mailbox, name: str) -> None:
         self._path = box.folder / "beats" / name
-        self._part = self._path.with_name(f".{name}.{os.getpid()}")
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -156,8 +159,7 @@ class Beat:
     def _run(self) -> None:
         for number in _counted():
             with suppress(OSError):
-                self._part.write_text(f"{number}\n")
-                self._part.replace(self._path)  # who reads meanwhile must not find an empty file
+                _put(self._path, f"{number}\n".encode())
             if self._end.wait(BEAT_S):
                 return
 
