@@ -176,13 +176,15 @@ def _lines(heads: Sequence[str], groups: dict[Key, list[float]]) -> list[str]:
 
 def measured_table() -> list[str]:
     """Markdown: one line per card, implementation, pass and head dim, and what was left out."""
-    return _lines(["card", "implementation", "kernels", "pass", "d"], measured()) + _notes(swept())
+    times = list(swept())
+    return _lines(["card", "implementation", "kernels", "pass", "d"], _grouped(times)) + _notes(times)
 
 
 def v3_table() -> list[str]:
     """Markdown: the same of what was measured of flash-v3 beside the sweeps, and how well its fits do."""
-    rows = _lines(["times", "pass", "d", "mask"], measured_v3())
-    return [*rows, *_notes(of_v3()), "", " ".join(map(fitted, time_fit.MEASURED))]
+    times = list(of_v3())
+    rows = _lines(["times", "pass", "d", "mask"], _grouped(times))
+    return [*rows, *_notes(times), "", " ".join(map(fitted, time_fit.MEASURED))]
 
 
 def write() -> None:
