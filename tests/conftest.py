@@ -15,7 +15,7 @@ import sys
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Parallel test workers are given a terminal width; output off a terminal is tested as users see it.
 os.environ.pop("COLUMNS", None)
-# A background job of a shell ignores Ctrl-C, and so would commands that are run in this process.
+# A background job of a shell ignores Ctrl-C, and so would commands that are run in this process or by it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -23,8 +23,7 @@ def tagged() -> tuple[str, dict[str, str]]:
 
 
 def in_the_foreground() -> None:
-    """A background job of a shell ignores Ctrl-C, one under nohup SIGHUP, and so would their children."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """A suite under nohup ignores SIGHUP, and so would its children; of Ctrl-C see conftest."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 

@@ -234,8 +234,6 @@ def test_a_process_that_is_really_stopped_tells_and_keeps_what_it_did(
         stderr=subprocess.PIPE,
         text=True,
         env=wide,
-        # a background job of a shell ignores Ctrl-C, and so would its children
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 240
     while not results.exists() or results.read_bytes().count(b"\n") < 4:

@@ -575,7 +575,6 @@ def test_an_interrupt_leaves_all_that_was_measured_in_the_file(stop: signal.Sign
     child = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         text=True, cwd=ROOT, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job ignores it
     )  # fmt: skip
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
