@@ -107,3 +107,13 @@ def test_a_pass_that_lacks_cells_is_not_said_to_reach_its_bar() -> None:
     found = whole("bwd", 2.0)
     del found["bwd", 256, True, 512]
     assert "bar 0.92: not judged by 35 of 36" in peers_table.render(found)
+
+
+def test_the_docs_show_the_committed_run_which_reaches_both_bars_in_all_cells() -> None:
+    part = peers_table.part()
+    assert f"\n{part}\n" in peers_table.PAGE.read_text(encoding="utf-8"), (
+        "python tools/peers_table.py --write"
+    )
+    assert "bar 1.02: reached" in part
+    assert "bar 0.92: reached" in part
+    assert part.count("FlashAttention-4: measured in 36 cells, scaled by cuDNN (*) in 0") == 2

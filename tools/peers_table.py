@@ -1,6 +1,7 @@
 """How the bundled kernel stands to the fastest other, cell by cell, from a run of configs/h100-peers.toml.
 
-python tools/peers_table.py reports/h100-sxm/peers/results.jsonl
+python tools/peers_table.py RESULTS    print the table of a run
+python tools/peers_table.py --write    put that of the committed one into docs/peers.md
 
 FlashAttention-4's figure is the run's own where its cell has an ok row of fa4. Elsewhere it is scaled: its
 share of cuDNN's in REFERENCE, one run of both on another H100 SXM, times cuDNN's here; such cells have a *.
@@ -16,11 +17,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+import marked  # noqa: E402
 
 from flashbench import runfile  # noqa: E402
 from flashbench.record import Record  # noqa: E402
 
+PAGE = ROOT / "docs" / "peers.md"
+RESULTS = ROOT / "reports" / "h200-sxm" / "peers" / "results.jsonl"
+"""The run that the docs show."""
+BEGIN, END = "<!-- peers: tools/peers_table.py --write -->", "<!-- end of peers -->"
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 OURS, CUDNN, FA4, OTHERS = "flash", "sdpa-cudnn", "fa4", ("sdpa-cudnn", "sdpa-flash", "fa4")
 SCALED = "fa4 (scaled)"
@@ -144,6 +152,29 @@ def untimed(records: Iterable[Record]) -> list[str]:
     return [f"- rows of {name} that are {status}: {count}" for (name, status), count in sorted(rows.items())]
 
 
+def told(results: Path) -> str:
+    """The table of a run, and what it lacks."""
+    rows = runfile.load(results).records
+    return "\n".join([render(ratios(rows)), "", *untimed(rows)]).rstrip()
+
+
+def part() -> str:
+    """The committed run's, as it stands in the docs."""
+    records = runfile.load(RESULTS).records
+    on, where = records[0].environment, RESULTS.relative_to(ROOT)
+    fa4 = next(str(r.config["package"]) for r in records if r.cell.implementation == FA4 and r.config)
+    about = (
+        f"Of one {on['device_name']} ([{where}](../{where}): torch {on['torch']}, Triton {on['triton']},"
+        f" cuDNN {on['cudnn']}, {fa4}, in turns under sustained load, clocks not locked; above 1 `{OURS}` is"
+        " faster):"
+    )
+    return "\n".join([BEGIN, "", about, "", told(RESULTS), "", END])
+
+
 if __name__ == "__main__":
-    rows = runfile.load(sys.argv[1]).records
-    print("\n".join([render(ratios(rows)), "", *untimed(rows)]).rstrip())
+    if sys.argv[1:] == ["--write"]:
+        marked.put(PAGE, part())
+    elif len(sys.argv) == 2:
+        print(told(Path(sys.argv[1])))
+    else:
+        sys.exit(__doc__)
