@@ -4,6 +4,8 @@ Launched by _flash_v3_fp8.py for head dims over 64. Schedule and layouts are tho
 What is its own:
 
 - No row maxima but of tiles that need them (_hopper_guard.py).
+- V is without its mean over the keys, which O gets back as it is written (``_fp8.centred``). Of products of
+  one sign more would be cut off than of those of both.
 - P V is summed where the product is computed, and every PROMOTE tiles what was summed so, in some 14 bits, is
   added to a sum in fp32 that shared memory holds. O is in units of V's scale of the tile: scales are powers
   of two (``_fp8.quantise_values``), and O is multiplied where they change, as where a base does.
@@ -91,7 +93,7 @@ def softmax(s, total, top, factor, v_scale, v_unit, first, BLOCK_N: gl.constexpr
 @gluon.jit
 def consume(
     QS, KS, VS, OS,
-    O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
+    O, Q_SCALE, K_SCALE, V_SCALE, V_MEAN, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, EMULATED: gl.constexpr, PROMOTE: gl.constexpr,
 ):  # fmt: skip
@@ -182,8 +184,8 @@ def consume(
                 at_total = old_total
                 at_top = old_top
                 at_unit = old_unit
-            acc = set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, first, at_total, at_top, at_unit,
-                            written, heads, seqlen_q, E, LO, ROW)  # fmt: skip
+            acc = set_aside(acc, OS, O, LSE, V_MEAN, kept, kept_top, kept_unit, first, at_total, at_top,
+                            at_unit, written, heads, group, seqlen_q, E, LO, ROW)  # fmt: skip
             kept = first == False  # noqa: E712
             kept_top = top
             kept_unit = v_unit
@@ -211,8 +213,8 @@ def consume(
     acc, p = warpgroup_mma_wait(0, [acc, p])
     acc = guard.rescale(acc, turned, E)
     if first & (total_blocks > 1):
-        acc = set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, True, old_total, old_top, old_unit,
-                        before, heads, seqlen_q, E, LO, ROW)  # fmt: skip
+        acc = set_aside(acc, OS, O, LSE, V_MEAN, kept, kept_top, kept_unit, True, old_total, old_top,
+                        old_unit, before, heads, group, seqlen_q, E, LO, ROW)  # fmt: skip
     if first:
         kept = False
         summed = 0
@@ -220,8 +222,8 @@ def consume(
     asm.meet(led, MET)
     acc = values(next_p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
     acc, next_p = warpgroup_mma_wait(0, [acc, next_p])
-    set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, True, total, top, v_unit, entry, heads, seqlen_q,
-              E, LO, ROW)  # fmt: skip
+    set_aside(acc, OS, O, LSE, V_MEAN, kept, kept_top, kept_unit, True, total, top, v_unit, entry, heads,
+              group, seqlen_q, E, LO, ROW)  # fmt: skip
     tma.store_wait(0)
 
 
@@ -297,7 +299,7 @@ def produce(
 
 @gluon.jit(do_not_specialize=["tiles", "heads", "group", "seqlen_q", "seqlen_k"])
 def forward(
-    Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
+    Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, V_MEAN, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, EMULATED: gl.constexpr, PROMOTE: gl.constexpr, O_BOXES: gl.constexpr,
     OTHER_REGISTERS: gl.constexpr,
@@ -314,8 +316,8 @@ def forward(
     FULL = half.barriers(STAGES, 1)
     fence_async_shared()
     gl.warp_specialize([
-        (consume, (QS, KS, VS, OS,
-                  O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
+        (consume, (QS, KS, VS, OS, O, Q_SCALE, K_SCALE, V_SCALE, V_MEAN, LSE, TABLE,
+                  tiles, heads, group, seqlen_q, seqlen_k, unit,
                   BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, PROMOTE)),
         (produce, (Q, K, V, QS, KS, VS, FULL, TABLE, heads, group, seqlen_q, seqlen_k,
                   BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL)),
