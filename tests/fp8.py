@@ -94,13 +94,15 @@ def guarded(
     scale: float,
     block_q: int = 128,
     lift: int = 4,
+    mean: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(o, lse) in fp32 by the arithmetic of _hopper_fp8_sums and _hopper_guard, emulated ones aside.
 
     Tiles of keys from the first to the last that a tile of block_q queries sees; v: straight, its scales
-    powers of two. In a warp's 16 rows where a thread's sum of a row passes the limit, or is far more than
-    what it had, or a row has no base, rows that outgrew theirs by more than NEAR get a new one: below their
-    maximum by as many powers of two, up to lift, as few keys are near it.
+    powers of two. mean: what v's columns are less, (batch, heads of v, columns). In a warp's 16 rows where a
+    thread's sum of a row passes the limit, or is far more than what it had, or a row has no base, rows that
+    outgrew theirs by more than NEAR get a new one: below their maximum by as many powers of two, up to lift,
+    as few keys are near it.
     """
     shift, near, grown, limit = 3.0, 0.8, 4.0, 448.0 if v.values.dtype == E4M3 else 1024.0
     room = 4.1
@@ -147,7 +149,8 @@ def guarded(
         acc = torch.where(seen, acc * shrink + product * torch.exp2(v_scale), acc)
         top = new_top
     total = total.sum(-1, keepdim=True)
-    o = torch.where(total != 0, acc / total, 0.0)
+    added = 0.0 if mean is None else heads_of(mean.float())[:, :, None, : acc.shape[3]]
+    o = torch.where(total != 0, acc / total + added, 0.0)
     lse = (top + total.log2() - shift) * math.log(2)
     return o[:, :, :rows], lse.squeeze(-1)[:, :, :rows]
 

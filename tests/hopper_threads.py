@@ -379,6 +379,8 @@ def _specialize(
 
 
 def _load_where(pointer: Pointer, mask: Any = None, other: float = 0.0) -> Any:
+    if mask is None and isinstance(pointer.at, Tensor):
+        return pointer.data[pointer.at]
     if mask is None:
         number = pointer.data[pointer.at]
         return Number(number) if isinstance(number, int) else float(number)
@@ -605,6 +607,9 @@ def install(module: str) -> Any:
     _hopper_asm.known = lambda words, columns: words
     _hopper_asm.normalise = lambda acc, factor, columns: torch.where(
         factor[:, None] != 0, acc * factor[:, None], 0.0
+    )
+    _hopper_asm.normalise_and_add = lambda acc, factor, more, columns: torch.where(
+        factor[:, None] != 0, acc * factor[:, None] + more, 0.0
     )
     _hopper_exp2.row_max = lambda s, columns: s.amax(1)
     _hopper_exp2.half_parts, _hopper_exp2.eight_words = _half_parts, _eight_words

@@ -94,7 +94,9 @@ def holds(done: _compile.Compiled) -> None:
     words = len(re.findall(r"F2FP\.SATFINITE", done.sass))  # twice as many conversions
     assert words == 2 * copies * tiles.block_k // 4, "in the loop and behind it"
     pairs = 2 * copies * hopper_configs.ROWS * tiles.block_k // 256 * tiles.emulated // 8
-    moved = done.sass.count("PRMT") - pairs
+    means = re.findall(r"PRMT \S+, \S+, 0x7632, ", done.sass)  # the upper of two, at three ends
+    assert len(means) <= (3 * hopper_configs.width(p.head_dim_v, p.head_dim_v) // 8 if tiles.promote else 0)
+    moved = done.sass.count("PRMT") - pairs - len(means)
     carried = 3 * copies if tiles.promote else 1 if tiles.emulated else 0  # by a loop, as a byte
     assert moved <= carried, "no byte of P but of emulated pairs"
     assert ("VIMNMX3" in done.sass) == tiles.max3

@@ -62,9 +62,9 @@ def shapes(dim: int, dim_v: int) -> None:
         launch.run()
         # the budget is promised of what the table runs: that of few keys has less room for P's rounding
         assert tiles.promote or Reference(p, inputs).compare(o).ok, what
-        v = flash.quantised_values(inputs.v, options["dtype"], share, tiles)
+        v, _ = flash.quantised_values(inputs.v, options["dtype"], share, tiles)
         if tiles.promote:
-            want, want_lse = guarded(x.q, x.k, v, causal=causal, scale=dim**-0.5)
+            want, want_lse = guarded(x.q, x.k, v, causal=causal, scale=dim**-0.5, mean=x.mean)
         else:
             lag = float(_hopper_fp8_kernels.LAZY.value)
             want, want_lse = _fp8.attention(x.q, x.k, v, causal=causal, scale=dim**-0.5, lag=lag)
@@ -110,9 +110,10 @@ def guards(dim: int, dim_v: int) -> None:
         tiles = hopper_configs_of(dim, dim_v, causal)
         x = flash.operands(q, k[:, :1], v[:, :1], dtype=E4M3, causal=causal, tiles=tiles)
         o, lse = flash.flash_attention(x, causal=causal, out_dtype=torch.float32)
-        own = flash.quantised_values(v[:, :1], E4M3, "block", tiles)
+        own, mean = flash.quantised_values(v[:, :1], E4M3, "block", tiles)
         ref, ref_lse = exact(*(_fp8.dequantise(one, torch.float64) for one in (x.q, x.k, own)), causal=causal)
-        written, _ = guarded(x.q, x.k, own, causal=causal, scale=dim**-0.5)
+        ref += mean[:, :, None].double()  # no row is without keys
+        written, _ = guarded(x.q, x.k, own, causal=causal, scale=dim**-0.5, mean=mean)
         # tensor cores cut the products of scores to some 13 bits of the sum so far
         norms = [float(_fp8.dequantise(one).norm(dim=-1).amax()) for one in (x.q, x.k)]
         assert float((lse - ref_lse).abs().max()) < 1e-2 + 2**-9 * math.prod(norms) * dim**-0.5, (
@@ -149,8 +150,8 @@ def many(dim: int, dim_v: int) -> None:
         o.fill_(math.nan)
         lse.fill_(math.nan)
         launch.run()
-        own = flash.quantised_values(v, E4M3, "block", x.tiles)
-        want, want_lse = guarded(x.q, x.k, own, causal=causal, scale=dim**-0.5)
+        own, mean = flash.quantised_values(v, E4M3, "block", x.tiles)
+        want, want_lse = guarded(x.q, x.k, own, causal=causal, scale=dim**-0.5, mean=mean)
         off = (o - want).norm(dim=-1) / want.norm(dim=-1)
         assert float(off.max()) < 0.1, (rows, keys, causal, off.flatten().topk(8))
         assert float(off.square().mean().sqrt()) < 2e-2
@@ -183,7 +184,7 @@ def budget(dim: int, dim_v: int) -> None:
 
 
 def long(dim: int, dim_v: int) -> None:
-    """64k keys with V of one sign: what tensor cores cut off goes one way, and is known."""
+    """64k keys with V of one sign: what tensor cores cut off would go one way."""
     from fp8 import E4M3, exact
 
     from flashbench.kernels import _flash_v3_fp8 as flash
@@ -194,7 +195,7 @@ def long(dim: int, dim_v: int) -> None:
         x = flash.operands(q, k, sign * v.abs(), dtype=E4M3, causal=False)
         o, _ = flash.flash_attention(x, causal=False, out_dtype=torch.float32)
         ref, _ = exact(q, k, sign * v.abs())
-        assert abs(float((o.double() / ref).mean()) - 1) < (2.2e-2 if x.tiles.promote else 4e-3)
+        assert abs(float((o.double() / ref).mean()) - 1) < 4e-3
         print(sign, flush=True)
 
 

@@ -51,6 +51,8 @@ def walk(p: Problem, tiles: Tiles) -> tuple[Counter[str], Counter[str]]:
     )  # fmt: skip
     table = schedule.table(shape, PROGRAMS)
     padded = -(-p.seqlen_k // GROUP) * GROUP
+    centred = hopper_configs.choose_fp8(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k).promote
+    box = 64 if p.head_dim_v <= 64 else 128
     read, write = Counter[str](), Counter[str]()
     for program, total in enumerate(table[0]):
         read["schedule"] += 8 * (1 + 3 * tiles.warpgroups)  # first and next entries
@@ -63,6 +65,7 @@ def walk(p: Problem, tiles: Tiles) -> tuple[Counter[str], Counter[str]]:
             for row in range(start, start + tiles.block_q, ROWS):
                 read["q"] += inside(row, ROWS, p.seqlen_q) * p.head_dim
                 read["q_scale"] += 4
+                read["v_mean"] += 2 * box if centred else 0
                 write["o"] += 2 * inside(row, ROWS, p.seqlen_q) * p.head_dim_v
                 write["lse"] += 4 * inside(row, ROWS, p.seqlen_q)
             for n in range(shape.blocks(entry % shape.tiles)):
@@ -81,9 +84,21 @@ def test_the_walk_and_the_model_agree_to_the_byte(p: Problem, tiles: Tiles) -> N
     given_tiles = {"fwd_block_q": tiles.block_q, "fwd_block_k": tiles.block_k}
     row = iomodel.estimate("flash-v3-fp8", p, "fwd", tiles=given_tiles)
     read, write = walk(p, tiles)
-    assert row.requested.read == dict(read)
+    assert row.requested.read == dict(+read)
     assert row.requested.write == dict(write)
     assert not row.requested.atomic
+
+
+@pytest.mark.parametrize(("dim_v", "causal"), [(128, False), (112, True), (48, False)])
+def test_so_they_do_where_v_is_without_its_mean(dim_v: int, causal: bool) -> None:
+    p = asks(num_heads=4, num_kv_heads=2, seqlen_q=333, seqlen_k=2061, head_dim=128, head_dim_v=dim_v,
+             causal=causal)  # fmt: skip
+    tiles = hopper_configs.choose_fp8(128, dim_v, causal, p.seqlen_k)
+    assert tiles.promote
+    read, write = walk(p, tiles)
+    found = iomodel.estimate("flash-v3-fp8", p, "fwd").requested
+    assert read["v_mean"]
+    assert (found.read, found.write) == (dict(read), dict(write))
 
 
 def test_the_model_has_the_tiles_that_the_row_says() -> None:

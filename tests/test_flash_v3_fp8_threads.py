@@ -183,10 +183,13 @@ def made(
         torch.randn(2, *sizes)
         for sizes in ((heads, seqlen_q, dim), (kv_heads, seqlen_k, dim), (kv_heads, seqlen_k, dim_v))
     )
-    if promote:  # bases of the first tiles are too low, and V's scales differ by powers of two
+    mean = None
+    if promote:  # bases of the first tiles are too low, V's scales differ by powers of two, its means too
         k *= 1.4
         k[:, :, :150] *= 0.1
         v *= torch.exp2(-(torch.arange(seqlen_k) // 100 % 7))[:, None]
+        v += torch.linspace(-1, 2, dim_v) * torch.arange(1.0, kv_heads + 1)[:, None, None]
+        v, mean = _fp8.centred(v)
     else:
         k *= torch.linspace(0.2, 2, seqlen_k)[:, None]  # scales differ by block
     sizes = tiles.block_q, tiles.block_k, tiles.block_k
@@ -206,9 +209,10 @@ def made(
     d, e = hopper_configs.width(dim, dim), hopper_configs.width(dim_v, dim_v)
     height = tiles.block_q if promote else ROWS
     boxes = [height, d], [tiles.block_k, d], [e, tiles.block_k], [height, e]
+    means = () if mean is None else (torch.nn.functional.pad(mean, (0, e - dim_v)).view(-1),)
     args = (
         *(model.Descriptor(x, [1, 1, *box]) for x, box in zip((*values, o), boxes, strict=True)),
-        *(model.Pointer(x.scales.view(-1)) for x in rounded), model.Pointer(lse.view(-1)),
+        *map(model.Pointer, (*(x.scales.view(-1) for x in rounded), *means, lse.view(-1))),
         model.Pointer([entry for row in table for entry in row]), walk.tiles, heads, heads // kv_heads,
         seqlen_q, seqlen_k, scale * math.log2(math.e), *(() if promote else (tiles.block_q,)),
         tiles.block_k, d, e, tiles.stages, tiles.q_stages, causal,
@@ -216,7 +220,7 @@ def made(
         *(tiles.registers[1:] if promote else tiles.registers),
     )  # fmt: skip
     if promote:
-        want, want_lse = guarded(*rounded, causal=causal, scale=scale)
+        want, want_lse = guarded(*rounded, causal=causal, scale=scale, mean=mean)
     else:
         want, want_lse = _fp8.attention(*rounded, causal=causal, scale=scale, lag=kernels.LAZY)
     warpgroups = tiles.warpgroups if promote else 1  # of the kernel's first role

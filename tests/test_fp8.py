@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -74,6 +75,55 @@ def test_zeros_stay_zeros_and_a_nan_or_an_infinity_shows() -> None:
     assert torch.equal(back[0, 0, :16], x[0, 0, :16])
     assert back[0, 0, 20, 1].isnan()
     assert back[0, 0, 40, 2].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_v_without_its_mean_is_v_and_has_both_signs(dtype: torch.dtype) -> None:
+    v = (torch.rand(2, 3, 300, 8, generator=torch.Generator().manual_seed(0)) + torch.arange(8)).to(dtype)
+    rest, mean = _fp8.centred(v)
+    assert (rest.dtype, mean.dtype, mean.shape) == (torch.float32, torch.bfloat16, (2, 3, 8))
+    assert torch.equal(rest + mean[:, :, None], v.float())
+    assert (mean.double() - v.double().mean(2)).abs().le(2**-8 * v.double().mean(2)).all()
+    assert not (rest.mean(2).abs() > 2**-8 * mean.float()).any()
+    assert ((rest < 0).any(2) & (rest > 0).any(2)).all()
+
+
+def test_a_nan_or_an_infinity_of_v_is_not_in_its_mean() -> None:
+    v = torch.full((1, 2, 48, 4), 3.0)
+    v[0, 0, 20, 1], v[0, 0, 40, 2], v[0, 0, :, 3] = math.nan, math.inf, math.nan
+    rest, mean = _fp8.centred(v)
+    assert mean[0].tolist() == [[3, 3, 3, 0], [3, 3, 3, 3]]
+    assert torch.equal(rest[0, 0, :, :3].isfinite(), v[0, 0, :, :3].isfinite())
+    found = _fp8.quantise_values(rest[..., :3], E4M3, "block", 16)
+    back = _fp8.dequantise(found)
+    assert not back[0, 0, :16].any()
+    assert not back[0, 1].any()
+    assert back[0, 0, 20, 1].isnan()
+    assert back[0, 0, 40, 2].isnan()
+    assert _fp8.centred(torch.zeros(1, 1, 0, 4))[1].tolist() == [[[0] * 4]]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_of_v_without_its_mean_a_sum_of_16_tiles_loses_nothing(sign: int) -> None:
+    """Each product cut off towards zero at some 14 bits of the sum so far, as on Hopper."""
+    generator = torch.Generator().manual_seed(0)
+    v = sign * torch.randn(1, 1, 2048, 16, generator=generator).abs()
+    p = (4 * torch.rand(64, 2048, generator=generator)).to(E4M3).float()
+    ref = (p.double() @ v[0, 0].double()) / p.double().sum(1, keepdim=True)
+
+    def off(v: torch.Tensor, mean: torch.Tensor | float) -> float:
+        rounded = _fp8.dequantise(_fp8.quantise_values(v, E4M3, "head", 128))[0, 0]
+        total = torch.zeros(64, 16)
+        for keys in range(0, 2048, 32):
+            products = p[:, keys : keys + 32, None] * rounded[keys : keys + 32]
+            most = torch.maximum(total.abs(), products.abs().amax(1))
+            step = torch.exp2(most.clamp_min(2.0**-60).log2().floor() - 13)
+            total = ((total / step).trunc() + (products / step[:, None]).trunc().sum(1)) * step
+        return float(((total / p.sum(1, keepdim=True) + mean) / ref).mean() - 1)
+
+    rest, mean = _fp8.centred(v)
+    assert off(v, 0.0) < -2e-2
+    assert abs(off(rest, mean[0, 0].float())) < 1e-3
 
 
 def test_an_unknown_share_is_named() -> None:

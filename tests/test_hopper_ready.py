@@ -109,6 +109,27 @@ def so_it_is_in_fp8(made_up) -> None:
 
 
 @case
+def means_of_v_lie_as_the_kernel_in_fp8_reads_them(made_up) -> None:
+    """All columns of a box, one after the other, however v lies."""
+    from flashbench import hopper_configs
+    from flashbench.kernels import _flash_v3_fp8 as flash
+
+    for dim_v, turned, keys in itertools.product((48, 112, 128), (False, True), (512, 16384)):
+        q, k, v = (x.detach() for x in inputs((128, dim_v), turned=turned))
+        v += torch.arange(2.0)[:, None, None] + 1
+        tiles = hopper_configs.choose_fp8(128, dim_v, True, keys)
+        found = flash.operands(q, k, v, dtype=torch.float8_e4m3fn, causal=True, tiles=tiles)
+        assert (found.mean is None) == (keys == 512)
+        if found.mean is not None:
+            assert found.mean.is_contiguous()
+            assert found.mean.shape == (2, 2, 64 if dim_v == 48 else 128)
+            assert found.mean.sum((0, 2)).tolist() == [2 * dim_v, 4 * dim_v]
+            assert not found.v.values.float().any()
+        flash.flash_attention(found, causal=True)
+    assert len(made_up.compared) == 12
+
+
+@case
 def tensors_may_overlap_move_and_be_given_up(made_up) -> None:
     """One tensor for all; the same layout elsewhere in one storage; others at the same address."""
     x = torch.zeros(2, 2, 65, 64, dtype=torch.float16, requires_grad=True)

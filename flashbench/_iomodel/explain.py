@@ -94,8 +94,9 @@ _FORMULAS["flash-fp8"] = {
                " head; the last tile of V padded to 16 keys",
 }  # fmt: skip
 _FORMULAS["flash-v3-fp8"] = {
-    "forward": "read Nq·d + ΣK(d+dv) and, per warpgroup, 4Tr and 8 per K/V tile visited (scales); write"
-               " 2Nq·dv + 4Nq, per query head; V padded to 32 keys; the schedule as flash-v3-gluon's",
+    "forward": "read Nq·d + ΣK(d+dv) and, per warpgroup, 4Tr and 8 per K/V tile visited (scales), 2Tr·D"
+               " where V is without its mean (D: dv as a box has it); write 2Nq·dv + 4Nq, per query head; V"
+               " padded to 32 keys; the schedule as flash-v3-gluon's",
 }  # fmt: skip
 _FORMULAS["flash-decode"] = {
     "decode": "read, per K/V head, S·g·Nq·d·e + ΣK(d+dv)e; write S·g·Nq(4dv + 4), with S = 1 o and lse",

@@ -2,8 +2,9 @@
 
 Beside ``flash-v3-gluon``: q, k and v take one byte an element and o two (16 bits); each warpgroup reads the
 scale of its tile of queries and, with each K/V tile, that tile's two; V lies by columns, whose keys are
-padded to a multiple of 32, and the padding is loaded as well. Held to a walk over the kernel's own schedule
-and boxes by tests/test_flash_v3_fp8_model.py.
+padded to a multiple of 32, and the padding is loaded as well. Where V is without its mean (tiles with
+``promote``), each warpgroup reads that with each tile of queries, in 16 bits and as many columns as a box
+has. Held to a walk over the kernel's own schedule and boxes by tests/test_flash_v3_fp8_model.py.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ASSUMPTIONS = flash_v3_gluon.ASSUMPTIONS
 
 
 def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEFAULT) -> Work:
-    """What flash-v3's forward moves, V's padding and the scales."""
+    """What flash-v3's forward moves, V's padding, the scales and V's mean."""
     p, s, tile = problem, sizes(problem), tiles["fwd"]
     work = flash_v3_gluon.forward(p, tiles, variant)
     (step,) = work.steps
@@ -48,6 +49,8 @@ def forward(problem: Problem, tiles: Mapping[str, Tiles], variant: Variant = DEF
         "v_scale": scales * visited,
     }
     d, dv = (hopper_configs.width(dim, dim) for dim in (p.head_dim, p.head_dim_v))
+    if hopper_configs.choose_fp8(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k).promote:
+        read["v_mean"] = HALF * warpgroups * tiles_q * dv
     boxes = {"q": tiles_q * tile.block_q * d, "k": visited * tile.block_k * d,
              "v": visited * tile.block_k * dv}  # fmt: skip
     o = HALF * s.o

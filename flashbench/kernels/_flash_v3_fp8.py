@@ -30,7 +30,8 @@ from flashbench.kernels._hopper_ready import Ready
 class Operands:
     """What the kernel reads: q, k and v with a scale per tile; v is turned, its keys interleaved.
 
-    keys: how many of v's are no padding.
+    keys: how many of v's are no padding. mean: of tiles with ``promote``, what v's columns are less, bf16
+    (batch, num_kv_heads, columns that the kernel runs head_dim_v in).
     """
 
     q: Quantised
@@ -38,6 +39,7 @@ class Operands:
     v: Quantised
     keys: int
     tiles: Tiles
+    mean: Tensor | None = None
 
 
 def operands(
@@ -66,19 +68,27 @@ def operands(
     tiles = tiles or hopper_configs.choose_fp8(q.shape[3], v.shape[3], causal, k.shape[2])
     if hadamard:
         q, k = _fp8.rotate(q), _fp8.rotate(k)
+    values, mean = quantised_values(v, dtype, share, tiles)
     return Operands(
         q=_fp8.quantise(q, dtype, share, tiles.block_q),
         k=_fp8.quantise(k, dtype, share, tiles.block_k),
-        v=_fp8.interleave(quantised_values(v, dtype, share, tiles)),
+        v=_fp8.interleave(values),
         keys=k.shape[2],
         tiles=tiles,
+        mean=mean,
     )
 
 
-def quantised_values(v: Tensor, dtype: torch.dtype, share: str, tiles: Tiles) -> Quantised:
-    """v rounded to fp8 as the kernel of the tiles reads it, but not turned."""
-    quantise = _fp8.quantise_values if tiles.promote else _fp8.quantise
-    return quantise(v, dtype, share, tiles.block_k)
+def quantised_values(
+    v: Tensor, dtype: torch.dtype, share: str, tiles: Tiles
+) -> tuple[Quantised, Tensor | None]:
+    """(v rounded to fp8 as the kernel of the tiles reads it, but not turned; ``Operands.mean``)."""
+    if not tiles.promote:
+        return _fp8.quantise(v, dtype, share, tiles.block_k), None
+    rest, mean = _fp8.centred(v)
+    padding = hopper_configs.width(v.shape[3], v.shape[3]) - v.shape[3]
+    values = _fp8.quantise_values(rest, dtype, share, tiles.block_k)
+    return values, torch.nn.functional.pad(mean, (0, padding))
 
 
 def flash_attention(
@@ -112,7 +122,8 @@ def forward_launch(
     lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     laid = tuple(Laid(one.shape, one.stride()) for one in (q, k, v, o))
     own = plan(laid, (q.dtype, out_dtype), q.device, causal, x.tiles)
-    tensors = q, k, v, o, x.q.scales, x.k.scales, x.v.scales, lse
+    means = () if x.mean is None else (x.mean,)
+    tensors = q, k, v, o, x.q.scales, x.k.scales, x.v.scales, *means, lse
     return o, lse, own.launch(tensors, scale * math.log2(math.e))
 
 
@@ -156,4 +167,5 @@ def plan(
             "BLOCK_M": tiles.block_q, **common, "MAX3": tiles.max3, "EMULATED": tiles.emulated,
             "REGISTERS": own, "PRODUCER_REGISTERS": others,
         }  # fmt: skip
-    return Ready("v3_fp8", forward, len(rows[0]), (*boxes, *[None] * 4), fixed, constants, warps)
+    plain = 5 if tiles.promote else 4  # scales, the mean of v, lse
+    return Ready("v3_fp8", forward, len(rows[0]), (*boxes, *[None] * plain), fixed, constants, warps)

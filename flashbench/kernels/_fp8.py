@@ -100,6 +100,19 @@ def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Qu
     return Quantised(values, scales.contiguous(), block)
 
 
+def centred(v: Tensor) -> tuple[Tensor, Tensor]:
+    """(v less its mean over the keys, in fp32; that mean, bf16 (batch, heads, width), contiguous).
+
+    What is subtracted is the rounded mean. It is of finite numbers, 0 without any: a NaN or an infinity
+    stays alone.
+    """
+    v = v.detach().float()
+    finite = v.isfinite()
+    count = finite.sum(2, keepdim=True).clamp_min(1)
+    mean = (torch.where(finite, v, 0.0) / count).sum(2, keepdim=True).to(torch.bfloat16)
+    return v - mean, mean.squeeze(2).contiguous()
+
+
 def dequantise(x: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
     """values * scales in that dtype, (batch, heads, rows, width)."""
     rows = x.values.shape[2]

@@ -75,8 +75,9 @@ def rescale_asm(cols):
 
 
 @constexpr_function
-def normalise_asm(cols):
+def normalise_asm(cols, more=False):
     n = cols // 2
+    op = "fma.rn" if more else "mul"
     low, high = f"${2 * n}", f"${2 * n + 2}"
     body = [
         "{",
@@ -86,7 +87,9 @@ def normalise_asm(cols):
         "or.pred some, p, q;",
         "vote.sync.any.pred some, some, 0xffffffff;",
     ]
-    body += [f"mul.f32 ${i}, ${i}, {high if i % 4 >= 2 else low};" for i in range(n)]
+    for i in range(n):
+        added = f", ${3 * n + i}" if more else ""
+        body += [f"{op}.f32 ${i}, ${i}, {high if i % 4 >= 2 else low}{added};"]
     body += ["@!some bra SKIP;"]
     body += [f"selp.f32 ${i}, 0f00000000, ${i}, {'q' if i % 4 >= 2 else 'p'};" for i in range(n)]
     return "\n".join([*body, "SKIP:", "}"])
@@ -193,6 +196,22 @@ def normalise(acc, factor, COLS: gl.constexpr):
     TIED: gl.constexpr = tied(COLS, "f")
     factor, _ = gl.broadcast(factor[:, None], acc)
     return gl.inline_asm_elementwise(ASM, TIED, [acc, factor], gl.float32, is_pure=True, pack=N)
+
+
+@constexpr_function
+def tied_with_more(cols):
+    return ",".join([tied(cols, "f"), *["f"] * (cols // 2)])
+
+
+@gluon.jit
+def normalise_and_add(acc, factor, more, COLS: gl.constexpr):
+    """acc · factor + more, one per row, one per column; 0 where the factor is 0, whatever acc holds."""
+    N: gl.constexpr = packed(COLS)
+    ASM: gl.constexpr = normalise_asm(COLS, True)
+    TIED: gl.constexpr = tied_with_more(COLS)
+    factor, _ = gl.broadcast(factor[:, None], acc)
+    more, _ = gl.broadcast(more[None, :], acc)
+    return gl.inline_asm_elementwise(ASM, TIED, [acc, factor, more], gl.float32, is_pure=True, pack=N)
 
 
 LOG2 = gl.constexpr("lg2.approx.ftz.f32 $0, $1;")

@@ -4,6 +4,8 @@ Launched by _flash_v3_fp8.py for head dims over 64. Schedule and layouts are tho
 What is its own:
 
 - No row maxima but of tiles that need them (_hopper_guard.py).
+- V is without its mean over the keys, which O gets back as it is written (``_fp8.centred``). Of products of
+  one sign more would be cut off than of those of both.
 - P V is summed where the product is computed, and every PROMOTE tiles what was summed so, in some 14 bits, is
   added to a sum in fp32 that shared memory holds. O is in units of V's scale of the tile: scales are powers
   of two (``_fp8.quantise_values``), and O is multiplied where they change, as where a base does.
@@ -34,14 +36,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from flashbench.kernels import _hopper_asm as asm
-from flashbench.kernels import _hopper_backward_tiles as other
 from flashbench.kernels import _hopper_fp8_kernels as whole
 from flashbench.kernels import _hopper_guard as guard
 from flashbench.kernels import _hopper_kernels as half
 from flashbench.kernels import _hopper_tiles as one
+from flashbench.kernels._hopper_fp8_aside import BLOCK_M, set_aside
 
-BLOCK_M = gl.constexpr(128)
-"""Rows of a tile of queries: 64 of each warpgroup."""
 WARPS = gl.constexpr(8)
 READ = gl.constexpr(32 * 8 + 32)
 """Threads of the named barriers by which consumers tell the warp that loads what they have read."""
@@ -49,54 +49,6 @@ MET = gl.constexpr(128 + 32)
 """Threads of those at which a warpgroup meets the warp that waits for it."""
 LED = gl.constexpr(6)
 """The first of those, after one for each stage of K and V, at most four, and of Q, at most two."""
-SHIFT = guard.SHIFT
-
-
-@gluon.jit
-def by_thread(x, E: gl.constexpr):
-    """(BLOCK_M, E) of a product as (E // 8, 1024): four numbers of each thread side by side, and its only."""
-    x = gl.permute(gl.reshape(x, [8, 2, 8, E // 8, 4, 2]), (3, 0, 2, 4, 1, 5))
-    return gl.reshape(x, [E // 8, 8 * BLOCK_M])
-
-
-@gluon.jit
-def by_row(x, E: gl.constexpr, LO: gl.constexpr):
-    """What ``by_thread`` was given."""
-    x = gl.permute(gl.reshape(x, [E // 8, 8, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
-    return gl.convert_layout(gl.reshape(x, [BLOCK_M, E]), LO, assert_trivial=True)
-
-
-@gluon.jit
-def scale_of(top, unit, new_top, new_unit):
-    """What numbers of old bases and unit are to be multiplied by."""
-    same = (top == new_top) | (top == float("-inf"))
-    return gl.where(same, 1.0, gl.exp2(top - new_top)) * gl.exp2(unit - new_unit)
-
-
-@gluon.jit
-def set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, done, total, top, unit, entry, heads, seqlen_q,
-              E: gl.constexpr, LO: gl.constexpr, ROW: gl.constexpr):  # fmt: skip
-    """Add to O, by the bases top and unit, what was set aside; write it where it is done, else set it aside.
-
-    What is set aside lies where O leaves from: OS is as large as O in fp32.
-    """
-    OWN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    MS = other.retiled(OS, [1, E // 8, 8 * BLOCK_M], OWN, gl.float32).index(0)
-    if kept:
-        flat = by_thread(acc, E)
-        factor = by_thread(guard.over(scale_of(kept_top, kept_unit, top, unit), acc), E)
-        flat += MS.load(flat.type.layout) * factor
-        acc = by_row(flat, E, LO)
-    tma.store_wait(0)
-    if done:
-        base = guard.by_row(top, ROW) - SHIFT
-        weight = one.finish(total, base, LSE, entry, heads, seqlen_q, 1.0, 0, BLOCK_M, ROW, 1)
-        weight *= gl.exp2(unit)
-        tile, b, h = one.unpacked(entry)
-        one.store_piece(acc, weight, OS.index(0), O, b, h, tile * BLOCK_M, 0, E, LO, False)
-    else:
-        MS.store(by_thread(acc, E))
-    return acc
 
 
 @gluon.jit
@@ -141,7 +93,7 @@ def softmax(s, total, top, factor, v_scale, v_unit, first, BLOCK_N: gl.constexpr
 @gluon.jit
 def consume(
     QS, KS, VS, OS,
-    O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
+    O, Q_SCALE, K_SCALE, V_SCALE, V_MEAN, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, EMULATED: gl.constexpr, PROMOTE: gl.constexpr,
 ):  # fmt: skip
@@ -232,8 +184,8 @@ def consume(
                 at_total = old_total
                 at_top = old_top
                 at_unit = old_unit
-            acc = set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, first, at_total, at_top, at_unit,
-                            written, heads, seqlen_q, E, LO, ROW)  # fmt: skip
+            acc = set_aside(acc, OS, O, LSE, V_MEAN, kept, kept_top, kept_unit, first, at_total, at_top,
+                            at_unit, written, heads, group, seqlen_q, E, LO, ROW)  # fmt: skip
             kept = first == False  # noqa: E712
             kept_top = top
             kept_unit = v_unit
@@ -261,8 +213,8 @@ def consume(
     acc, p = warpgroup_mma_wait(0, [acc, p])
     acc = guard.rescale(acc, turned, E)
     if first & (total_blocks > 1):
-        acc = set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, True, old_total, old_top, old_unit,
-                        before, heads, seqlen_q, E, LO, ROW)  # fmt: skip
+        acc = set_aside(acc, OS, O, LSE, V_MEAN, kept, kept_top, kept_unit, True, old_total, old_top,
+                        old_unit, before, heads, group, seqlen_q, E, LO, ROW)  # fmt: skip
     if first:
         kept = False
         summed = 0
@@ -270,8 +222,8 @@ def consume(
     asm.meet(led, MET)
     acc = values(next_p, VS.index(stage), acc, summed > 0, E5M2, BLOCK_N, E, LO)
     acc, next_p = warpgroup_mma_wait(0, [acc, next_p])
-    set_aside(acc, OS, O, LSE, kept, kept_top, kept_unit, True, total, top, v_unit, entry, heads, seqlen_q,
-              E, LO, ROW)  # fmt: skip
+    set_aside(acc, OS, O, LSE, V_MEAN, kept, kept_top, kept_unit, True, total, top, v_unit, entry, heads,
+              group, seqlen_q, E, LO, ROW)  # fmt: skip
     tma.store_wait(0)
 
 
@@ -347,7 +299,7 @@ def produce(
 
 @gluon.jit(do_not_specialize=["tiles", "heads", "group", "seqlen_q", "seqlen_k"])
 def forward(
-    Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
+    Q, K, V, O, Q_SCALE, K_SCALE, V_SCALE, V_MEAN, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
     BLOCK_N: gl.constexpr, D: gl.constexpr, E: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
     CAUSAL: gl.constexpr, EMULATED: gl.constexpr, PROMOTE: gl.constexpr, O_BOXES: gl.constexpr,
     OTHER_REGISTERS: gl.constexpr,
@@ -364,8 +316,8 @@ def forward(
     FULL = half.barriers(STAGES, 1)
     fence_async_shared()
     gl.warp_specialize([
-        (consume, (QS, KS, VS, OS,
-                  O, Q_SCALE, K_SCALE, V_SCALE, LSE, TABLE, tiles, heads, group, seqlen_q, seqlen_k, unit,
+        (consume, (QS, KS, VS, OS, O, Q_SCALE, K_SCALE, V_SCALE, V_MEAN, LSE, TABLE,
+                  tiles, heads, group, seqlen_q, seqlen_k, unit,
                   BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL, EMULATED, PROMOTE)),
         (produce, (Q, K, V, QS, KS, VS, FULL, TABLE, heads, group, seqlen_q, seqlen_k,
                   BLOCK_N, D, E, STAGES, Q_STAGES, CAUSAL)),

@@ -267,7 +267,13 @@ def store_piece(acc, factor, STAGE, DESC, b, h, row, col, D: gl.constexpr, O: gl
         o = gl.where(factor != 0, acc * factor, 0.0)
     else:
         o = asm.normalise(acc, factor, D)
-    STAGE.reshape([acc.shape[0], D]).store(o.to(STAGE.dtype))
+    send(o, STAGE, DESC, b, h, row, col, D)
+
+
+@gluon.jit
+def send(o, STAGE, DESC, b, h, row, col, D: gl.constexpr):
+    """Write rows of O by TMA, in its dtype."""
+    STAGE.reshape([o.shape[0], D]).store(o.to(STAGE.dtype))
     fence_async_shared()
     tma_store(DESC, [b, h, row, col], STAGE)
 
