@@ -117,14 +117,17 @@ def check(dim: int, causal: bool, tiles: Tiles, limits: dict[torch.dtype, float]
                 assert torch.equal(again[1], lse), (*what, "lse not repeatable")
 
 
-def right(cases: list[Case], dtypes: int, parallel: int = 15) -> Iterator[Case]:
-    """Those of the cases that are right in the first so many of the dtypes; the others are named."""
+def right(cases: list[Case], told: object, *, script: str = __file__, parallel: int = 15) -> Iterator[Case]:
+    """Those of the cases that are right by the script's --check, so many at once; the others are named.
+
+    told: what it is told beside the case; here in how many of the dtypes, the first ones, it is to be right.
+    """
     waiting, running = list(cases), {}
     while waiting or running:
         while waiting and len(running) < parallel:
             case = waiting.pop(0)
-            line = json.dumps([*case[:2], asdict(case[2]), dtypes])
-            command = [sys.executable, __file__, "--check", line]
+            line = json.dumps([*case[:2], asdict(case[2]), told])
+            command = [sys.executable, script, "--check", line]
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             running[case] = process, time.monotonic()
         for case, (process, started) in list(running.items()):
@@ -201,19 +204,25 @@ def said(row: dict) -> str:
 Cell = tuple[int, bool, int]
 
 
-def timed(cells: list[Cell], good: list[Case], until: float, table: bool) -> Iterator[dict]:
-    """Rows of the cells; a process that hangs is killed, and what it was at is not tried again."""
+def timed(
+    cells: list[Cell], good: list[Case], until: float, told: object, *, script: str = __file__
+) -> Iterator[dict]:
+    """Rows of the cells by the script's --cells; if that hangs it is killed, and what it was at is left out.
+
+    Where that is no case but what they are timed beside, the cell is left out. told: what it is told beside
+    cells and cases; here whether only the table's are timed.
+    """
     good = list(good)
     while cells and good and time.monotonic() < until:
-        asked = json.dumps([cells, [[*of, asdict(tiles)] for *of, tiles in good], table])
+        asked = json.dumps([cells, [[*of, asdict(tiles)] for *of, tiles in good], told])
         with subprocess.Popen(
-            [sys.executable, __file__, "--cells", asked], stdout=subprocess.PIPE, text=True
+            [sys.executable, script, "--cells", asked], stdout=subprocess.PIPE, text=True
         ) as process:
             lines: queue.Queue[str] = queue.Queue()
             threading.Thread(target=lambda p=process, q=lines: [*map(q.put, p.stdout), q.put("")]).start()
             trying = None
             try:
-                while line := lines.get(timeout=max(1.0, min(SILENT_S, until - time.monotonic()))):
+                while line := lines.get(timeout=max(0.0, min(SILENT_S, until - time.monotonic()))):
                     if line.startswith('{"trying"'):
                         trying = json.loads(line)["trying"]
                     elif line.startswith("{"):
@@ -225,8 +234,8 @@ def timed(cells: list[Cell], good: list[Case], until: float, table: bool) -> Ite
                 process.kill()
         if cells and time.monotonic() < until:
             print(f"{cells[0]}: {trying} HANGS or fails", flush=True)
-            cells = cells[trying in (None, "sdpa-cudnn") :]
-            good = [case for case in good if (*case[:2], case[2].name) != (*cells[0][:2], trying)]
+            left = [case for case in good if (*case[:2], case[2].name) != (*cells[0][:2], trying)]
+            cells, good = cells[len(left) == len(good) :], left
 
 
 def time_cells(asked: str) -> None:
