@@ -101,15 +101,23 @@ def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Qu
 
 
 def centred(v: Tensor) -> tuple[Tensor, Tensor]:
-    """(v less its mean over the keys, in fp32; that mean, bf16 (batch, heads, width), contiguous).
+    """(v less about its mean over the keys, in fp32; what it is less, bf16 (batch, heads, width), contiguous).
 
-    What is subtracted is the rounded mean. It is of finite numbers, 0 without any: a NaN or an infinity
-    stays alone.
+    To a multiple of 2**-7 of the power of two that a head's largest magnitude has: bf16 has that whole, and
+    what is left of bf16's numbers is as far from where fp8 rounds up or down as they were. Off by a part of
+    the distance of two of them, more would be rounded up than down, or fewer: a bias, the same in each row.
+    An outlier makes the step so large that little is taken off. Of finite numbers, 0 without any: a NaN or an
+    infinity stays alone.
     """
     v = v.detach().float()
+    if not v.numel():
+        return v, v.new_zeros(*v.shape[:2], v.shape[3], dtype=torch.bfloat16)
     finite = v.isfinite()
-    count = finite.sum(2, keepdim=True).clamp_min(1)
-    mean = (torch.where(finite, v, 0.0) / count).sum(2, keepdim=True).to(torch.bfloat16)
+    numbers = torch.where(finite, v, 0.0)
+    mean = (numbers / finite.sum(2, keepdim=True).clamp_min(1)).sum(2, keepdim=True)
+    _, exponent = torch.frexp(numbers.abs().amax((2, 3), keepdim=True))
+    step = torch.ldexp(torch.ones_like(mean), (exponent - 8).clamp_min(-100))
+    mean = ((mean / step).round() * step).to(torch.bfloat16)
     return v - mean, mean.squeeze(2).contiguous()
 
 
