@@ -101,7 +101,7 @@ def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Qu
 
 
 def centred(v: Tensor) -> tuple[Tensor, Tensor]:
-    """(v less about its mean over the keys, in fp32; what it is less, bf16 (batch, heads, width), contiguous).
+    """(v less about its mean over the keys, in fp32; what it is less, bf16 (batch, heads, width)).
 
     To a multiple of 2**-7 of the power of two that a head's largest magnitude has: bf16 has that whole, and
     what is left of bf16's numbers is as far from where fp8 rounds up or down as they were. Off by a part of
