@@ -16,13 +16,13 @@ SWEEPS = ("h200-sxm", "h200-sxm-x2/fleet/one", "h200-sxm-x2/fleet/two")
 
 
 @cache
-def timed(method: str) -> dict[str, list[Record]]:
-    """The timed rows of the sweeps by cell."""
+def timed(method: str) -> dict[tuple[str, str], list[Record]]:
+    """The timed rows of the sweeps by cell and configuration: another kernel is another call."""
     found = defaultdict(list)
     for name in SWEEPS:
         for record in runfile.load(REPORTS / name / "results.jsonl").records:
             if record.samples is not None and record.samples.method == method:
-                found[record.cell.key].append(record)
+                found[record.cell.key, str(record.config)].append(record)
     return found
 
 

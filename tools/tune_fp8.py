@@ -1,6 +1,6 @@
 """Checks and times configurations of flash-v3-fp8 at head dim 128 on an sm_90 GPU, beside flash-v3 in bf16.
 
-python tools/tune_fp8.py --out FILE [--load burst|sustained] [--budget S]
+python tools/tune_fp8.py --out FILE [--load sustained|burst] [--budget S]
 
 bf16 inputs, rounded to e4m3 with a scale per block before anything is timed, o in bf16, 16 heads, batch ·
 seqlen = 16k, both masks; what is timed is launches. Every form is first checked, in a process of its own that
@@ -8,11 +8,11 @@ is killed when it hangs and leaves what it compiled in Triton's cache; only righ
 tools/tune_hopper.py does. The JSON is rewritten after every cell. mhz, watts: medians of the SM clock and of
 the power at that moment, read from NVML, where it answers, while the load of a sample still runs.
 
-burst: 4 ms of a form's own load before each sample of 12 ms, as reports/<card>/tuning has it in
-flash-v3-fp8-guarded.json; 22 checks at once, then 6 cells · 11 forms · 9 rounds · 20 ms = 12 s.
 sustained: 350 ms of its own load before each sample of 40 ms, so that the clock is what the power of that
-form leaves it: flash-v3-fp8-sustained.json; 12 checks, 6 · 6 · 3 · 394 ms = 43 s, of the guarded forms the
-table's and those that differ from it in one thing. About 25 s more are for checks and starts.
+form leaves it, as reports/<card>/tuning has it in flash-v3-fp8-guarded.json; 12 checks at once, then 6 cells,
+6 forms and 3 rounds of 394 ms, 43 s in all, of the guarded forms the table's and those that differ from it in
+one thing. burst: 4 ms of load before each sample of 12 ms; 22 checks, then 6 cells, 11 forms and 9 rounds of
+20 ms. About 25 s more are for checks and starts.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Load:
     rounds: int
 
 
-LOADS = {"burst": Load(4, 12, 9), "sustained": Load(350, 40, 3)}
+LOADS = {"sustained": Load(350, 40, 3), "burst": Load(4, 12, 9)}
 AFTER_MS = 4
 """Of load behind a sample, under which NVML is read."""
 
@@ -271,7 +271,7 @@ def document(
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Check and time configurations of flash-v3-fp8.")
     parser.add_argument("--out", type=Path, help="the JSON file to write")
-    parser.add_argument("--load", choices=LOADS, default="burst")
+    parser.add_argument("--load", choices=LOADS, default="sustained")
     parser.add_argument("--budget", type=float, default=100, help="seconds of the whole run (100)")
     parser.add_argument("--check", help=argparse.SUPPRESS)
     parser.add_argument("--cells", help=argparse.SUPPRESS)

@@ -115,6 +115,7 @@ def tensor_bytes(problem: Problem) -> dict[str, int]:
             "dq_acc": s.q * scale, "dq_tmp": s.q * scale, "o_tmp": s.o * scale, "dk_acc": s.k * scale,
             "dv_acc": s.v * scale, "do_rows": s.o, "o_rows": s.o, "k_heads": s.k_heads,
             "v_heads": s.v_heads, "dk_heads": s.k_heads, "dv_heads": s.v_heads,
+            "v_mean": part.batch * part.num_kv_heads * part.head_dim_v * FP16,
         }  # fmt: skip
         for name, size in rows.items():
             total[name] = total.get(name, 0) + size
