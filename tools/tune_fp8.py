@@ -56,6 +56,8 @@ class Load:
 
 
 LOADS = {"sustained": Load(350, 40, 3), "burst": Load(4, 12, 9)}
+PREPARED = 4
+"""Samples of the preparation."""
 AFTER_MS = 4
 """Of load behind a sample, under which NVML is read."""
 
@@ -228,7 +230,21 @@ def time_cells(asked: str) -> None:
                 tiles = Tiles(**fields)
                 name = BF16 if tiles == bf16(causal) else tiles.name
                 calls[name] = launched(causal, tiles, q, k, v)[2].run
-        print(json.dumps(row(causal, seqlen, sampled(calls, LOADS[load], read))), flush=True)
+        own = hopper_configs.choose_fp8(DIM, DIM, causal, seqlen)
+        made = row(causal, seqlen, sampled(calls, LOADS[load], read))
+        print(json.dumps({**made, "preparation_ms": prepared(own, q, k, v)}), flush=True)
+
+
+def prepared(tiles: Tiles, q, k, v) -> dict[str, list[float]]:
+    """Milliseconds of the preparation in torch's operations: of all, and of v alone."""
+    from flashbench.kernels import _flash_v3_fp8, _fp8
+
+    fp8 = torch.float8_e4m3fn
+    calls = {
+        "all": lambda: _flash_v3_fp8.operands(q, k, v, dtype=fp8, causal=False, tiles=tiles),
+        "v": lambda: _fp8.interleave(_flash_v3_fp8.quantised_values(v, fp8, "block", tiles)[0]),
+    }
+    return {what: [milliseconds(call, 3) for _ in range(PREPARED)] for what, call in calls.items()}
 
 
 def said(one: Mapping) -> str:
