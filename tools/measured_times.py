@@ -29,7 +29,8 @@ TUNED_BWD = ("flash-v3-backward.json", "flash-v3-backward-2.json", "flash-v3-bac
 BESIDE = ("flash-v3-fp8.json", "flash-v3-exps-fp8.json")
 """Tables of fp8's variants, with ``flash-v3`` in bf16 beside them."""
 GUARDED = "flash-v3-fp8-guarded.json"
-"""Of an H200: fp8's variants at head dim 128 from 4k keys on, whose kernel is younger than the others."""
+"""Of an H200: fp8's variants at head dim 128 from 4k keys on, whose kernel is younger than the others, each
+under its own sustained load."""
 COUNTED = ("sweep", "sweep-128")
 """Folders of ``reports/<card>/counters`` whose calls are those of a sweep."""
 WIDE = "scores-first"
@@ -38,15 +39,16 @@ WIDE = "scores-first"
 
 SUSTAINED = 0.9
 """Of the products' rate, what the power cap leaves under sustained load: one number for both passes and all
-head dims, fitted with the constants of ``gluon`` (``time_model.py --fit gluon``). Until short calls of
-today's forward are timed, the backward's alone tell it from the rest."""
+head dims, fitted with the constants of ``gluon`` (``time_model.py --fit gluon``). Short calls of
+today's forward are in an H200's sweep, which is not fitted: until they are counted, the backward's alone tell
+it from the rest."""
 
 
 class Time(NamedTuple):
     """One measured median. kernels: the implementation whose kernels ran; card: the row of the card.
 
     config: what the row says of the kernels' configuration. sustained: under load that a power cap holds
-    down, where others are short and cool.
+    down and that is not in its family's constants, where others are short and cool.
     """
 
     card: Device
@@ -169,7 +171,8 @@ def beside() -> Iterator[Time]:
 
 
 def tuned_fp8() -> Iterator[Time]:
-    """Of fp8's variants the one that its table has today."""
+    """Of fp8's variants the one that its table has today, under load: that is in the family's constants, as
+    nothing tells the share that it leaves of products from the rest."""
     for name, folder, card in (
         *((name, "h100-sxm", "h100-sxm") for name in BESIDE),
         (GUARDED, "h200-sxm", "h200"),
