@@ -189,7 +189,7 @@ def made(
         k[:, :, :150] *= 0.1
         v *= torch.exp2(-(torch.arange(seqlen_k) // 100 % 7))[:, None]
         v += torch.linspace(-1, 2, dim_v) * torch.arange(1.0, kv_heads + 1)[:, None, None]
-        v, mean = _fp8.centred(v)
+        v, mean = _fp8.centred(v, tiles.block_k)
     else:
         k *= torch.linspace(0.2, 2, seqlen_k)[:, None]  # scales differ by block
     sizes = tiles.block_q, tiles.block_k, tiles.block_k

@@ -80,7 +80,7 @@ def test_zeros_stay_zeros_and_a_nan_or_an_infinity_shows() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_v_without_its_mean_is_v_and_has_both_signs(dtype: torch.dtype) -> None:
     v = (torch.rand(2, 3, 300, 8, generator=torch.Generator().manual_seed(0)) + torch.arange(8)).to(dtype)
-    rest, mean = _fp8.centred(v)
+    rest, mean = _fp8.centred(v, 128)
     assert (rest.dtype, mean.dtype, mean.shape) == (torch.float32, torch.bfloat16, (2, 3, 8))
     assert torch.equal(rest + mean[:, :, None], v.float())
     step = torch.exp2(v.double().abs().amax((2, 3)).log2().floor() - 7)[..., None]
@@ -93,22 +93,53 @@ def test_v_without_its_mean_is_v_and_has_both_signs(dtype: torch.dtype) -> None:
 def test_v_without_its_mean_is_rounded_as_evenly_as_v(shift: float) -> None:
     """Numbers of bf16 lie 16 to one of e4m3's: shifted by a part of their distance they would not be."""
     v = (torch.randn(1, 2, 4096, 64, generator=torch.Generator().manual_seed(0)) + shift).bfloat16()
-    rest, mean = _fp8.centred(v)
+    rest, mean = _fp8.centred(v, 128)
     off = _fp8.dequantise(_fp8.quantise_values(rest, E4M3, "block", 128)) + mean[:, :, None] - v.float()
     alike = float(off.square().mean().sqrt()) / 4096**0.5  # of the mean of as many that are independent
     assert float(off.mean(2).square().mean().sqrt()) < 1.3 * alike
 
 
-def test_an_outlier_does_not_move_the_mean_that_v_is_without() -> None:
-    v = torch.randn(1, 1, 4096, 8, generator=torch.Generator().manual_seed(0))
-    v[0, 0, 7, 3] = 6e4
-    assert not _fp8.centred(v)[1].any()
+@pytest.mark.parametrize(
+    ("keys", "factor", "add"),
+    [
+        (slice(7, 8), 0.0, 6e4),
+        (slice(4080, None), 0.0, 1e3),
+        *((slice(3968, None), x, 0.0) for x in (30, 1e3)),
+    ],
+)
+def test_keys_that_a_row_does_not_see_are_not_in_what_its_v_is_without(
+    keys: slice, factor: float, add: float
+) -> None:
+    """A row that sees the blocks before, as causal ones do, is rounded as if it had no others."""
+    v = torch.randn(1, 2, 4096, 8, generator=torch.Generator().manual_seed(0)) + 0.5
+    v[:, 0, keys] = v[:, 0, keys].abs() * factor + add
+    rest, mean = _fp8.centred(v, 128)
+    others = torch.ones(4096, dtype=torch.bool)
+    others[keys] = False
+
+    def off(x: torch.Tensor) -> torch.Tensor:
+        back = _fp8.dequantise(_fp8.quantise_values(x, E4M3, "block", 128))
+        return (back - x)[:, :, others].square().mean((2, 3)).sqrt()
+
+    assert (off(rest) <= 1.05 * off(v)).all()
+    assert mean[0, 1].float().sub(0.5).abs().lt(0.1).all(), "another head's are"
+
+
+@pytest.mark.parametrize("largest", [3e38, torch.finfo(torch.float32).max])
+def test_what_is_finite_stays_so_without_its_mean(largest: float) -> None:
+    v = torch.full((1, 1, 300, 3), largest)
+    v[..., 1] *= -1
+    v[0, 0, 5:, 2] = -largest
+    rest, mean = _fp8.centred(v, 128)
+    assert rest.isfinite().all()
+    assert mean.isfinite().all()
+    assert torch.equal(rest + mean[:, :, None].float(), v)
 
 
 def test_a_nan_or_an_infinity_of_v_is_not_in_its_mean() -> None:
     v = torch.full((1, 2, 48, 4), 3.0)
     v[0, 0, 20, 1], v[0, 0, 40, 2], v[0, 0, :, 3] = math.nan, math.inf, math.nan
-    rest, mean = _fp8.centred(v)
+    rest, mean = _fp8.centred(v, 128)
     assert mean[0].tolist() == [[3, 3, 3, 0], [3, 3, 3, 3]]
     assert torch.equal(rest[0, 0, :, :3].isfinite(), v[0, 0, :, :3].isfinite())
     found = _fp8.quantise_values(rest[..., :3], E4M3, "block", 16)
@@ -117,7 +148,7 @@ def test_a_nan_or_an_infinity_of_v_is_not_in_its_mean() -> None:
     assert not back[0, 1].any()
     assert back[0, 0, 20, 1].isnan()
     assert back[0, 0, 40, 2].isnan()
-    assert _fp8.centred(torch.zeros(1, 1, 0, 4))[1].tolist() == [[[0] * 4]]
+    assert _fp8.centred(torch.zeros(1, 1, 0, 4), 128)[1].tolist() == [[[0] * 4]]
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -138,7 +169,7 @@ def test_of_v_without_its_mean_a_sum_of_16_tiles_loses_nothing(sign: int) -> Non
             total = ((total / step).trunc() + (products / step[:, None]).trunc().sum(1)) * step
         return float(((total / p.sum(1, keepdim=True) + mean) / ref).mean() - 1)
 
-    rest, mean = _fp8.centred(v)
+    rest, mean = _fp8.centred(v, 128)
     assert off(v, 0.0) < -2e-2
     assert abs(off(rest, mean[0, 0].float())) < 1e-3
 

@@ -85,7 +85,7 @@ def quantised_values(
     """(v rounded to fp8 as the kernel of the tiles reads it, but not turned; ``Operands.mean``)."""
     if not tiles.promote:
         return _fp8.quantise(v, dtype, share, tiles.block_k), None
-    rest, mean = _fp8.centred(v)
+    rest, mean = _fp8.centred(v, tiles.block_k)
     padding = hopper_configs.width(v.shape[3], v.shape[3]) - v.shape[3]
     values = _fp8.quantise_values(rest, dtype, share, tiles.block_k)
     return values, torch.nn.functional.pad(mean, (0, padding))

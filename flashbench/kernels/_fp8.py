@@ -33,6 +33,9 @@ SMALLEST = torch.finfo(torch.float32).tiny
 GROUP = 32
 """Keys that an interleaved V has in an order of their own: what one fp8 product of Hopper sums."""
 
+GROWN = 1.25
+"""By how much the largest number of a block may grow for the mean that V is without."""
+
 DEFAULT_SHARE = "block"
 """What shares a scale where a problem does not say."""
 
@@ -84,7 +87,8 @@ def quantise(x: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised
 def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised:
     """As ``quantise``, but for scales: the least powers of two that are no smaller, so that P may take them.
 
-    In 2**-60 to 1 of the largest of a head, which that of zeros is; a NaN or an infinity leaves them finite.
+    In 2**-60 to 1 of the largest of a head, which that of zeros is, and no less than 2**-100; a NaN or an
+    infinity leaves them finite.
     """
     plain = quantise(v, dtype, share, block)
     fine = plain.scales.isfinite()
@@ -100,14 +104,15 @@ def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Qu
     return Quantised(values, scales.contiguous(), block)
 
 
-def centred(v: Tensor) -> tuple[Tensor, Tensor]:
+def centred(v: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """(v less about its mean over the keys, in fp32; what it is less, bf16 (batch, heads, width)).
 
-    To a multiple of 2**-7 of the power of two that a head's largest magnitude has: bf16 has that whole, and
-    what is left of bf16's numbers is as far from where fp8 rounds up or down as they were. Off by a part of
-    the distance of two of them, more would be rounded up than down, or fewer: a bias, the same in each row.
-    An outlier makes the step so large that little is taken off. Of finite numbers, 0 without any: a NaN or an
-    infinity stays alone.
+    block: keys that share a scale. To a multiple of 2**-7 of the power of two that a head's largest magnitude
+    has: bf16 has that whole, and what is left of bf16's numbers is as far from where fp8 rounds up or down as
+    they were. Off it by a part of the distance of two of them, more would be rounded up than down, or fewer:
+    a bias, the same in each row. Nothing is taken off a column where some block's largest would grow by more
+    than ``GROWN`` for it, as a mean does that is of other keys: whoever sees only that block, as causal rows
+    do, would be rounded by those. The mean is of finite numbers: a NaN or an infinity stays alone.
     """
     v = v.detach().float()
     if not v.numel():
@@ -117,8 +122,16 @@ def centred(v: Tensor) -> tuple[Tensor, Tensor]:
     mean = (numbers / finite.sum(2, keepdim=True).clamp_min(1)).sum(2, keepdim=True)
     _, exponent = torch.frexp(numbers.abs().amax((2, 3), keepdim=True))
     step = torch.ldexp(torch.ones_like(mean), (exponent - 8).clamp_min(-100))
-    mean = ((mean / step).round() * step).to(torch.bfloat16)
-    return v - mean, mean.squeeze(2).contiguous()
+    mean = (mean / step).round() * step
+    before, after = (_largest(x, block) for x in (numbers, torch.where(finite, v - mean, 0.0)))
+    mean = torch.where((after / GROWN <= before).all(2, keepdim=True), mean, 0.0)
+    return v - mean, mean.to(torch.bfloat16).squeeze(2).contiguous()
+
+
+def _largest(x: Tensor, block: int) -> Tensor:
+    """The largest magnitude of a column in each block, (batch, heads, blocks, width)."""
+    x = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % block))
+    return x.unflatten(2, (-1, block)).abs().amax(3)
 
 
 def dequantise(x: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
