@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from attention import problem
@@ -99,6 +100,21 @@ def test_so_they_do_where_v_is_without_its_mean(dim_v: int, causal: bool) -> Non
     found = iomodel.estimate("flash-v3-fp8", p, "fwd").requested
     assert read["v_mean"]
     assert (found.read, found.write) == (dict(read), dict(write))
+
+
+def test_the_model_names_both_kernels_and_which_runs_what() -> None:
+    """The second is that whose tiles have promote (_flash_v3_fp8.py)."""
+    row = next(model for model in iomodel.MODELS if model.name == "flash-v3-fp8")
+    sources = "; flashbench/kernels/_hopper_fp8_kernels.py, or flashbench/kernels/_hopper_fp8_sums.py for"
+    assert row.source.endswith(f"{sources} head dims over 64 and more than 2k keys")
+    for dim, causal, keys in itertools.product((48, 64, 80, 128), (False, True), (1, 2048, 2049, 2**17)):
+        promote = hopper_configs.choose_fp8(dim, dim, causal, keys).promote
+        assert bool(promote) == (dim > 64 and keys > 2048)
+    text = iomodel.explain(iomodel.estimate("flash-v3-fp8", asks(seqlen_q=4096, seqlen_k=4096), "fwd"))
+    assert f"  source: {row.source}\n" in text
+    files = (word.strip(",") for word in row.source.split() if word.startswith("flashbench/"))
+    root = Path(kernels.__file__).parents[2]
+    assert all((root / name).is_file() for name in files)
 
 
 def test_the_model_has_the_tiles_that_the_row_says() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from attention import problem
+from test_verify import edit
 
+from flashbench import runfile
 from flashbench.problem import Cell
 from flashbench.record import Record, Samples
 
@@ -69,6 +71,12 @@ def test_flash_attention_4_is_the_runs_own_where_its_row_is_ok_and_scaled_elsewh
     assert peers_table.untimed(rows) == [f"- rows of fa4 that are {status}: 1"]
 
 
+def test_flash_attention_3_is_one_of_the_others() -> None:
+    rows = [record(name, seconds, 512) for name, seconds in
+            (("flash", 2.0), ("sdpa-cudnn", 4.0), ("fa4", 3.0), ("fa3", 1.0))]  # fmt: skip
+    assert peers_table.ratios(rows) == {("fwd", 64, False, 512): (0.5, "fa3", False)}
+
+
 def whole(pass_: str, ratio: float, **others: float) -> dict[peers_table.Key, peers_table.Ratio]:
     """Ratios over a pass's grid; others: those of head dim 64, full, by length."""
     found = {
@@ -101,6 +109,123 @@ def test_a_pass_is_held_to_the_bar_of_its_mean_and_each_cell_to_that_of_its_leng
     assert mean in text
     said = [line.partition("): ")[2] for line in text.splitlines() if line.startswith("- cells under")]
     assert said == ([] if under is None else [under])
+
+
+@pytest.mark.parametrize("ratio", [2.0, 0.5])
+@pytest.mark.parametrize(
+    ("scaled", "said"), [(0, ""), (1, " by scaled figures in 1 of 36"), (36, " by scaled figures")]
+)
+def test_a_verdict_says_how_many_cells_it_has_by_scaled_figures(scaled: int, said: str, ratio: float) -> None:
+    found = whole("bwd", ratio)
+    found |= {key: one._replace(scaled=True) for key, one in list(found.items())[:scaled]}
+    verdict = "reached" if ratio > 1 else "missed"
+    assert f"bar 0.92: {verdict}{said}\n" in peers_table.render(found)
+
+
+def test_flagged_rows_are_counted_by_flag_where_they_have_a_time() -> None:
+    rows = [
+        record("flash", 2.0, 512, flags=("drift", "multimodal")), record("fa4", 2.0, 512, flags=("drift",)),
+        record("sdpa-cudnn", 2.0, 512), record("fa3", 2.0, 512, "failed"),
+    ]  # fmt: skip
+    told = "- rows with a time that are flagged: {}"
+    assert peers_table.flagged(rows) == told.format("2 of 3 (2 drift, 1 multimodal)")
+    assert peers_table.flagged(rows[2:]) == told.format("0 of 1")
+
+
+RAN = [record(name, 2.0, n) for n in (512, 1024) for name in ("flash", "sdpa-cudnn", "fa4")]
+
+
+def written(path: Path, records: list[Record]) -> Path:
+    cells = [one.cell for one in records]
+    head = runfile.header(argv=["run"], options={}, environment={"device_name": "card"}, cells=cells)
+    with runfile.create(path, head) as writer:
+        for one in records:
+            writer.append(one)
+    return path
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """The tool with arguments: its exit code and what it prints to stdout and stderr."""
+
+    def run(*arguments: object) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["peers_table.py", *map(str, arguments)])
+        try:
+            peers_table.main()
+        except SystemExit as stopped:
+            return stopped.code, *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    return run
+
+
+def test_a_file_is_tabulated(asked: Any, tmp_path: Path) -> None:
+    code, out, err = asked(written(tmp_path / "r.jsonl", RAN))
+    assert (code, err) == (0, "")
+    assert "| fwd | 64 | full | 1.00 | 1.00 | – | – | – | – |" in out
+    assert out.endswith("\n- rows with a time that are flagged: 0 of 6\n")
+
+
+def test_a_last_line_that_was_torn_off_is_said_below_the_table(asked: Any, tmp_path: Path) -> None:
+    path = written(tmp_path / "r.jsonl", RAN)
+    path.write_bytes(path.read_bytes()[:-20])
+    code, out, _ = asked(path)
+    assert code == 0
+    assert "| fwd | 64 | full | 1.00 | 1.00* | – | – | – | – |" in out
+    assert out.endswith(f"\n- {path}: the last line was torn off in the middle of a write and is ignored\n")
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda path: path.unlink(), "does not exist; a results file is wanted"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder; a results file is wanted"),
+        (lambda path: path.write_text("no JSON\n"), ", line 1: not JSON"),
+        (lambda path: path.write_text(""), "is empty; a results file begins with a header"),
+        (lambda path: edit(path, 3, '"status"', '"status'), ", line 3: not JSON"),
+        (lambda path: edit(path, 3, "2.0", "1.0"), ", line 3: not as written, by the checksum"),
+    ],
+    ids=["nowhere", "folder", "no JSON", "empty", "damaged", "edited"],
+)
+def test_what_is_not_a_file_as_it_was_written_has_a_line(
+    asked: Any, tmp_path: Path, damage: Any, said: str
+) -> None:
+    path = written(tmp_path / "r.jsonl", RAN)
+    damage(path)
+    code, out, err = asked(path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(str(path))
+    assert said in err
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([], "no row of flash or sdpa-cudnn, of"),
+        ([one for one in RAN if one.cell.implementation != "flash"], "no row of flash, of"),
+        ([one for one in RAN if one.cell.implementation == "flash"], "no row of sdpa-cudnn, of"),
+        ([record("flash", 2.0, 512), record("sdpa-cudnn", 2.0, 512, "failed")], "no cell of the grid has"),
+        (
+            [record("flash", 2.0, 500), record("sdpa-cudnn", 2.0, 500)],
+            "no cell of the grid has times of flash",
+        ),
+    ],
+)
+def test_a_file_without_a_cell_of_the_table_has_a_line(
+    asked: Any, tmp_path: Path, records: list[Record], said: str
+) -> None:
+    code, out, err = asked(written(tmp_path / "r.jsonl", records))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_help_is_usage_and_so_is_what_is_asked_for_wrongly(asked: Any) -> None:
+    code, out, _ = asked("--help")
+    assert code == 0
+    assert out.startswith("usage: ")
+    for arguments in ([], ["--write", "r.jsonl"], ["a", "b"], ["--wrote"]):
+        code, out, err = asked(*arguments)
+        assert (code, out, err.partition(":")[0]) == (2, "", "usage")
 
 
 def test_a_pass_that_lacks_cells_is_not_said_to_reach_its_bar() -> None:

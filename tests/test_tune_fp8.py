@@ -183,6 +183,8 @@ def test_a_cell_is_a_line() -> None:
     [
         ([], "--out is a file in a folder that is there; got None"),
         (["--out", "nowhere/file.json"], "--out is a file in a folder that is there; got nowhere/file.json"),
+        (["--out", "."], "--out is a file in a folder that is there; got ."),
+        (["--out", str(ROOT / "docs")], f"--out is a file in a folder that is there; got {ROOT / 'docs'}"),
         (["--out", "file.json", "--budget", "0"], "--budget is more than 0 seconds; got 0"),
         (["--out", "file.json", "--budget", "nan"], "--budget is more than 0 seconds; got nan"),
         (["--out", "file.json", "--load", "light"], "invalid choice: 'light'"),

@@ -6,6 +6,7 @@ python tools/counters_table.py --write    put them into docs/counters.md
 
 from __future__ import annotations
 
+import re
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -76,10 +77,18 @@ def _order(record: Record) -> tuple[object, ...]:
     return record.cell.implementation, p.head_dim, p.causal, p.seqlen_k, record.cell.pass_ != "fwd"
 
 
+FORM = "fwd_cut"
+"""The field that names the form of a forward of flash-v3. Rows from before it was recorded lack it."""
+LATER = re.compile(r"\.(max3|e\d+|p\d+|guard\d+)\b")
+"""What came to the kernels with that field or after it: a row without the field was counted without these."""
+TOLD = "_block_q", "_block_k", "_num_warps", "_num_stages", "_q_stages", FORM
+"""How the names of fields end that say how a kernel is cut."""
+
+
 def cut(implementation: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides a cell's bytes: which kernels ran, their tiles and splits. Not warps nor buffers."""
-    tiles = {name: value for name, value in config.items() if name.endswith(("_block_q", "_block_k"))}
-    return {"kernels": str(config.get("kernels", implementation)).partition(":")[0], **tiles}
+    """Which kernels ran, and of these all that a row says of their tiles, splits, warps, buffers and form."""
+    told = {name: value for name, value in config.items() if name.endswith(TOLD)}
+    return {"kernels": str(config.get("kernels", implementation)).partition(":")[0], **told}
 
 
 def today(record: Record) -> Mapping[str, Any]:
@@ -93,28 +102,63 @@ def bundled() -> list[Record]:
     return [record for record in records() if record.cell.implementation in _compile.BUNDLED]
 
 
-def recut() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Cells that were counted with another cut than they run with today: key → what differs, then and now."""
+Sides = tuple[dict[str, Any], dict[str, Any]]
+"""What differs, as it was counted and as it runs today."""
+
+
+def differing(implementation: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Sides:
+    """What differs between two configurations; None of a field that a side lacks."""
+    sides = cut(implementation, then), cut(implementation, now)
+    fields = [field for field in {**sides[0], **sides[1]} if sides[0].get(field) != sides[1].get(field)]
+    return {field: sides[0].get(field) for field in fields}, {field: sides[1].get(field) for field in fields}
+
+
+@cache
+def recut() -> dict[str, Sides]:
+    """Cells whose row is known or not known to be cut as today: key → what differs, then and now."""
     found = {}
     for record in bundled():
-        name = record.cell.implementation
-        then, now = cut(name, record.config), cut(name, today(record))
-        fields = [field for field in {**then, **now} if then.get(field) != now.get(field)]
-        if fields:
-            found[record.cell.key] = tuple({field: one.get(field) for field in fields} for one in (then, now))
+        then, now = differing(record.cell.implementation, record.config, today(record))
+        if then:
+            found[record.cell.key] = then, now
     return found
 
 
+def untold(sides: Sides) -> bool:
+    """Whether a row may have been counted as its cell runs today: all that it says is as today, but it names
+    no form, and that of today has nothing that came later.
+    """
+    return sides[0] == {FORM: None} and not LATER.search(sides[1][FORM])
+
+
 def recuts() -> list[str]:
-    """A row per cell that was counted with another cut."""
-    found = recut()
-    if not found:
-        return ["None: every cell was counted with the kernels, tiles and splits that run it today."]
-    lines = ["| cell | counted with | runs today with |", "|---|---|---|"]
-    for key, sides in found.items():
-        then, now = (", ".join(f"{name} {value}" for name, value in one.items()) for one in sides)
+    """How many cells are cut as today in all that their rows say, and a row per cell that is not."""
+    found, every = recut(), len(bundled())
+    apart = {key: sides for key, sides in found.items() if not untold(sides)}
+    said = f"{len(apart)} of {every} cells of bundled kernels; {every - len(found)} are as today in all that"
+    lines = [f"{said} their rows record.", "", "| cell | counted with | runs today with |", "|---|---|---|"]
+    for key, sides in apart.items():
+        then, now = (", ".join(_field(name, one[name]) for name in _shown(sides)) for one in sides)
         lines.append(f"| {key} | {then} | {now} |")
-    return lines
+    return lines if apart else lines[:1]
+
+
+def _shown(sides: Sides) -> list[str]:
+    """The fields to show: of a form that both sides name its name alone, which tells the forward's others."""
+    named = all(side.get(FORM) for side in sides)
+    return [name for name in sides[0] if name == FORM or not (named and name.startswith("fwd_"))]
+
+
+def _field(name: str, value: object) -> str:
+    return f"{name} {'not recorded' if value is None else value}"
+
+
+def unnamed() -> list[str]:
+    """A row per cell of which cannot be told whether it was counted with another form."""
+    found = {key: sides for key, sides in recut().items() if untold(sides)}
+    lines = ["| cell | runs today with |", "|---|---|"]
+    lines += [f"| {key} | {_field(FORM, now[FORM])} |" for key, (_, now) in found.items()]
+    return lines if found else ["None."]
 
 
 def _model(record: Record) -> str | None:
@@ -340,6 +384,7 @@ def page() -> str:
         "**`naive`, op by op at 4k**": operations(found),
         "**Counted on another card** than an H100 SXM, the latest count of the cell": elsewhere(),
         "**Counted with another cut** than runs the cell today": recuts(),
+        f"**Not known**: as today in all that the row records, which was before `{FORM}` was": unnamed(),
     }
     lines = [line for title, rows in parts.items() for line in ("", title, "", *rows)]
     return "\n".join([BEGIN, "", *table(found), *lines, "", END])

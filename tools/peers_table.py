@@ -5,11 +5,13 @@ python tools/peers_table.py --write    put that of the committed one into docs/p
 
 FlashAttention-4's figure is the run's own where its cell has an ok row of fa4. Elsewhere it is scaled: its
 share of cuDNN's in REFERENCE, one run of both on another H100 SXM, times cuDNN's here; such cells have a *.
-Ratios are of TFLOP/s: above 1 the bundled kernel is faster. Each pass is held to its BARS.
+Ratios are of TFLOP/s: above 1 the bundled kernel is faster. Each pass is held to its BARS. A file that is not
+as it was written is refused, but for a last line that was torn off, which is said.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections import Counter
@@ -23,14 +25,17 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import marked  # noqa: E402
 
 from flashbench import runfile  # noqa: E402
+from flashbench.errors import EXIT_USAGE, FlashbenchError, UsageError  # noqa: E402
 from flashbench.record import Record  # noqa: E402
+from flashbench.runfile import RunFile  # noqa: E402
 
 PAGE = ROOT / "docs" / "peers.md"
 RESULTS = ROOT / "reports" / "h200-sxm" / "peers" / "results.jsonl"
 """The run that the docs show."""
 BEGIN, END = "<!-- peers: tools/peers_table.py --write -->", "<!-- end of peers -->"
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-OURS, CUDNN, FA4, OTHERS = "flash", "sdpa-cudnn", "fa4", ("sdpa-cudnn", "sdpa-flash", "fa4")
+OURS, CUDNN, FA4 = "flash", "sdpa-cudnn", "fa4"
+OTHERS = CUDNN, "sdpa-flash", "fa3", FA4
 SCALED = "fa4 (scaled)"
 REFERENCE = {
     ("fwd", 64, False): ((383, 420, 471, 458, 455, 451), (324, 407, 489, 480, 537, 530)),
@@ -47,6 +52,7 @@ REFERENCE = {
     ("bwd", 256, True): ((155, 235, 299, 331, 364, 362), (145, 210, 259, 291, 310, 317)),
 }
 """TFLOP/s of (cuDNN 9.19, FlashAttention-4's Hopper kernel) over LENGTHS, fp16, by pass, head dim, causal."""
+GRID = f"head dims 64, 128 and 256, {LENGTHS[0]} to {LENGTHS[-1]} queries in powers of two"
 
 
 Key = tuple[str, int, bool, int]
@@ -124,7 +130,7 @@ def _verdict(pass_: str, bars: Bars, found: Mapping[Key, Ratio]) -> list[str]:
     least = min(found, key=lambda key: found[key].value)
     under = [key for key, ratio in found.items() if ratio.value < bars.of(key[3])]
     grid = len(LENGTHS) * sum(of[0] == pass_ for of in REFERENCE)
-    reached = "reached" if mean >= bars.mean else "missed"
+    reached = ("reached" if mean >= bars.mean else "missed") + _by_scaled(scaled, len(found))
     verdict = reached if len(found) == grid else f"not judged by {len(found)} of {grid}"
     lines = [
         f"{pass_}: geometric mean {mean:.4f} of {len(found)} cells, "
@@ -136,6 +142,13 @@ def _verdict(pass_: str, bars: Bars, found: Mapping[Key, Ratio]) -> list[str]:
         bar = f"{bars.long} from 1k on, {bars.short} below"
         lines.append(f"- cells under their bar ({bar}): {_cells(sorted(under), found) or 'none'}")
     return lines
+
+
+def _by_scaled(scaled: int, cells: int) -> str:
+    """What a verdict rests on that this run did not measure."""
+    if not scaled:
+        return ""
+    return " by scaled figures" + f" in {scaled} of {cells}" * (scaled < cells)
 
 
 def _cells(keys: Sequence[Key], found: Mapping[Key, Ratio]) -> str:
@@ -152,15 +165,44 @@ def untimed(records: Iterable[Record]) -> list[str]:
     return [f"- rows of {name} that are {status}: {count}" for (name, status), count in sorted(rows.items())]
 
 
-def told(results: Path) -> str:
-    """The table of a run, and what it lacks."""
-    rows = runfile.load(results).records
-    return "\n".join([render(ratios(rows)), "", *untimed(rows)]).rstrip()
+def flagged(records: Iterable[Record]) -> str:
+    """How many rows with a time have a flag, and how many have which; a row may have several."""
+    timed = [r for r in records if r.status == "ok" and r.samples is not None]
+    flags = Counter(flag for r in timed for flag in r.flags)
+    some = sum(bool(r.flags) for r in timed)
+    named = ", ".join(f"{count} {flag}" for flag, count in sorted(flags.items()))
+    return f"- rows with a time that are flagged: {some} of {len(timed)}" + f" ({named})" * bool(flags)
+
+
+def read(results: Path) -> RunFile:
+    """The run. Raises FlashbenchError for a file that cannot be read or has a line that is not as written."""
+    return runfile.intact(runfile.load(results))
+
+
+def told(file: RunFile) -> str:
+    """The table of a run, what it lacks, how its rows are flagged, and what of the file was overlooked.
+
+    Raises UsageError where there is no cell to show.
+    """
+    rows = file.records
+    found = ratios(rows)
+    if not found:
+        raise UsageError(f"{file.path}: {_why_none(rows)}")
+    notes = [f"- {note}" for note in file.notes]
+    return "\n".join([render(found), "", *untimed(rows), flagged(rows), *notes])
+
+
+def _why_none(rows: Sequence[Record]) -> str:
+    have = {r.cell.implementation for r in rows}
+    if lacks := [name for name in (OURS, CUDNN) if name not in have]:
+        return f"no row of {' or '.join(lacks)}, of whose times each cell of the table is made"
+    return f"no cell of the grid has times of {OURS} and {CUDNN}: {GRID}"
 
 
 def part() -> str:
     """The committed run's, as it stands in the docs."""
-    records = runfile.load(RESULTS).records
+    file = read(RESULTS)
+    records = file.records
     on, where = records[0].environment, RESULTS.relative_to(ROOT)
     fa4 = next(str(r.config["package"]) for r in records if r.cell.implementation == FA4 and r.config)
     about = (
@@ -168,13 +210,26 @@ def part() -> str:
         f" cuDNN {on['cudnn']}, {fa4}, in turns under sustained load, clocks not locked; above 1 `{OURS}` is"
         " faster):"
     )
-    return "\n".join([BEGIN, "", about, "", told(RESULTS), "", END])
+    return "\n".join([BEGIN, "", about, "", told(file), "", END])
+
+
+def main() -> None:
+    """Print the table of a run, or write that of the docs; what cannot be read has a line and exit code 2."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("results", type=Path, nargs="?", metavar="RESULTS", help="a results file")
+    parser.add_argument("--write", action="store_true", help=f"put the committed one's into {PAGE.name}")
+    asked = parser.parse_args()
+    if asked.write == (asked.results is not None):
+        parser.error("it takes RESULTS or --write")
+    try:
+        if asked.write:
+            marked.put(PAGE, part())
+        else:
+            print(told(read(asked.results)))
+    except FlashbenchError as error:
+        print(error, file=sys.stderr)
+        sys.exit(EXIT_USAGE)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--write"]:
-        marked.put(PAGE, part())
-    elif len(sys.argv) == 2:
-        print(told(Path(sys.argv[1])))
-    else:
-        sys.exit(__doc__)
+    main()

@@ -294,7 +294,7 @@ def arguments() -> argparse.Namespace:
     asked = parser.parse_args()
     if asked.check or asked.cells:
         return asked
-    if asked.out is None or not asked.out.parent.is_dir():
+    if asked.out is None or asked.out.is_dir() or not asked.out.parent.is_dir():
         parser.error(f"--out is a file in a folder that is there; got {asked.out}")
     if not asked.budget > 0:
         parser.error(f"--budget is more than 0 seconds; got {asked.budget:g}")

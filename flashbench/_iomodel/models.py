@@ -219,7 +219,8 @@ MODELS: tuple[Model, ...] = (
     Model(
         name="flash-v3-fp8",
         summary="the bundled Gluon kernel of the implementation flash-v3-fp8: e4m3 or e5m2, a scale per tile",
-        source="Shah et al. 2024, arXiv:2407.08608, 3.3; flashbench/kernels/_hopper_fp8_kernels.py",
+        source="Shah et al. 2024, arXiv:2407.08608, 3.3; flashbench/kernels/_hopper_fp8_kernels.py, or"
+        " flashbench/kernels/_hopper_fp8_sums.py for head dims over 64 and more than 2k keys",
         assumptions=flash_v3_fp8.ASSUMPTIONS,
         forward=flash_v3_fp8.forward,
         backward=flash_v3_fp8.backward,
