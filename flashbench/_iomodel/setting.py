@@ -50,9 +50,12 @@ class Setting(NamedTuple):
     paces: Mapping[str, Pace]
 
     def kernel(self, step: Step) -> str:
-        """The tiled kernel whose rates the step takes: its pass's, where the family has none of its own."""
+        """The tiled kernel whose rates the step takes: its pass's, where the family has none of its own.
+
+        Of fp8's two forwards, that of row sums alone reads V's mean.
+        """
         pass_ = "fwd" if step.name == "forward" else "bwd"
-        own = "apart" if step.name in ("dkdv", "dq") else pass_
+        own = "sums" if "v_mean" in step.read else "apart" if step.name in ("dkdv", "dq") else pass_
         return own if own in self.tiled else pass_
 
     def rates(self, step: Step) -> Rates | None:
