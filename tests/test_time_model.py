@@ -382,6 +382,25 @@ def test_a_persistent_program_pays_for_each_tile() -> None:
     assert text.count("tiles are dealt out, the longest first") == 2
 
 
+@pytest.mark.parametrize(
+    ("dim", "causal", "keys", "kernel"),
+    [
+        (128, False, 2048, "fwd"), (128, False, 2049, "sums"), (128, True, 2048, "fwd"),
+        (128, True, 4096, "sums"), (80, True, 4096, "sums"), (64, False, 16384, "fwd"),
+    ],
+)  # fmt: skip
+def test_fp8_takes_the_constants_of_the_kernel_that_runs(
+    dim: int, causal: bool, keys: int, kernel: str
+) -> None:
+    """With row maxima, or guarded by row sums; a family that has one forward takes it for both."""
+    shape = problem(dtype="fp8", causal=causal, seqlen_q=keys, seqlen_k=keys, head_dim=dim, head_dim_v=dim)
+    row = estimate("flash-v3-fp8", shape, "fwd", device=H100)
+    own = FAMILIES["gluon-fp8"].rates[kernel, "sm90"]
+    assert f"{own.fixed_clocks:g} clocks a tile" in explain(row, predict(row, H100))
+    other = FAMILIES["fa3"].rates["fwd", "sm90"]
+    assert f"{other.fixed_clocks:g} clocks a tile" in explain(row, predict(row, H100, "fa3"))
+
+
 def test_instructions_go_with_the_clock_and_not_with_the_memory() -> None:
     """torch's softmax and masked_fill take as long on an H200 as on an H100; its other ops are faster."""
     row = estimate("standard", problem(causal=True), "fwd", device=H100)

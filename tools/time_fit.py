@@ -16,7 +16,8 @@ from published import SERIES, Series
 
 from flashbench._iomodel import constants
 from flashbench._iomodel.constants import Family, Rates
-from flashbench._iomodel.time import predict
+from flashbench._iomodel.setting import setting
+from flashbench._iomodel.time import KERNELS, predict
 from flashbench.devices import Device, find
 from flashbench.iomodel import Estimate, estimate
 
@@ -105,7 +106,8 @@ def fit(family: str, hold_out: str = "") -> tuple[float, float]:
     for group in left_out:
         constants.FAMILIES[family] = known
         data = [number for number in every if of(number) != group]
-        held = [number for number in every if of(number) == group and _kernel(number) in map(_kernel, data)]
+        seen = {kernels(number, family) for number in data}
+        held = [number for number in every if of(number) == group and kernels(number, family) in seen]
         found = _fit(family, data)
         errors += [(abs(error(number, family)), number.row.problem.seqlen_q) for number in held]
     _print_held(hold_out, errors)
@@ -114,7 +116,7 @@ def fit(family: str, hold_out: str = "") -> tuple[float, float]:
 
 def _fit(family: str, data: list[Number]) -> tuple[float, float]:
     known, load = constants.FAMILIES[family], _loads["sustained"]
-    used = [key for key in known.rates if any(_uses(number, key) for number in data)]
+    used = [key for key in known.rates if any(_uses(number, family, key) for number in data)]
     free = [
         (key, name)
         for key in used
@@ -189,19 +191,21 @@ FIXED = {
     ("fa2", ("fwd", "sm80"), "mma"),
     ("gluon", ("apart", "sm90"), "softmax"),
     ("gluon-fp8", ("fwd", "sm90"), "mma"),
+    ("gluon-fp8", ("sums", "sm90"), "mma"),
 }
 """Not fitted here: the source gives it (the forward's own figure on an A100), or nothing tells it from the
 others: one head dim was timed, or exponentials hide the products."""
 
 
-def _kernel(number: Number) -> str:
-    """The kernel whose constants it takes, as a family's rates name it."""
-    wide = any("schedule" in step.read for step in number.row.steps if step.name == "dkdv")
-    return "apart" if wide else number.row.pass_
+def kernels(number: Number, family: str) -> frozenset[str]:
+    """The kernels whose constants it takes, as the family's rates name them."""
+    row = number.row
+    on = setting(number.card, row.model, family, row.problem.dtype)
+    return frozenset(on.kernel(step) for step in row.steps if step.name in KERNELS)
 
 
-def _uses(number: Number, key: Key) -> bool:
-    return key[0] in _kernel(number).split("+") and key[1] == number.card.arch
+def _uses(number: Number, family: str, key: Key) -> bool:
+    return key[0] in kernels(number, family) and key[1] == number.card.arch
 
 
 def _shared(used: list[Key], key: Key, name: str) -> bool:

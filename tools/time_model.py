@@ -25,7 +25,7 @@ import measured_times  # noqa: E402
 import time_fit  # noqa: E402
 from measured_times import Time  # noqa: E402
 from published import SEQLENS, SERIES, Series  # noqa: E402
-from time_fit import GROUPS, can_fit, cells, fit, numbers  # noqa: E402
+from time_fit import GROUPS, can_fit, cells, fit, kernels, numbers  # noqa: E402
 
 from flashbench._iomodel import constants  # noqa: E402
 from flashbench._iomodel.time import predict  # noqa: E402
@@ -141,11 +141,19 @@ def _notes(times: Iterable[tuple[Key, Time]]) -> list[str]:
 
 
 def fitted(family: str) -> str:
-    """Line: the numbers that a family is fitted to, and what its constants in use leave of them."""
-    errors = [time_fit.error(number, family) for number in numbers(family)]
-    rms = 100 * math.sqrt(statistics.fmean(math.log1p(e) ** 2 for e in errors))
-    most = 100 * max(map(abs, errors))
-    return f"`{family}` is fitted to {len(errors)} numbers: rms {rms:.1f} %, at most {most:.1f} %."
+    """Line: the numbers that a family is fitted to, and what its constants in use leave, also by kernel."""
+    groups: dict[str, list[float]] = {}
+    for number in numbers(family):
+        kernel = "+".join(sorted(kernels(number, family)))
+        groups.setdefault(kernel, []).append(time_fit.error(number, family))
+    every = [error for errors in groups.values() for error in errors]
+    apart = "; ".join(f"`{kernel}` {len(errors)}: {_left(errors)}" for kernel, errors in groups.items())
+    return f"`{family}` is fitted to {len(every)} numbers: rms {_left(every)} ({apart})."
+
+
+def _left(errors: Sequence[float]) -> str:
+    rms = 100 * math.sqrt(statistics.fmean(math.log1p(error) ** 2 for error in errors))
+    return f"{rms:.1f} %, at most {100 * max(map(abs, errors)):.1f} %"
 
 
 def _mask(causal: bool) -> str:

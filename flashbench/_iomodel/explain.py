@@ -252,7 +252,7 @@ def _time(estimate: Estimate, prediction: Prediction) -> Iterator[str]:
     if on.device.uncertain:
         yield f"  {prediction.device}: uncertain: {on.device.uncertain}"
     for step, part in zip(estimate.steps, prediction.parts, strict=True):
-        rates = on.rates(step.name)
+        rates = on.rates(step)
         yield f"  {part.name}: {units.format_seconds(part.time_s)}, limited by {part.limiting}"
         if part.fixed and rates is not None:
             yield (

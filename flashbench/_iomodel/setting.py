@@ -21,17 +21,17 @@ from flashbench._iomodel.roofline import Roofs, roofs
 from flashbench.errors import UnknownName
 
 if TYPE_CHECKING:
+    from flashbench._iomodel.types import Step
     from flashbench.devices import Device
 
 
 class Setting(NamedTuple):
     """family, device: where the numbers come from. roof: the card's ceilings, as they are shown.
 
-    flops, dram: its ceilings as data sheets count them, which the constants refer to. fwd, bwd: rates
-    of tiled kernels, None for a family without; apart: of a backward whose dQ has a kernel of its own, where
-    those two differ from the single one. stream_fwd, stream_bwd: shares of the memory bandwidth. calibrated:
-    whether a table of the card's generation stands behind the constants. paces: of the family, for that
-    generation.
+    flops, dram: its ceilings as data sheets count them, which the constants refer to. tiled: rates of the
+    family's tiled kernels by their names, for that generation; empty for a family without. stream_fwd,
+    stream_bwd: shares of the memory bandwidth. calibrated: whether a table of the card's generation stands
+    behind the constants. paces: of the family, for that generation.
     """
 
     family: Family
@@ -42,20 +42,25 @@ class Setting(NamedTuple):
     clock: float
     sms: int
     cache: Cache
-    fwd: Rates | None
-    bwd: Rates | None
-    apart: Rates | None
+    tiled: Mapping[str, Rates]
     stream_fwd: float
     stream_bwd: float
     calibrated: bool
     note: str
     paces: Mapping[str, Pace]
 
-    def rates(self, step: str) -> Rates | None:
-        """Of the tiled kernel of that name."""
-        if step == "forward":
-            return self.fwd
-        return self.apart if self.apart is not None and step in ("dkdv", "dq") else self.bwd
+    def kernel(self, step: Step) -> str:
+        """The tiled kernel whose rates the step takes: its pass's, where the family has none of its own.
+
+        Of fp8's two forwards, that of row sums alone reads V's mean.
+        """
+        pass_ = "fwd" if step.name == "forward" else "bwd"
+        own = "sums" if "v_mean" in step.read else "apart" if step.name in ("dkdv", "dq") else pass_
+        return own if own in self.tiled else pass_
+
+    def rates(self, step: Step) -> Rates | None:
+        """Of the tiled kernel that the step is, None for a family without."""
+        return self.tiled.get(self.kernel(step))
 
     def pace(self, op: str, row: int) -> float:
         """Requested bytes per second of an op over rows of that length; infinite where its bytes decide."""
@@ -99,9 +104,7 @@ def _make(device: Device, row: Family, dtype: str) -> Setting:
         clock=device.clock_hz,
         sms=device.num_sms,
         cache=Cache.of(device),
-        fwd=row.rates.get(("fwd", generation)),
-        bwd=row.rates.get(("bwd", generation)),
-        apart=row.rates.get(("apart", generation)),
+        tiled={kernel: rates for (kernel, of), rates in row.rates.items() if of == generation},
         stream_fwd=streams[0],
         stream_bwd=streams[1],
         calibrated=row.calibrated and own,

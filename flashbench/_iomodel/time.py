@@ -132,7 +132,7 @@ def uncounted(problem: Problem, on: Setting) -> str:
     """The arithmetic per score that no constant stands for, though its bytes are counted; empty for none."""
     p = problem
     asked = {"softcap": p.softcap, "alibi": p.alibi, "bias": p.bias, "dropout": p.dropout_p}
-    if on.fwd is None or not any(asked.values()):
+    if not on.tiled or not any(asked.values()):
         return ""
     return f"time without the arithmetic of {', '.join(name for name in asked if asked[name])}"
 
@@ -172,7 +172,7 @@ def _grid(step: Step, estimate: Estimate, on: Setting) -> Grid | None:
     if step.name in _MASKS:
         return _mask_grid(step, estimate.problem)
     kernel = KERNELS.get(step.name)
-    rates = on.rates(step.name)
+    rates = on.rates(step)
     if estimate.model in STANDARD and on.device.arch == "sm90":
         operands = products.fetched_again(step, estimate.problem, on.sms)
         return Grid(1, 1, 1, operands=operands) if operands else None
@@ -309,7 +309,7 @@ def _section(estimate: Estimate, kernel: str, kv_heads: int) -> int:
 def _tiled(step: Step, estimate: Estimate, card: tuple[Grid, Setting], l2: float, memory: float) -> Part:
     """A kernel of products and softmax on tiles."""
     grid, on = card
-    rates = on.rates(step.name)
+    rates = on.rates(step)
     assert rates is not None
     ctas, sms = grid.ctas, on.sms
     pieces = grid.tiles or ctas
