@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from attention import FEATURES, featured, problem
+from hopper_ptxas import complaints
 from hopper_sass import exponentials_in_flight, loops, softmax_order
 
 from flashbench import hopper_configs
@@ -129,6 +130,7 @@ def holds(done: _compile.Compiled) -> None:
     assert (done.options["BLOCK_M"], done.options["BLOCK_N"]) == (tiles.block_q, tiles.block_k)
     # of a specialised kernel Triton counts whole warpgroups
     assert tiles.num_warps <= done.options["num_warps"] < tiles.num_warps + 4
+    assert complaints(done.ptx) == []
     if done.unread:
         pytest.skip(done.unread)
     code = sass.count(done.sass)

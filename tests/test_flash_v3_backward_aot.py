@@ -9,6 +9,7 @@ import re
 
 import pytest
 from attention import problem
+from hopper_ptxas import complaints
 
 from flashbench import hopper_configs
 from flashbench.hopper_configs import SHARED_LIMIT, BackwardTiles, pieces
@@ -77,6 +78,7 @@ def test_every_kernel_compiles_as_it_was_chosen(task, others) -> None:
 def holds(done: _compile.Compiled) -> None:
     assert not done.error
     assert done.shared_bytes <= SHARED_LIMIT
+    assert complaints(done.ptx) == []
     if done.unread:
         pytest.skip(done.unread)
     if done.task.kernel in ("v3_dkdv", "v3_dq"):
