@@ -3,8 +3,9 @@
 #   make run         measure the default grid on whatever this machine has; prints where the report is
 #   make gate        what repeats exactly (registers, spills, traced bytes, …) against the committed baseline
 #   make test        the fast tier (what CI runs on every change)
-#   make test-full   the fast tier and the long suites, on the oldest Triton too
+#   make test-full   the fast tier and the long suites, on the oldest Triton too, and those between
 #   make test-oldest the kernel tests on the oldest supported Triton
+#   make test-gluon-3.7.1  every compile of the Gluon kernels on that Triton
 #   make h100-peers  the bundled kernel beside the fastest others on an H100
 #   make fuzz        random command lines and files for FUZZ_S seconds (600), then how many there were
 #   make lint        ruff and mypy
@@ -21,10 +22,14 @@ FUZZ_SEED ?= 1
 
 VENV := .venv
 BIN := $(VENV)/bin
-OLDEST := $(VENV)/triton-oldest
+OLDEST := $(VENV)/triton-3.6.0
+# Triton's versions between the oldest and the newest
+BETWEEN := 3.7.1 3.8.0
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+# what Triton makes of the Gluon kernels
+GLUON_TESTS := $(patsubst %,tests/test_%.py,flash_v3_aot flash_v3_backward_aot flash_v3_fp8_aot hopper_ptxas)
 # what the oldest Triton is held to
-KERNEL_TESTS := $(patsubst %,tests/test_%.py,flash_kernel flash_aot trace kv_outside kv_outside_aot flash_fp8 fp8_aot fp8_trace decode decode_model decode_aot interpreter flash_v3_aot hopper_ready)
+KERNEL_TESTS := $(patsubst %,tests/test_%.py,flash_kernel flash_aot trace kv_outside kv_outside_aot flash_fp8 fp8_aot fp8_trace decode decode_model decode_aot interpreter hopper_ready) $(GLUON_TESTS)
 TORCH_REQUIREMENT := $(if $(shell echo '$(TORCH)' | grep -E '^[0-9]'),torch==$(TORCH),$(TORCH))
 # PYTHONPATH of a caller must not leak another package set into the tests
 export PYTHONPATH :=
@@ -43,12 +48,16 @@ h100-peers: $(VENV)/.run-installed
 test: $(VENV)/.test-installed
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-full: $(OLDEST)/.installed $(VENV)/.fleet-installed
+test-full: $(OLDEST)/.installed $(VENV)/.fleet-installed $(BETWEEN:%=test-gluon-%)
 	$(PYTEST) --hypothesis-profile=others $(ARGS)
 	PYTHONPATH=$(OLDEST) $(PYTEST) $(KERNEL_TESTS)
 
 test-oldest: $(OLDEST)/.installed
 	PYTHONPATH=$(OLDEST) $(PYTEST) -m "not slow" $(KERNEL_TESTS)
+
+# A file is one process's, which compiles each kernel once.
+test-gluon-%: $(VENV)/triton-%/.installed
+	PYTHONPATH=$(VENV)/triton-$* $(PYTEST) --dist loadfile $(GLUON_TESTS)
 
 fuzz: $(VENV)/.test-installed
 	FLASHBENCH_FUZZ_S=$(FUZZ_S) FLASHBENCH_FUZZ_SEED=$(FUZZ_SEED) \
@@ -100,8 +109,9 @@ $(VENV)/.docs-installed: $(VENV)/.made pyproject.toml
 	$(BIN)/python -m pip install --quiet -e '.[docs]'
 	@touch $@
 
-# The oldest Triton lies beside the newest, in a folder that PYTHONPATH puts first;
-# its interpreter needs numpy < 2.4.
-$(OLDEST)/.installed: $(VENV)/.test-installed
-	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(OLDEST) 'triton==3.6.0' 'numpy<2.4'
+# Another Triton lies beside the newest, in a folder that PYTHONPATH puts first;
+# the oldest's interpreter needs numpy < 2.4.
+.PRECIOUS: $(VENV)/triton-%/.installed
+$(VENV)/triton-%/.installed: $(VENV)/.test-installed
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(@D) 'triton==$*' 'numpy<2.4'
 	@touch $@

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from attention import FEATURES, featured, problem
+from hopper_ptxas import complaints
 from hopper_sass import exponentials_in_flight, loops, softmax_order
 
 from flashbench import hopper_configs
@@ -35,26 +36,31 @@ SPILLS_ALLOWED = {
     },
     (3, 7): {
         (64, False, "3w.n128.s2.q1.pingpong.guard2"): 118,
-        (96, False, FULL): 12, (96, True, CAUSAL): 42,
+        (96, False, FULL): 14, (96, True, CAUSAL): 42,
         (128, False, FULL): 62, (128, True, CAUSAL): 77,
         (256, False, WIDE): 88, (256, True, WIDE): 63,
     },
 }  # fmt: skip
+SPILLS_ALLOWED[3, 8] = SPILLS_ALLOWED[3, 7] | {(96, False, FULL): 12}
 """Instructions that spill, by first version of Triton and (head dim, causal, tiles); else none.
 
 These were the fastest on an H200 or, of 256, an H100 in spite of them, with Triton 3.6.
 """
 
-HOT_SPILLS = {(3, 6): {}, (3, 7): {(64, False): 34, (96, True): 2}}
+HOT_SPILLS = {
+    (3, 6): {}, (3, 7): {(64, False): 34, (96, True): 2}, (3, 8): {(64, False): 42, (96, True): 2},
+    (3, 9): {(64, False): 34, (96, True): 2},
+}  # fmt: skip
 """How many of them are in loops over tiles that need no mask, likewise."""
 
 MOVED_ALLOWED = {
     (3, 6): {(64, True, "2w.n128.s2.q2.max3.e4"): 20},
     (3, 7): {
-        (64, True, "2w.n128.s2.q2.max3"): 11, (64, True, "2w.n128.s2.q2.max3.e4"): 19,
+        (64, True, "2w.n128.s2.q2.max3"): 11, (64, True, "2w.n128.s2.q2.max3.e4"): 20,
         (128, False, "2w.n128.s2.q1.pingpong.max3"): 7,
     },
 }  # fmt: skip
+MOVED_ALLOWED[3, 8] = MOVED_ALLOWED[3, 7] | {(64, True, "2w.n128.s2.q2.max3.e4"): 19}
 """Exponentials of a tile and thread that ptxas moves behind the wait for P V, likewise; else a tenth."""
 
 
@@ -129,6 +135,7 @@ def holds(done: _compile.Compiled) -> None:
     assert (done.options["BLOCK_M"], done.options["BLOCK_N"]) == (tiles.block_q, tiles.block_k)
     # of a specialised kernel Triton counts whole warpgroups
     assert tiles.num_warps <= done.options["num_warps"] < tiles.num_warps + 4
+    assert complaints(done.ptx) == []
     if done.unread:
         pytest.skip(done.unread)
     code = sass.count(done.sass)

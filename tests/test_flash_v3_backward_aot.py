@@ -9,6 +9,7 @@ import re
 
 import pytest
 from attention import problem
+from hopper_ptxas import complaints
 
 from flashbench import hopper_configs
 from flashbench.hopper_configs import SHARED_LIMIT, BackwardTiles, pieces
@@ -19,6 +20,10 @@ pytest.importorskip("triton")
 SPILLS_ALLOWED = {(3, 6): (2, 2), (3, 7): (25, 80)}
 """Instructions that spill in a warpgroup's loop over tiles, by first version of Triton; the second: where K
 and V are held in registers."""
+
+SERIALISED = (3, 8)
+"""Of this Triton ptxas serialises the products where K and V are held in registers (C7512): too few are left.
+It is the backward without a mask at head dims up to 64."""
 
 WIDE_SPILLS_ALLOWED: dict[tuple[int, int], dict[tuple[str, int], int]] = {
     (3, 6): {}, (3, 7): {("v3_dq", 256): 20},
@@ -49,6 +54,11 @@ OTHERS = [
 ]  # fmt: skip
 
 
+def tiles_of(task: _compile.Task) -> BackwardTiles:
+    p = task.problem
+    return hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+
+
 def name(task: _compile.Task) -> str:
     return f"{task.kernel} {task.problem.key}"
 
@@ -77,6 +87,11 @@ def test_every_kernel_compiles_as_it_was_chosen(task, others) -> None:
 def holds(done: _compile.Compiled) -> None:
     assert not done.error
     assert done.shared_bytes <= SHARED_LIMIT
+    version = _triton._numbers(_triton._version())
+    serialised = version[:2] == SERIALISED and done.task.kernel == "v3_bwd" and tiles_of(done.task).held
+    told = complaints(done.ptx)
+    assert len(told) == serialised, told
+    assert all("insufficient register resources" in line for line in told)
     if done.unread:
         pytest.skip(done.unread)
     if done.task.kernel in ("v3_dkdv", "v3_dq"):
@@ -87,14 +102,15 @@ def holds(done: _compile.Compiled) -> None:
     assert "UTMAREDG" in done.sass, "dQ is added to its accumulator by TMA"
     loops = loops_of_products(done.sass)
     assert len(loops) == 2, "one per warpgroup"
-    version = _triton._numbers(_triton._version())
-    p = done.task.problem
-    tiles = hopper_configs.choose_backward(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
+    tiles = tiles_of(done.task)
     allowed = SPILLS_ALLOWED[max(v for v in SPILLS_ALLOWED if v <= version)][tiles.held]
     for loop in loops:
         assert len(re.findall(r"\b(?:STL|LDL)\b", loop)) <= allowed, "in a loop over tiles"
-        # had ptxas serialised them (C7510 to C7520), it would wait for all after each
+        # where ptxas serialises them (C7510 to C7520), it waits for all after each
         waits = [int(n) for n in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)", loop)]
+        if serialised:
+            assert set(waits) == {0}
+            continue
         assert waits[0] == in_flight(tiles)
         assert loop.count("HGMMA") >= 4 * len(waits)
 

@@ -11,6 +11,7 @@ import re
 
 import pytest
 from attention import problem
+from hopper_ptxas import complaints
 from hopper_sass import Flow, exponentials_between, exponentials_in_flight
 
 from flashbench import hopper_configs
@@ -80,6 +81,7 @@ def holds(done: _compile.Compiled) -> None:
     tiles = hopper_configs.choose_fp8(p.head_dim, p.head_dim_v, p.causal, p.seqlen_k)
     bound = shared_bytes_fp8(tiles, p.head_dim, p.head_dim_v)
     assert bound - 2048 <= done.shared_bytes <= bound
+    assert complaints(done.ptx) == []
     if done.unread:
         pytest.skip(done.unread)
     code = sass.count(done.sass)

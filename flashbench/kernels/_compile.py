@@ -68,6 +68,7 @@ class Compiled:
     sm_100 on. options: what the kernel was launched with (BLOCK_M, num_warps, …). usage and sass:
     what cuobjdump says of its resources and its machine code as nvdisasm writes it, both empty where
     nobody asked and where unread says why they are not to be had. For an AMD GPU sass is its assembly.
+    ptx: what ptxas made the machine code of, where that was asked for.
     """
 
     task: Task
@@ -76,6 +77,7 @@ class Compiled:
     options: Mapping[str, Any] = field(default_factory=dict)
     usage: str = ""
     sass: str = ""
+    ptx: str = ""
     unread: str = ""
     error: str = ""
 
@@ -224,7 +226,8 @@ def compile_one(task: Task, inspect: bool = False) -> Compiled:
     usage, sass, unread = _read(kernel.asm) if inspect else ("", "", "")
     columns = getattr(kernel.metadata, "tmem_size", None) or 0
     options = {**options, "num_warps": kernel.metadata.num_warps}  # of a specialised kernel, all together
-    return Compiled(task, kernel.metadata.shared, columns, options, usage, sass, unread)
+    ptx = kernel.asm.get("ptx", "") if inspect else ""
+    return Compiled(task, kernel.metadata.shared, columns, options, usage, sass, ptx, unread)
 
 
 def launch(task: Task) -> Launch:
