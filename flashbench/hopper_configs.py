@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import metadata
 from typing import Any, Generic, TypeVar
 
 CAPABILITY = (9, 0)
@@ -316,4 +317,19 @@ BACKWARD_TABLE = (
 @cache
 def choose_backward(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> BackwardTiles:
     """The backward's configuration for head dims up to 128."""
-    return _first(BACKWARD_TABLE, max(head_dim, head_dim_v), causal, seqlen_k).tiles
+    tiles = _first(BACKWARD_TABLE, max(head_dim, head_dim_v), causal, seqlen_k).tiles
+    return replace(tiles, held=tiles.held and not _triton().startswith(SERIALISES_HELD))
+
+
+SERIALISES_HELD = "3.8."
+"""The Triton whose ptxas has too few registers left for products beside K and V in them, and makes each wait
+for the one before (C7512)."""
+
+
+@cache
+def _triton() -> str:
+    """The version that is installed; empty without one."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return ""
