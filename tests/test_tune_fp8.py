@@ -220,6 +220,7 @@ for n, cell in enumerate(asked[0]):
 """
 
 
+@pytest.mark.slow
 def test_what_hangs_is_killed_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -242,6 +243,7 @@ def test_what_hangs_is_killed_and_the_rest_goes_on(
     assert "(128, True, 16384): 2w.n128.s3.q2 HANGS or fails" in said
 
 
+@pytest.mark.slow
 def test_a_cell_is_left_out_where_what_it_is_timed_beside_hangs_and_no_time_is_left_after_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
