@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from flashbench import __version__
 from flashbench._profilers import topology
 from flashbench._profilers.clocks import nvml, open_clocks, optional, text
 from flashbench.errors import SpecError, UnavailableError, in_words
+from flashbench.installed import version_of
 from flashbench.kernels import Target
 from flashbench.signals import postponed
 
@@ -301,14 +301,6 @@ def _cudnn_version() -> str | None:
     # 9.x counts 10000 to the major version, older ones 1000
     major, rest = divmod(number, 10000) if number >= 90000 else divmod(number, 1000)
     return f"{major}.{rest // 100}.{rest % 100}"
-
-
-def version_of(package: str) -> str | None:
-    """The installed version of a package, or None."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 @cache

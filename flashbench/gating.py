@@ -49,7 +49,7 @@ class Plan:
 def document(plan: Plan, tick: Tick) -> dict[str, Any]:
     """All rows of the plan. Raises UnavailableError where Triton is missing and there is work for it."""
     from flashbench import __version__
-    from flashbench.environment import version_of
+    from flashbench.installed import version_of
 
     done = _Counter(tick)
     return {

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import metadata
 from typing import Any, Generic, TypeVar
+
+from flashbench.installed import version_of
 
 CAPABILITY = (9, 0)
 """The compute capability whose TMA and wgmma the kernel is written in."""
@@ -318,18 +319,11 @@ BACKWARD_TABLE = (
 def choose_backward(head_dim: int, head_dim_v: int, causal: bool, seqlen_k: int) -> BackwardTiles:
     """The backward's configuration for head dims up to 128."""
     tiles = _first(BACKWARD_TABLE, max(head_dim, head_dim_v), causal, seqlen_k).tiles
-    return replace(tiles, held=tiles.held and not _triton().startswith(SERIALISES_HELD))
+    if tiles.held and (version_of("triton") or "").startswith(SERIALISES_HELD):
+        return replace(tiles, held=False)
+    return tiles
 
 
 SERIALISES_HELD = "3.8."
 """The Triton whose ptxas has too few registers left for products beside K and V in them, and makes each wait
 for the one before (C7512)."""
-
-
-@cache
-def _triton() -> str:
-    """The version that is installed; empty without one."""
-    try:
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return ""

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from flashbench import kernels, paths
 from flashbench.decode_configs import DecodeConfig
-from flashbench.environment import driver_version, source_hash, version_of
+from flashbench.environment import driver_version, source_hash
 from flashbench.errors import RunFileError, UsageError
+from flashbench.installed import version_of
 from flashbench.kernels import Call, Implementation, Target
 from flashbench.problem import Cell, Problem
 

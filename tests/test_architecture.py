@@ -14,7 +14,7 @@ PACKAGE = ROOT / "flashbench"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = [
-    {"aside", "errors", "paths", "signals", "units", "userdata"},
+    {"aside", "errors", "installed", "paths", "signals", "units", "userdata"},
     {
         "problem",
         "block_masks",
@@ -82,8 +82,8 @@ LAYERS = [
     {"cli", "_cli", "__main__", "api", "flash_attn"},
 ]
 LAYER = {name: level for level, names in enumerate(LAYERS) for name in names}
-TORCH_FREE = {"aside", "errors", "paths", "units", "problem", "block_masks", "named_masks", "devices",
-              "devicefile", "links", "presets", "ceilings", "configfile", "sweep",
+TORCH_FREE = {"aside", "errors", "installed", "paths", "units", "problem", "block_masks", "named_masks",
+              "devices", "devicefile", "links", "presets", "ceilings", "configfile", "sweep",
               "iomodel", "_iomodel", "kvcache", "record", "record_json", "record_shape", "runfile",
               "metrics", "table", "whatif",
               "console", "report", "flash_configs", "decode_configs", "hopper_configs",

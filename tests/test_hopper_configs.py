@@ -213,3 +213,15 @@ def test_the_one_form_for_wide_heads_was_the_fastest_within_2_percent_over_all_c
     speed = {name: geometric_mean(row[name] for row in rows) for name in forms}
     assert speed[WIDE] >= 0.98 * max(speed.values()), speed
     assert all(row[WIDE] > max(row[name] for name in OTHERS if name in row) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("version", "held"), [("3.7.1", True), ("3.8.0", False), ("3.9.0", True), (None, True)]
+)
+def test_k_and_v_are_in_registers_but_on_the_triton_that_serialises_products_beside_them(
+    monkeypatch: pytest.MonkeyPatch, version: str | None, held: bool
+) -> None:
+    monkeypatch.setattr(hopper_configs, "version_of", lambda package: version)
+    choose = hopper_configs.choose_backward.__wrapped__
+    assert choose(64, 64, False, 4096).held is held
+    assert not choose(64, 64, True, 4096).held

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from flashbench._cli import options, streams
 from flashbench._cli.finding import OK, PROBLEM, WARN, Finding
 from flashbench.errors import UnavailableError, in_words
+from flashbench.installed import version_of
 
 if TYPE_CHECKING:
     from flashbench._cli.driver import Driver, Gpu
@@ -218,7 +219,7 @@ def triton() -> Iterator[Finding]:
     """Whether the bundled kernel runs here: compiled, interpreted or not at all."""
     from flashbench import environment, kernels
 
-    version = environment.version_of("triton")
+    version = version_of("triton")
     target = environment.target(None)
     row = kernels.get("flash")
     why_not = row.why_unavailable(target)

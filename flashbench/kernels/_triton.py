@@ -18,6 +18,7 @@ from types import ModuleType
 
 from flashbench import paths, userdata
 from flashbench.errors import UnavailableError, UsageError
+from flashbench.installed import version_of
 from flashbench.kernels import Target, _interpreter
 
 VARIABLE = "TRITON_INTERPRET"
@@ -151,10 +152,7 @@ def _installed() -> bool:
 @cache
 def _version() -> str:
     """Of the installed Triton; the question is asked several times per cell and reads files."""
-    try:
-        return metadata.version("triton")
-    except metadata.PackageNotFoundError:
-        return "0"
+    return version_of("triton") or "0"
 
 
 def _numbers(version: str) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from flashbench import environment, kernels, tracing
+from flashbench.installed import version_of
 from flashbench.kernels import _triton
 from flashbench.problem import Cell
 
@@ -74,4 +75,4 @@ def _lost(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def _tool() -> str:
-    return f"triton {environment.version_of('triton')}, interpreted"
+    return f"triton {version_of('triton')}, interpreted"
