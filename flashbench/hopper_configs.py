@@ -214,7 +214,7 @@ FP8_TABLE = (
     # from here on h200-sxm/tuning/flash-v3-fp8-guarded.json, of the fastest other guarded one
     Row(128, False, _ANY, _GUARDED),  # at 4096 910 (895), 8192 932 (916), 16384 926 (915)
     Row(128, True, 2048, _EMULATED),  # at 1024 557 (535)
-    Row(128, True, _ANY, replace(_GUARDED, q_stages=1)),  # at 4096 809 (816), 8192 873 (870), 16384 910 (914)
+    Row(128, True, _ANY, _GUARDED),
 )
 
 

@@ -207,6 +207,10 @@ def _named_sync(number: int, of: int, warps: int) -> None:
     _meet(asm.NAMED_FROM + number, of)
 
 
+def _meet_alone(number: int, of: int) -> None:
+    _named_sync(number, of, 1)
+
+
 def _by_warpgroup(number: int, warps: int) -> int:
     from flashbench.kernels import _hopper_asm as asm
 
@@ -596,7 +600,8 @@ def install(module: str) -> Any:
     _hopper_asm.mask, _hopper_asm.mask_before = _mask, _mask_before
     _hopper_asm.log2, _hopper_asm.inverse = _scalar(torch.log2), torch.reciprocal
     _hopper_asm.arrive, _hopper_asm.sync = _named_arrive, _named_sync
-    _hopper_asm.by_warpgroup, _hopper_asm.meet = _by_warpgroup, _meet
+    _hopper_asm.by_warpgroup = _by_warpgroup
+    _hopper_asm.meet, _hopper_asm.meet_alone = _meet, _meet_alone
     _hopper_asm.turn_pass = _turn_pass
     _hopper_backward_tiles.tma_add = _add
     _hopper_backward_tiles.retiled = lambda memory, shape, layout, dtype=None: Shared(

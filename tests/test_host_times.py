@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -81,24 +82,29 @@ def test_all_take_turns_and_each_repeat_goes_on_where_the_last_one_ended(
 def test_what_does_not_run_is_a_row_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, count in (("CALLS", 2), ("SETS", 3)):
         monkeypatch.setattr(host_times, name, count)
-    given: dict[int, set[int]] = {}
+    given: dict[tuple[str, bool], set[int]] = {}
 
-    def followed(q: Any, k: Any, v: Any) -> Any:
-        given.setdefault(torch.is_grad_enabled(), set()).add(q.data_ptr())
+    def followed(q: Any, k: Any, v: Any, name: str) -> Any:
+        given.setdefault((name, torch.is_grad_enabled()), set()).add(q.data_ptr())
         return scaled_dot_product_attention(q, k, v)
 
     def refused(*_: Any) -> None:
         raise ValueError("not here")
 
-    by = {"sdpa": followed, "none": refused}
+    by = {
+        "sdpa": partial(followed, name="a"), "none": refused, "attention": partial(followed, name="b"),
+    }  # fmt: skip
     found = list(host_times.rows(8, 16, by, "cpu"))
     assert [(row["pass"], row["tensors"], row["implementation"]) for row in found] == [
         (pass_, tensors, name)
         for tensors in host_times.KINDS for pass_ in host_times.PASSES for name in by
     ]  # fmt: skip
-    assert all(len(row["samples_s"]) == host_times.REPEATS for row in found[::2])
-    assert [len(x) for x in given.values()] == [3, 3], "without and with grad"
-    assert {row["reason"] for row in found[1::2]} == {"ValueError: not here"}
+    left = [row for row in found if row["implementation"] == "none"]
+    assert all(len(row["samples_s"]) == host_times.REPEATS for row in found if row not in left)
+    counts = {key: len(x) for key, x in given.items()}
+    assert counts == {(name, grad): (1 + 3) * (1 + grad) for name in "ab" for grad in (False, True)}
+    assert len(set().union(*given.values())) == sum(counts.values()), "each has tensors of its own"
+    assert {row["reason"] for row in left} == {"ValueError: not here"}
     assert math.isnan(host_times.host_s(found[1]))
 
 

@@ -7,7 +7,8 @@ keeps up. On a host that does other things, too, averages of long runs say how b
 short ones: of a head dim every implementation, pass and kind of tensors takes its turn, REPEATS times, all
 averages are kept in the file, and the one that a tenth of them stay below is what a call takes. Passes: fwd,
 without grad; bwd, of a forward that was kept; fwd+bwd. Tensors: ``seen``, the same in every call; ``new``,
-others in each call, SETS in turn, which is more than launches keep descriptors of. ``attention`` is
+others in each call, SETS in turn, which is more than launches keep descriptors of. No two of implementations
+and passes share a tensor: launches keep the descriptors of all of them in one place. ``attention`` is
 ``flashbench.attention``, the public function; ``flash-v3`` the kernel's own. With --triton its kernels are
 launched by Triton as it launches any, to compare.
 """
@@ -21,6 +22,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -45,8 +47,6 @@ Call = Callable[[int], object]
 
 def attentions() -> Mapping[str, Attention]:
     """Causal attention of (q, k, v), by NAMES."""
-    from functools import partial
-
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -123,16 +123,18 @@ def rows(
     import torch
 
     wait = torch.cuda.synchronize if device == "cuda" else lambda: None
-    sets = [
-        [torch.randn(*SHAPE, seqlen, head_dim, device=device, dtype=torch.float16, requires_grad=True)
-         for _ in "qkv"] for _ in range(SETS)
-    ]  # fmt: skip
-    of, dout = {"seen": sets[:1], "new": sets}, torch.randn_like(sets[0][0])
+
+    def sets(kind: str) -> list[list[Any]]:
+        count = SETS if kind == "new" else 1
+        make = partial(torch.randn, *SHAPE, seqlen, head_dim, device=device, dtype=torch.float16)
+        return [[make(requires_grad=True) for _ in "qkv"] for _ in range(count)]
+
+    dout = torch.ones(*SHAPE, seqlen, head_dim, device=device, dtype=torch.float16)
     made, reasons = dict[Key, Call](), dict[Key, str]()
     for key in itertools.product(by, PASSES, KINDS):
         name, pass_, kind = key
         try:
-            call = calls(by[name], pass_, of[kind], dout)
+            call = calls(by[name], pass_, sets(kind), dout)
             call(0)
             made[key] = call
         except Exception as error:  # one that does not run leaves the others

@@ -232,7 +232,7 @@ def inverse(x):
 
 @constexpr_function
 def named_asm(what, threads):
-    return f"bar.{what} $1, {threads};\nmov.b32 $0, $1;"
+    return f"{what} $1, {threads};\nmov.b32 $0, $1;"
 
 
 @constexpr_function
@@ -247,14 +247,14 @@ def arrive(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
 
     Triton has one thread arrive at an mbarrier, after a barrier of all that are in its partition.
     """
-    ASM: gl.constexpr = named_asm("arrive", THREADS)
+    ASM: gl.constexpr = named_asm("bar.arrive", THREADS)
     _named(ASM, gl.full([32 * WARPS], NAMED_FROM + number, gl.int32, of_threads(WARPS)))
 
 
 @gluon.jit
 def sync(number, THREADS: gl.constexpr, WARPS: gl.constexpr):
     """Arrive so, and wait for the others of THREADS."""
-    ASM: gl.constexpr = named_asm("sync", THREADS)
+    ASM: gl.constexpr = named_asm("bar.sync", THREADS)
     _named(ASM, gl.full([32 * WARPS], NAMED_FROM + number, gl.int32, of_threads(WARPS)))
 
 
@@ -266,9 +266,19 @@ def by_warpgroup(number, WARPS: gl.constexpr):
 
 @gluon.jit
 def meet(numbers, THREADS: gl.constexpr):
-    """Arrive at the named barrier of ``by_warpgroup``, and wait for the others of THREADS."""
-    ASM: gl.constexpr = named_asm("sync", THREADS)
+    """Arrive at the named barrier of ``by_warpgroup``, and wait for the others of THREADS.
+
+    Others wait at another instruction, in code of their own: ``bar.sync`` is ``barrier.sync.aligned``, which
+    compute-sanitizer takes for one that all of them are to execute. The machine has one instruction for both.
+    """
+    ASM: gl.constexpr = named_asm("barrier.sync", THREADS)
     _named(ASM, numbers)
+
+
+@gluon.jit
+def meet_alone(number, THREADS: gl.constexpr):
+    """The same by one warp, which is all of its partition."""
+    meet(gl.full([32], NAMED_FROM + number, gl.int32, of_threads(1)), THREADS)
 
 
 @gluon.jit

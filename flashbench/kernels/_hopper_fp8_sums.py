@@ -233,7 +233,7 @@ def lead(FULL, TABLE, WG: gl.constexpr, STAGES: gl.constexpr):
     total_blocks = gl.load(TABLE + gl.program_id(0)).to(gl.int32)
     for j in range(total_blocks + 1):
         mbarrier.wait(FULL.index(j % STAGES), (j // STAGES) & 1)
-        asm.sync(LED + WG, MET, 1)
+        asm.meet_alone(LED + WG, MET)
 
 
 @gluon.jit
