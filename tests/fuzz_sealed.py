@@ -21,7 +21,7 @@ ROWS = {
     "h200-sxm/alternatives/results.jsonl": ("record", 2), "h100-sxm/features/varlen-8x2k/results.jsonl":
     ("record", 1), "h200-sxm-x2/fleet/two/results.jsonl": ("record", 2),
     "h200-sxm-x2/ring/forward.jsonl": ("ring", 1), "h200-sxm/block/llama-3-8b.jsonl": ("blocks", 2),
-    "h100-sxm/numerics.jsonl": ("numerics", 1),
+    "h200-sxm/numerics.jsonl": ("numerics", 1),
 }  # fmt: skip
 """From which file how many lines of a type: the longest, which say most, and what belongs to them."""
 NAME, TWIN, CLAIMS = "full.jsonl", "twin.jsonl", "all.toml"

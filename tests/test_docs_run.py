@@ -40,7 +40,7 @@ FILES: dict[str, dict[str, str]] = {
         "cards/one/results.jsonl": "reports/h200-sxm-x2/fleet/one/results.jsonl",
         "cards/two/results.jsonl": "reports/h200-sxm-x2/fleet/two/results.jsonl",
     },
-    "numerics.md": {"numerics.jsonl": "reports/h100-sxm/numerics.jsonl"},
+    "numerics.md": {"numerics.jsonl": "reports/h200-sxm/numerics.jsonl"},
     "profile.md": {"configs": "configs"},
     "report.md": {
         "out/results.jsonl": SAMPLE,

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 from typing import Any
 
 import pytest
@@ -120,6 +120,37 @@ def test_the_docs_show_the_tables_speed_beside_cudnns() -> None:
             told.append(f"{speed[chosen.name]:.0f} ({speed['sdpa-cudnn']:.0f})")
         head = f"{dim}, causal" if causal else f"head dim {dim}"
         assert f"| {head} | {' | '.join(told)} |" in text
+
+
+def test_the_docs_say_what_fp8_is_over_bf16_and_what_its_preparation_takes() -> None:
+    text = (REPORTS.parent / "docs" / "kernels.md").read_text(encoding="utf-8")
+    of = {(row["causal"], row["seqlen"]): row for row in rows_of(GUARDED)}
+    bursts = {
+        (row["causal"], row["seqlen"]): row for row in rows_of(GUARDED.with_name("flash-v3-fp8-burst.json"))
+    }
+    lengths = 4096, 8192, 16384
+
+    def over(row: Mapping[str, Any], form: str = "") -> float:
+        chosen = hopper_configs.choose_fp8(128, 128, row["causal"], row["seqlen"]).name
+        return row["tflops"][form or chosen] / row["tflops"]["flash-v3 bf16"]
+
+    burst = {}
+    for causal, head in ((False, "head dim 128"), (True, "128, causal")):
+        rows = [of[causal, keys] for keys in lengths]
+        own = [hopper_configs.choose_fp8(128, 128, causal, keys).name for keys in lengths]
+        speeds = " | ".join(f"{row['tflops'][form]:.0f}" for row, form in zip(rows, own, strict=True))
+        held = ", ".join(f"{over(row):.2f}" for row in rows)
+        maxima = [over(row, form) for row in rows for form in row["tflops"] if "max3" in form]
+        assert f"| {head} | {speeds} | {held} | {min(maxima):.2f} to {max(maxima):.2f} |" in text
+        of_bursts = [over(bursts[causal, keys]) for keys in lengths]
+        burst[causal] = f"{min(of_bursts):.2f}", f"{max(of_bursts):.2f}"
+        assert min(map(over, rows)) >= 1.25
+    (low, high), (low_causal, high_causal) = burst[False], burst[True]
+    assert f"it is {low} to {high} times as fast, causal {low_causal} or {high_causal} (" in text
+    took = [{what: median(ms) for what, ms in row["preparation_ms"].items()} for row in of.values()]
+    (every,), (of_v,) = ({f"{one[what]:.1f}" for one in took} for what in ("all", "v"))
+    assert f"On an H200 it takes {every} ms for q, k and v of 16k tokens" in text
+    assert f"of which v {of_v} with its mean" in text
 
 
 def test_a_loop_of_its_own_for_tiles_without_a_mask_is_worth_it_to_guarded_forms_alone() -> None:

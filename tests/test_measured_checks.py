@@ -77,7 +77,7 @@ def test_the_covering_array_of_decodes_of_today_was_checked_and_is_right() -> No
 )
 def test_outliers_cost_no_more_than_flash_attention_3_says(dtype: str, scale: str, bound: float) -> None:
     """RMSE against fp64 of the unrounded inputs, N = 4096, d = 128, 16 heads (FlashAttention-3, table 3)."""
-    lines = map(json.loads, (REPORTS / "h100-sxm" / "numerics.jsonl").read_text().splitlines())
+    lines = map(json.loads, (REPORTS / "h200-sxm" / "numerics.jsonl").read_text().splitlines())
     wanted = {"range": "outliers", "dtype": dtype, "fp8_scale": scale, "seqlen_k": 4096, "head_dim": 128,
               "num_heads": 16}  # fmt: skip
     found = {

@@ -123,7 +123,7 @@ def test_the_terminal_fits_80_columns(small: Results) -> None:
 
 REPORTS = Path(__file__).parent.parent / "reports"
 TABLES = {
-    "blocks": "h200-sxm/block/bert-large.jsonl", "numerics": "h100-sxm/numerics.jsonl",
+    "blocks": "h200-sxm/block/bert-large.jsonl", "numerics": "h200-sxm/numerics.jsonl",
     "decode": "h200-sxm/decode/llama-3-8b-page-16.json", "across": "h200-sxm-x2/ring/others.jsonl",
 }  # fmt: skip
 """A committed file of each kind that has no timed cell, by the section that it fills."""

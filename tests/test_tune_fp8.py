@@ -135,13 +135,19 @@ def test_forms_take_turns_each_under_its_own_load(
     monkeypatch.setattr(tune_fp8, "milliseconds", milliseconds)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     calls = {name: lambda name=name: name for name in "abc"}
-    load = tune_fp8.Load(warm_ms=100, sample_ms=10, rounds=2)
+    load = tune_fp8.Load(warm_ms=100, sample_ms=10, rounds=9)
     found = tune_fp8.sampled(calls, load, lambda: {"mhz": 1500.0})
-    assert ran[6:] == [(name, number) for name in "abccba" for number in (200, 20)]
-    assert found["samples_ms"] == dict.fromkeys("abc", [0.5] * 2)
-    assert found["mhz"] == dict.fromkeys("abc", [1500.0] * 2)
+    order = [name for name, number in ran[6:] if number == 200]
+    assert ran[6:] == [(name, number) for name in order for number in (200, 20)]
+    rounds = ["".join(order[i : i + 3]) for i in range(0, 27, 3)]
+    assert {"".join(sorted(one)) for one in rounds} == {"abc"}
+    before = {one[i - 1] + one[i] for one in rounds for i in (1, 2)}
+    assert len(before) == 6, "each comes behind each of the others"
+    assert found["samples_ms"] == dict.fromkeys("abc", [0.5] * 9)
+    assert found["mhz"] == dict.fromkeys("abc", [1500.0] * 9)
     assert found["watts"] == {name: [] for name in "abc"}
-    assert [json.loads(line)["trying"] for line in capsys.readouterr().out.split("\n")[:-1]] == [*"abcabccba"]
+    said = capsys.readouterr().out.split("\n")[:-1]
+    assert [json.loads(line)["trying"] for line in said] == [*"abc", *order]
 
 
 def test_a_file_is_what_its_readers_know() -> None:
@@ -161,7 +167,7 @@ def test_a_file_is_what_its_readers_know() -> None:
     machine["driver"] = "580.0"
     made = tune_fp8.document(machine, "burst", 1.5, tune_fp8.cases("burst"), rows)
     assert set(known) <= set(made)
-    assert (made["load"], made["driver"], made["rounds"]) == ("burst", "580.0", 9)
+    assert (made["load"], made["driver"], made["rounds"]) == ("burst", "580.0", 15)
     assert {row["seqlen"] for row in rows} == set(tune_fp8.LENGTHS)
     used = set(chain.from_iterable(row["samples_ms"] for row in rows)) - {tune_fp8.BF16}
     assert used <= set(made["configurations"])

@@ -4,14 +4,14 @@ python tools/tune_fp8.py --out FILE [--load sustained|burst] [--budget S]
 
 bf16 inputs, rounded to e4m3 with a scale per block before anything is timed, o in bf16, 16 heads, batch ·
 seqlen = 16k, both masks; what is timed is launches. Every form is first checked, in a process of its own that
-is killed when it hangs and leaves what it compiled in Triton's cache; only right ones are timed, in turns, as
-tools/tune_hopper.py does. The JSON is rewritten after every cell. mhz, watts: medians of the SM clock and of
-the power at that moment, read from NVML, where it answers, while the load of a sample still runs.
+is killed when it hangs and leaves what it compiled in Triton's cache; only right ones are timed, in turns.
+The JSON is rewritten after every cell. mhz, watts: medians of the SM clock and of the power at that moment,
+read from NVML, where it answers, while the load of a sample still runs.
 
 sustained: 350 ms of its own load before each sample of 40 ms, so that the clock is what the power of that
 form leaves it, as reports/<card>/tuning has it in flash-v3-fp8-guarded.json; 12 checks at once, then 6 cells,
 6 forms and 3 rounds of 394 ms, 43 s in all, of the guarded forms the table's and those that differ from it in
-one thing. burst: 4 ms of load before each sample of 12 ms; 22 checks, then 6 cells, 11 forms and 9 rounds of
+one thing. burst: 4 ms of load before each sample of 12 ms; 22 checks, then 6 cells, 12 forms and 15 rounds of
 20 ms. About 25 s more are for checks and starts.
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import random
 import statistics
 import sys
 import time
@@ -55,7 +56,7 @@ class Load:
     rounds: int
 
 
-LOADS = {"sustained": Load(350, 40, 3), "burst": Load(4, 12, 9)}
+LOADS = {"sustained": Load(350, 40, 3), "burst": Load(4, 12, 15)}
 PREPARED = 4
 """Samples of the preparation."""
 AFTER_MS = 4
@@ -177,14 +178,17 @@ Samples = dict[str, dict[str, list[float]]]
 
 
 def sampled(calls: Mapping[str, Callable[[], object]], load: Load, read: Gauge) -> Samples:
-    """samples_ms, mhz and watts of each form, in turns; what runs is printed before it does."""
+    """samples_ms, mhz and watts of each form, in turns; what runs is printed before it does.
+
+    Each round has an order of its own: what the clock is in a burst depends on what ran before it.
+    """
     once, found = {}, {what: {one: [] for one in calls} for what in ("samples_ms", "mhz", "watts")}
     for one, call in calls.items():
         _trying(one)
         milliseconds(call, 1)
         once[one] = milliseconds(call, 3)
     for turn in range(load.rounds):
-        for one in list(calls) if turn % 2 == 0 else list(calls)[::-1]:
+        for one in random.Random(turn).sample(list(calls), len(calls)):
             _trying(one)
             milliseconds(calls[one], max(1, round(load.warm_ms / once[one])))
             number = max(2, round(load.sample_ms / once[one]))

@@ -27,6 +27,7 @@ KNOWN = all(hasattr(torch._C, name) for name in _NEEDED) and hasattr(profiler, "
 
 if KNOWN:
     _keys, _included, _excluded, _modes = (getattr(torch._C, name) for name in _NEEDED)
+    _compiling = torch.compiler.is_compiling
 
 
 def plain(tensors: tuple[Any, ...]) -> bool:
@@ -37,10 +38,9 @@ def plain(tensors: tuple[Any, ...]) -> bool:
     ``torch.func``, while a profiler runs, which is to show the operator, and of tensors of a subclass or that
     are no ordinary ones on a CPU or in CUDA: lazily negated, wrapped by a transform, sparse.
     """
-    if not KNOWN or torch.compiler.is_compiling() or _modes() or profiler._is_profiler_enabled:
+    if not KNOWN or _compiling() or _modes() or profiler._is_profiler_enabled:
         return False
-    included, states = _included(), _states()
-    if included != states[0] and included != states[1]:
+    if _included() not in _states():
         return False
     ordinary: tuple[Any, ...] = ()
     for x in tensors:
@@ -48,9 +48,8 @@ def plain(tensors: tuple[Any, ...]) -> bool:
             continue
         if type(x) is not Tensor:
             return False
-        ordinary = ordinary or _ordinary("cuda" if x.is_cuda else "cpu")
-        keys = _keys(x)
-        if keys != ordinary[0] and keys != ordinary[1]:
+        ordinary = ordinary or _ordinary(x.is_cuda)
+        if _keys(x) not in ordinary:
             return False
     return True
 
@@ -95,10 +94,10 @@ def _states() -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=2)
-def _ordinary(device: str) -> tuple[Any, Any]:
-    """What it goes through for tensors of a device, and for those made in inference mode; asked in a plain
-    state of the thread."""
-    found = []
+def _ordinary(on_gpu: bool) -> tuple[Any, Any]:
+    """What it goes through for tensors in CUDA or on a CPU, and for those made in inference mode; asked in a
+    plain state of the thread."""
+    device, found = "cuda" if on_gpu else "cpu", []
     for inference in (False, True):
         with torch.inference_mode(inference):
             found.append(_keys(torch.empty(0, device=device)))

@@ -167,7 +167,7 @@ def _call(tensors: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
     if plain(tensors) and type(options.max_seqlen_q) is type(options.max_seqlen_k) is int:
         q, k, v = tensors[:3]
         if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
-            return _forward(*tensors, *options)
+            return _computed(tensors, options)
         if not below_autograd():
             found: tuple[Tensor, Tensor] = _Attention.apply(*tensors, *options)
             return found
@@ -184,14 +184,19 @@ def _forward(
     cu_k: Tensor | None = None,
     *rest: Any,
 ) -> tuple[Tensor, Tensor]:
-    options = Options(*rest)
+    return _computed((q, k, v, slopes, cu_q, cu_k), Options(*rest))
+
+
+def _computed(tensors: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
+    """The same of arguments that are taken together already."""
+    q, k, v, slopes, cu_q, _ = tensors
     scale = options.scale_of(q) if options.scale is None else options.scale
-    if _bare((slopes, cu_q), options):
+    if slopes is cu_q is None and _bare(options):
         own = _v3(layout(q, k, v), options.causal)
         if own is not None and own.takes(q, k, v):
             ready: tuple[Tensor, Tensor] = own.attention(q, k, v, scale)
             return ready
-    return portable((q, k, v, slopes, cu_q, cu_k), options, scale)
+    return portable(tensors, options, scale)
 
 
 def portable(
@@ -238,16 +243,15 @@ def _takes_v3(
 
     What TMA does not take as it lies is left to flash-v2, which needs no copy of it.
     """
-    if not _bare(beside, options) or not _fits_v3(
-        (q.shape, k.shape, v.shape), q.dtype, q.device, options.causal, pass_
-    ):
+    bare = beside[0] is beside[1] is None and _bare(options)
+    if not bare or not _fits_v3((q.shape, k.shape, v.shape), q.dtype, q.device, options.causal, pass_):
         return False
     return all(map(_triton.load(q.device.type, "_hopper_plan").takes, (q, k, v)))
 
 
-def _bare(beside: tuple[Tensor | None, Tensor | None], options: Options) -> bool:
-    """Whether there is nothing but scores and a causal mask; beside: slopes and lengths, if there are."""
-    return beside[0] is beside[1] is None and not options.softcap and options.left == options.right == -1
+def _bare(options: Options) -> bool:
+    """Whether they ask for nothing but scores and a causal mask."""
+    return not options.softcap and options.left == options.right == -1
 
 
 @lru_cache(maxsize=1024)
