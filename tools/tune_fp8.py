@@ -240,13 +240,13 @@ def time_cells(asked: str) -> None:
 
 
 def prepared(tiles: Tiles, q, k, v) -> dict[str, list[float]]:
-    """Milliseconds of the preparation in torch's operations: of all, and of v alone."""
-    from flashbench.kernels import _flash_v3_fp8, _fp8
+    """Milliseconds of the preparation by kernels: of all, and of v alone."""
+    from flashbench.kernels import _flash_v3_fp8
 
     fp8 = torch.float8_e4m3fn
     calls = {
         "all": lambda: _flash_v3_fp8.operands(q, k, v, dtype=fp8, causal=False, tiles=tiles),
-        "v": lambda: _fp8.interleave(_flash_v3_fp8.quantised_values(v, fp8, "block", tiles)[0]),
+        "v": lambda: _flash_v3_fp8.rounded_values(v, fp8, tiles),
     }
     return {what: [milliseconds(call, 3) for _ in range(PREPARED)] for what, call in calls.items()}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from flashbench import hopper_configs
 from flashbench.hopper_configs import ROWS, Tiles
 from flashbench.kernels import _fp8
+from flashbench.kernels import _fp8_rounding as rounding
 from flashbench.kernels import _hopper_fp8_kernels as kernels
 from flashbench.kernels import _hopper_fp8_sums as sums
 from flashbench.kernels import _hopper_schedule as schedule
@@ -68,11 +69,16 @@ def operands(
     tiles = tiles or hopper_configs.choose_fp8(q.shape[3], v.shape[3], causal, k.shape[2])
     if hadamard:
         q, k = _fp8.rotate(q), _fp8.rotate(k)
-    values, mean = quantised_values(v, dtype, share, tiles)
+    if share == "block" and q.is_cuda and q.numel() and k.numel():
+        values, mean = rounded_values(v, dtype, tiles)
+        quantise = partial(rounding.quantise, dtype=dtype)
+    else:
+        values, mean = quantised_values(v, dtype, share, tiles)
+        values, quantise = _fp8.interleave(values), partial(_fp8.quantise, dtype=dtype, share=share)
     return Operands(
-        q=_fp8.quantise(q, dtype, share, tiles.block_q),
-        k=_fp8.quantise(k, dtype, share, tiles.block_k),
-        v=_fp8.interleave(values),
+        q=quantise(q, block=tiles.block_q),
+        k=quantise(k, block=tiles.block_k),
+        v=values,
         keys=k.shape[2],
         tiles=tiles,
         mean=mean,
@@ -86,9 +92,20 @@ def quantised_values(
     if not tiles.promote:
         return _fp8.quantise(v, dtype, share, tiles.block_k), None
     rest, mean = _fp8.centred(v, tiles.block_k)
-    padding = hopper_configs.width(v.shape[3], v.shape[3]) - v.shape[3]
-    values = _fp8.quantise_values(rest, dtype, share, tiles.block_k)
-    return values, torch.nn.functional.pad(mean, (0, padding))
+    return _fp8.quantise_values(rest, dtype, share, tiles.block_k), _padded(mean)
+
+
+def rounded_values(v: Tensor, dtype: torch.dtype, tiles: Tiles) -> tuple[Quantised, Tensor | None]:
+    """The same by kernels, with a scale per block, and turned."""
+    if not tiles.promote:
+        return rounding.interleaved(v, dtype, tiles.block_k), None
+    values, mean = rounding.centred(v, dtype, tiles.block_k)
+    return values, _padded(mean)
+
+
+def _padded(mean: Tensor) -> Tensor:
+    width = mean.shape[2]
+    return torch.nn.functional.pad(mean, (0, hopper_configs.width(width, width) - width))
 
 
 def flash_attention(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -66,22 +67,9 @@ def quantise(x: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised
     shares it over the largest number of the format, and no smaller than fp32's smallest normal number. A
     NaN or an infinity makes NaNs of what shares its scale. Raises ValueError for another share.
     """
-    if share not in FP8_SCALES:
-        raise ValueError(f"an fp8 scale is shared by a {', '.join(FP8_SCALES)}; got {share!r}")
     x = x.detach().float()
-    batch, heads, rows, width = x.shape
-    blocks = -(-rows // block)
-    tall = torch.nn.functional.pad(x, (0, 0, 0, blocks * block - rows))
-    tall = tall.reshape(batch, heads, blocks, block * width)
-    largest = tall.abs().amax(-1)
-    if share != "block" and largest.numel():
-        over = (0, 1, 2) if share == "tensor" else (2,)
-        largest = largest.amax(over, keepdim=True).expand(batch, heads, blocks)
-    limit = torch.finfo(dtype).max
-    scales = (largest / limit).clamp_min(SMALLEST).contiguous()
-    # clamped: whether a cast beyond the range saturates or makes a NaN depends on torch's version
-    values = (x / _of_rows(scales, block, rows)).clamp(-limit, limit).to(dtype)
-    return Quantised(values, scales, block)
+    scales = _scales(_of_blocks(x, block).abs().amax((3, 4)), dtype, share)
+    return Quantised(_divided(x, scales, dtype, block), scales, block)
 
 
 def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised:
@@ -90,18 +78,38 @@ def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Qu
     In 2**-60 to 1 of the largest of a head, which that of zeros is, and no less than 2**-100; a NaN or an
     infinity leaves them finite.
     """
-    plain = quantise(v, dtype, share, block)
-    fine = plain.scales.isfinite()
-    scales = torch.exp2(torch.ceil(torch.log2(torch.where(fine, plain.scales, SMALLEST))))
+    v = v.detach().float()
+    scales, fine = scales_of_values(_of_blocks(v, block).abs().amax((3, 4)), dtype, share)
+    return Quantised(_divided(v, torch.where(fine, scales, math.nan), dtype, block), scales, block)
+
+
+def scales_of_values(largest: Tensor, dtype: torch.dtype, share: str) -> tuple[Tensor, Tensor]:
+    """(the scales of ``quantise_values``, where what shares one is finite) of the largest of each block."""
+    plain = _scales(largest, dtype, share)
+    fine = plain.isfinite()
+    scales = torch.exp2(torch.ceil(torch.log2(torch.where(fine, plain, SMALLEST))))
     if scales.numel():
         largest = scales.amax(-1, keepdim=True)
         scales = torch.where(scales > SMALLEST, scales, largest)
         scales = scales.maximum(largest * 2.0**-60).clamp_min(2.0**-100)
+    return scales.contiguous(), fine
+
+
+def _scales(largest: Tensor, dtype: torch.dtype, share: str) -> Tensor:
+    """The scales of ``quantise``, of the largest magnitude of each block, (batch, heads, blocks)."""
+    if share not in FP8_SCALES:
+        raise ValueError(f"an fp8 scale is shared by a {', '.join(FP8_SCALES)}; got {share!r}")
+    if share != "block" and largest.numel():
+        over = (0, 1, 2) if share == "tensor" else (2,)
+        largest = largest.amax(over, keepdim=True).expand(largest.shape)
+    return (largest / torch.finfo(dtype).max).clamp_min(SMALLEST).contiguous()
+
+
+def _divided(x: Tensor, scales: Tensor, dtype: torch.dtype, block: int) -> Tensor:
+    """x over its scales, rounded."""
     limit = torch.finfo(dtype).max
-    rows = v.shape[2]
-    values = v.detach().float() / _of_rows(scales, block, rows)
-    values = torch.where(_of_rows(fine, block, rows), values, math.nan).clamp(-limit, limit).to(dtype)
-    return Quantised(values, scales.contiguous(), block)
+    # clamped: whether a cast beyond the range saturates or makes a NaN depends on torch's version
+    return (x / _of_rows(scales, block, x.shape[2])).clamp(-limit, limit).to(dtype)
 
 
 def centred(v: Tensor, block: int) -> tuple[Tensor, Tensor]:
@@ -117,21 +125,61 @@ def centred(v: Tensor, block: int) -> tuple[Tensor, Tensor]:
     v = v.detach().float()
     if not v.numel():
         return v, v.new_zeros(*v.shape[:2], v.shape[3], dtype=torch.bfloat16)
-    finite = v.isfinite()
-    numbers = torch.where(finite, v, 0.0)
-    mean = (numbers / finite.sum(2, keepdim=True).clamp_min(1)).sum(2, keepdim=True)
-    _, exponent = torch.frexp(numbers.abs().amax((2, 3), keepdim=True))
-    step = torch.ldexp(torch.ones_like(mean), (exponent - 8).clamp_min(-100))
-    mean = (mean / step).round() * step
-    before, after = (_largest(x, block) for x in (numbers, torch.where(finite, v - mean, 0.0)))
-    mean = torch.where((after / GROWN <= before).all(2, keepdim=True), mean, 0.0)
+    mean = Columns.of(v, block).mean()
     return v - mean, mean.to(torch.bfloat16).squeeze(2).contiguous()
 
 
-def _largest(x: Tensor, block: int) -> Tensor:
-    """The largest magnitude of a column in each block, (batch, heads, blocks, width)."""
-    x = torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % block))
-    return x.unflatten(2, (-1, block)).abs().amax(3)
+class Columns(NamedTuple):
+    """Of the finite numbers of each column of a block, (batch, heads, blocks, width).
+
+    top, bottom: the largest and the least, fp32, -inf and inf where there are none; total: their sum, fp64;
+    count: how many they are.
+    """
+
+    top: Tensor
+    bottom: Tensor
+    total: Tensor
+    count: Tensor
+
+    @classmethod
+    def of(cls, v: Tensor, block: int) -> Columns:
+        """Of v, fp32 (batch, heads, rows, width)."""
+        finite = v.isfinite()
+        exists = _of_blocks(finite, block)
+
+        def where(missing: float) -> Tensor:
+            return torch.where(exists, _of_blocks(v, block), missing)
+
+        return cls(
+            where(-math.inf).amax(3), where(math.inf).amin(3), where(0.0).double().sum(3), exists.sum(3)
+        )
+
+    def mean(self) -> Tensor:
+        """What ``centred`` takes off, fp32 (batch, heads, 1, width)."""
+        count = self.count.sum(2, keepdim=True).clamp_min(1)
+        mean = (self.total.sum(2, keepdim=True) / count).float()
+        before = self.top.maximum(-self.bottom).clamp_min(0.0)
+        _, exponent = torch.frexp(before.amax((2, 3), keepdim=True))
+        step = torch.ldexp(torch.ones_like(mean), (exponent - 8).clamp_min(-100))
+        mean = (mean / step).round() * step
+        kept = (self._without(mean) / GROWN <= before).all(2, keepdim=True)
+        return torch.where(kept, mean, 0.0)
+
+    def largest(self, mean: Tensor, rows: int, block: int) -> Tensor:
+        """The largest magnitude of each block without the mean, inf where some number is not finite."""
+        blocks = self.count.shape[2]
+        tall = (rows - block * torch.arange(blocks, device=mean.device)).clamp_max(block)
+        whole = (self.count == tall[:, None]).all(3)
+        return torch.where(whole, self._without(mean).amax(3), math.inf)
+
+    def _without(self, mean: Tensor) -> Tensor:
+        """The largest magnitude of each column without the mean."""
+        return (self.top - mean).maximum(mean - self.bottom).clamp_min(0.0)
+
+
+def _of_blocks(x: Tensor, block: int) -> Tensor:
+    """x's rows in blocks, (batch, heads, blocks, block, width), 0 behind the last one."""
+    return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % block)).unflatten(2, (-1, block))
 
 
 def dequantise(x: Quantised, dtype: torch.dtype = torch.float32) -> Tensor:
