@@ -25,7 +25,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 _triton.load(DEVICE)
 rounding = importlib.import_module("flashbench.kernels._fp8_rounding")
 DTYPES = torch.float16, torch.bfloat16, torch.float32
-SHAPES = [(1, 2, 64, 32), (2, 1, 75, 48), (1, 1, 1, 16), (1, 2, 96, 5), (2, 3, 257, 16)]
+SHAPES = [(1, 2, 64, 32), (2, 1, 75, 48), (1, 1, 1, 16), (1, 2, 96, 5), (2, 3, 257, 16), (1, 1, 1100, 8)]
 
 
 def same(found: _fp8.Quantised, wanted: _fp8.Quantised) -> None:
@@ -114,7 +114,7 @@ def test_the_kernels_compile_for_hopper_without_a_spill_and_write_16_bytes_at_on
     )
     assert told.returncode == 0, told.stderr[-2000:]
     found = [json.loads(line) for line in told.stdout.splitlines()]
-    assert [one["name"] for one in found] == ["quantise", "quantise", "columns", "quantise"]
+    assert [one["name"] for one in found] == ["quantise", "quantise", "columns", "means", "quantise"]
     assert not any(sass.count(one["sass"]).spills for one in found)
-    assert all("LDG.E.128" in one["sass"] for one in found)
+    assert all("LDG.E.128" in one["sass"] for one in found if one["name"] != "means")
     assert all("STG.E.128" in one["sass"] for one in found if one["name"] == "quantise")

@@ -37,6 +37,12 @@ GROUP = 32
 GROWN = 1.25
 """By how much the largest number of a block may grow for the mean that V is without."""
 
+LEAST_STEP = -100
+"""log2 of the least step of that mean."""
+
+SPREAD, LEAST = 2.0**-60, 2.0**-100
+"""The least scale of V's, of the largest of its head and at all."""
+
 DEFAULT_SHARE = "block"
 """What shares a scale where a problem does not say."""
 
@@ -79,20 +85,15 @@ def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Qu
     infinity leaves them finite.
     """
     v = v.detach().float()
-    scales, fine = scales_of_values(_of_blocks(v, block).abs().amax((3, 4)), dtype, share)
-    return Quantised(_divided(v, torch.where(fine, scales, math.nan), dtype, block), scales, block)
-
-
-def scales_of_values(largest: Tensor, dtype: torch.dtype, share: str) -> tuple[Tensor, Tensor]:
-    """(the scales of ``quantise_values``, where what shares one is finite) of the largest of each block."""
-    plain = _scales(largest, dtype, share)
+    plain = _scales(_of_blocks(v, block).abs().amax((3, 4)), dtype, share)
     fine = plain.isfinite()
-    scales = torch.exp2(torch.ceil(torch.log2(torch.where(fine, plain, SMALLEST))))
+    part, exponent = torch.frexp(torch.where(fine, plain, SMALLEST))
+    scales = torch.ldexp(torch.ones_like(plain), exponent - (part == 0.5).int())
     if scales.numel():
         largest = scales.amax(-1, keepdim=True)
         scales = torch.where(scales > SMALLEST, scales, largest)
-        scales = scales.maximum(largest * 2.0**-60).clamp_min(2.0**-100)
-    return scales.contiguous(), fine
+        scales = scales.maximum(largest * SPREAD).clamp_min(LEAST).contiguous()
+    return Quantised(_divided(v, torch.where(fine, scales, math.nan), dtype, block), scales, block)
 
 
 def _scales(largest: Tensor, dtype: torch.dtype, share: str) -> Tensor:
@@ -102,7 +103,8 @@ def _scales(largest: Tensor, dtype: torch.dtype, share: str) -> Tensor:
     if share != "block" and largest.numel():
         over = (0, 1, 2) if share == "tensor" else (2,)
         largest = largest.amax(over, keepdim=True).expand(largest.shape)
-    return (largest / torch.finfo(dtype).max).clamp_min(SMALLEST).contiguous()
+    # over a tensor: a number torch turns into its inverse on a GPU, and multiplies by that
+    return (largest / largest.new_full((), torch.finfo(dtype).max)).clamp_min(SMALLEST).contiguous()
 
 
 def _divided(x: Tensor, scales: Tensor, dtype: torch.dtype, block: int) -> Tensor:
@@ -160,17 +162,10 @@ class Columns(NamedTuple):
         mean = (self.total.sum(2, keepdim=True) / count).float()
         before = self.top.maximum(-self.bottom).clamp_min(0.0)
         _, exponent = torch.frexp(before.amax((2, 3), keepdim=True))
-        step = torch.ldexp(torch.ones_like(mean), (exponent - 8).clamp_min(-100))
+        step = torch.ldexp(torch.ones_like(mean), (exponent - 8).clamp_min(LEAST_STEP))
         mean = (mean / step).round() * step
-        kept = (self._without(mean) / GROWN <= before).all(2, keepdim=True)
+        kept = (self._without(mean) * (1 / GROWN) <= before).all(2, keepdim=True)
         return torch.where(kept, mean, 0.0)
-
-    def largest(self, mean: Tensor, rows: int, block: int) -> Tensor:
-        """The largest magnitude of each block without the mean, inf where some number is not finite."""
-        blocks = self.count.shape[2]
-        tall = (rows - block * torch.arange(blocks, device=mean.device)).clamp_max(block)
-        whole = (self.count == tall[:, None]).all(3)
-        return torch.where(whole, self._without(mean).amax(3), math.inf)
 
     def _without(self, mean: Tensor) -> Tensor:
         """The largest magnitude of each column without the mean."""

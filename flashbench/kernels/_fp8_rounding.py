@@ -18,6 +18,8 @@ from flashbench.kernels._fp8 import Columns, Quantised
 from flashbench.kernels._layout import unit_stride
 
 WARPS = 8
+CHUNK = 16
+"""Blocks that a program which has a head looks at together."""
 
 
 def quantise(x: Tensor, dtype: torch.dtype, block: int) -> Quantised:
@@ -40,13 +42,16 @@ def centred(v: Tensor, dtype: torch.dtype, block: int) -> tuple[Quantised, Tenso
         top=v.new_empty(shape, dtype=torch.float32), bottom=v.new_empty(shape, dtype=torch.float32),
         total=v.new_empty(shape, dtype=torch.float64), count=v.new_empty(shape, dtype=torch.int32),
     )  # fmt: skip
+    options = _options(block, width)
     args = *(v, *found), *v.stride()[:3], heads, rows, blocks
-    _launch("columns", kernels.columns, batch * heads * blocks, args, _options(block, width))
-    mean = found.mean()
-    scales, fine = _fp8.scales_of_values(found.largest(mean, rows, block), dtype, "block")
-    divisors = torch.where(fine, scales, torch.nan)
-    values = _quantised(v, dtype, block, turned=True, given=(mean.squeeze(2).contiguous(), divisors)).values
-    return Quantised(values, scales, block), mean.to(torch.bfloat16).squeeze(2).contiguous()
+    _launch("columns", kernels.columns, batch * heads * blocks, args, options)
+    mean, taken = (v.new_empty((batch, heads, width), dtype=of) for of in (torch.float32, torch.bfloat16))
+    scales, divisors = (v.new_empty((batch, heads, blocks), dtype=torch.float32) for _ in range(2))
+    args = *found, mean, taken, scales, divisors, rows, blocks
+    options = {**options, "LARGEST": int(torch.finfo(dtype).max), "CHUNK": CHUNK}
+    _launch("means", kernels.means, batch * heads, args, options)
+    values = _quantised(v, dtype, block, turned=True, given=(mean, divisors)).values
+    return Quantised(values, scales, block), taken
 
 
 def _quantised(

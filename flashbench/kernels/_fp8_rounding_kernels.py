@@ -16,6 +16,11 @@ from flashbench.kernels import _fp8
 from flashbench.kernels._fp8_kernels import rounded
 
 SMALLEST = tl.constexpr(_fp8.SMALLEST)
+SHRUNK = tl.constexpr(1 / _fp8.GROWN)
+LEAST_STEP = tl.constexpr(_fp8.LEAST_STEP)
+SPREAD, LEAST = tl.constexpr(_fp8.SPREAD), tl.constexpr(_fp8.LEAST)
+ROUND = tl.constexpr(1.5 * 2.0**23)
+"""A number of less than 2**22 that this is added to and taken off is rounded to a whole one."""
 
 
 @triton.jit
@@ -50,6 +55,94 @@ def columns(
     tl.store(BOTTOM + at, tl.min(tl.where(finite, x, float("inf")), 0), mask=there)
     tl.store(TOTAL + at, tl.sum(tl.where(finite, x, 0.0).to(tl.float64), 0), mask=there)
     tl.store(COUNT + at, tl.sum(finite.to(tl.int32), 0), mask=there)
+
+
+@triton.jit
+def _power(exponent):
+    """2 ** exponent, of -126 to 127, in fp32."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _extremes(TOP, BOTTOM, at, exists):
+    """(the largest, the least) of some columns of some blocks, as nothing is larger or less where none is."""
+    top = tl.load(TOP + at, mask=exists, other=float("-inf"))
+    return top, tl.load(BOTTOM + at, mask=exists, other=float("inf"))
+
+
+@triton.jit
+def _without(top, bottom, mean):
+    """The largest magnitudes without the mean."""
+    return tl.maximum(tl.maximum(top - mean[None, :], mean[None, :] - bottom), 0.0)
+
+
+@triton.jit
+def _power_of(TOP, BOTTOM, COUNT, at, exists, mean, tall, LARGEST: tl.constexpr):
+    """(whether all numbers of some blocks are finite, the least power of two that may be their scale)."""
+    top, bottom = _extremes(TOP, BOTTOM, at, exists)
+    largest = tl.max(_without(top, bottom, mean), 1)
+    missing = exists & (tl.load(COUNT + at, mask=exists, other=0) != tall[:, None])
+    fine = (tl.max(missing.to(tl.int32), 1) == 0) & (largest < float("inf"))
+    limit = tl.broadcast_to(tl.full([], LARGEST, tl.float32), largest.shape)
+    scale = tl.where(fine, tl.maximum(tl.div_rn(largest, limit), SMALLEST), SMALLEST)
+    above = scale.to(tl.int32, bitcast=True) + 0x7FFFFF  # the next exponent but of a power of two
+    return fine, (above & 0x7F800000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _of_chunk(head, first, blocks, cols, CHUNK: tl.constexpr, WIDTH: tl.constexpr):
+    """(blocks from the first on, where their columns are, which of those exist)."""
+    block = first + tl.arange(0, CHUNK)
+    at = (head * blocks + block)[:, None] * WIDTH + cols[None, :]
+    return block, at, (block < blocks)[:, None] & (cols < WIDTH)[None, :]
+
+
+@triton.jit
+def means(
+    TOP, BOTTOM, TOTAL, COUNT, MEAN, TAKEN, SCALES, DIVISORS, rows, blocks,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, COLS: tl.constexpr, LARGEST: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """What V is without, MEAN and TAKEN, of a head, from ``columns``; then its SCALES.
+
+    DIVISORS: those, NaN for a block in which a number is not finite. A program has a head.
+    """
+    head = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, COLS)
+    total, count = tl.zeros([COLS], tl.float64), tl.zeros([COLS], tl.int32)
+    most = tl.zeros([COLS], tl.float32)
+    for first in range(0, blocks, CHUNK):
+        block, at, exists = _of_chunk(head, first, blocks, cols, CHUNK, WIDTH)
+        total += tl.sum(tl.load(TOTAL + at, mask=exists, other=0.0), 0)
+        count += tl.sum(tl.load(COUNT + at, mask=exists, other=0), 0)
+        top, bottom = _extremes(TOP, BOTTOM, at, exists)
+        most = tl.maximum(most, tl.max(tl.maximum(top, -bottom), 0))
+    mean = (total / tl.maximum(count, 1).to(tl.float64)).to(tl.float32)
+    exponent = (tl.max(most, 0).to(tl.int32, bitcast=True) >> 23) - 126
+    exponent = tl.maximum(exponent - 8, LEAST_STEP)
+    mean = ((mean * _power(-exponent) + ROUND) - ROUND) * _power(exponent)
+    kept = tl.full([COLS], 1, tl.int32)
+    for first in range(0, blocks, CHUNK):
+        block, at, exists = _of_chunk(head, first, blocks, cols, CHUNK, WIDTH)
+        top, bottom = _extremes(TOP, BOTTOM, at, exists)
+        before = tl.maximum(tl.maximum(top, -bottom), 0.0)
+        kept &= tl.min((_without(top, bottom, mean) * SHRUNK <= before).to(tl.int32), 0)
+    mean = tl.where(kept > 0, mean, 0.0)
+    tl.store(MEAN + head * WIDTH + cols, mean, mask=cols < WIDTH)
+    tl.store(TAKEN + head * WIDTH + cols, mean.to(TAKEN.dtype.element_ty), mask=cols < WIDTH)
+    highest = tl.full([], 0.0, tl.float32)
+    for first in range(0, blocks, CHUNK):
+        block, at, exists = _of_chunk(head, first, blocks, cols, CHUNK, WIDTH)
+        tall = tl.minimum(rows - block * BLOCK, BLOCK)
+        fine, scale = _power_of(TOP, BOTTOM, COUNT, at, exists, mean, tall, LARGEST)
+        highest = tl.maximum(highest, tl.max(scale, 0))
+    for first in range(0, blocks, CHUNK):
+        block, at, exists = _of_chunk(head, first, blocks, cols, CHUNK, WIDTH)
+        tall = tl.minimum(rows - block * BLOCK, BLOCK)
+        fine, scale = _power_of(TOP, BOTTOM, COUNT, at, exists, mean, tall, LARGEST)
+        scale = tl.where(scale > SMALLEST, scale, highest)
+        scale = tl.maximum(tl.maximum(scale, highest * SPREAD), LEAST)
+        tl.store(SCALES + head * blocks + block, scale, mask=block < blocks)
+        tl.store(DIVISORS + head * blocks + block, tl.where(fine, scale, float("nan")), mask=block < blocks)
 
 
 @triton.jit
