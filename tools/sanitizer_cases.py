@@ -152,6 +152,16 @@ def _probes(device: str) -> object:
     return out
 
 
+def _rounding(device: str) -> object:
+    import torch
+
+    from flashbench.kernels import _triton
+
+    rounding = _triton.load("cuda" if device == "meta" else device.split(":")[0], "_fp8_rounding")
+    x, fp8 = torch.randn(2, 2, 277, 80).to(device), torch.float8_e4m3fn
+    return rounding.quantise(x, fp8, 128), rounding.interleaved(x, fp8, 128), rounding.centred(x, fp8, 128)
+
+
 V2, V3, WIDE, FP8 = "flash-v2", "flash-v3", "flash-v3 wide", "fp8"
 CASES: tuple[Case, ...] = (
     attention(V2, "flash-v2", "bwd"),
@@ -191,6 +201,7 @@ CASES: tuple[Case, ...] = (
     attention(
         FP8, "flash-v3-fp8", "fwd", dtype="fp8", fp8_scale="block", head_dim=128, seqlen_q=150, seqlen_k=4200
     ),
+    Case(FP8, "rounding to fp8", _rounding),
     decode("contiguous"),
     decode("paged", page=16, dtype="bf16"),
     decode("one split", splits=1, head_dim=128, page=24),
