@@ -72,7 +72,16 @@ def test_kernels_round_as_torch_does(shape: tuple[int, ...], of: torch.dtype, dt
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("of", DTYPES)
 @pytest.mark.parametrize(
-    ("shape", "block"), [((2, 4, 4100, 128), 128), ((1, 3, 1000, 64), 256), ((1, 2, 333, 96), 128)]
+    ("shape", "block"),
+    [
+        ((2, 4, 4100, 128), 128),
+        ((1, 3, 1000, 64), 256),
+        ((1, 2, 333, 96), 128),
+        ((1, 1, 1, 64), 128),
+        ((1, 1, 1, 128), 256),
+        ((1, 2, 2, 32), 128),
+        ((1, 2, 16, 48), 256),
+    ],
 )
 def test_blocks_of_flash_v3_fp8_are_rounded_so_on_a_gpu(
     shape: tuple[int, ...], block: int, of: torch.dtype, dtype: torch.dtype

@@ -172,8 +172,10 @@ def quantise(
         tl.store(SCALES + at, scale)
     x = tl.div_rn(x, tl.broadcast_to(scale, [BLOCK, COLS]))
     x = tl.where(x > LARGEST, LARGEST * 1.0, tl.where(x < -LARGEST, -LARGEST * 1.0, x))
-    x = rounded(tl.where(exists, x, 0.0), VALUES.dtype.element_ty, BY_HAND)
+    x = rounded(x, VALUES.dtype.element_ty, BY_HAND)
     if TURNED:
+        # not before they are rounded: ptxas makes other numbers of pairs of which it knows that both are 0
+        x = tl.where(exists, x.to(tl.uint8, bitcast=True), 0).to(VALUES.dtype.element_ty, bitcast=True)
         place += block * BLOCK
         to = VALUES + (head.to(tl.int64) * WIDTH + cols)[:, None] * wide + place[None, :]
         tl.store(to, tl.trans(x), mask=(cols < WIDTH)[:, None] & (place < wide)[None, :])
