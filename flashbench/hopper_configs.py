@@ -212,9 +212,9 @@ FP8_TABLE = (
     Row(128, False, 1024, replace(_ONE_Q, max3=True, emulated=2)),  # 695 (669)
     Row(128, False, 2048, replace(_ONE_Q, max3=True, emulated=3)),  # 722 (699)
     # from here on h200-sxm/tuning/flash-v3-fp8-guarded.json, of the fastest other guarded one
-    Row(128, False, _ANY, _GUARDED),  # at 4096 909 (893), 8192 913 (915), 16384 924 (922)
+    Row(128, False, _ANY, _GUARDED),  # at 4096 911 (901), 8192 937 (913), 16384 934 (933)
     Row(128, True, 2048, _EMULATED),  # at 1024 557 (535)
-    Row(128, True, _ANY, _GUARDED),  # at 4096 803 (812), 8192 856 (871), 16384 891 (907)
+    Row(128, True, _ANY, _GUARDED),  # at 4096 819 (823), 8192 872 (887), 16384 919 (925)
 )
 
 

@@ -180,7 +180,7 @@ FAMILIES: dict[str, Family] = {
             " reports/h200-sxm/tuning: flash-v3-fp8-guarded.json (128, from 4k on), the load sustained",
             {
                 ("fwd", "sm90"): Rates(1.0, 1.46, 3150, 1, _smem(_WGMMA, 1.25)),
-                ("sums", "sm90"): Rates(1.0, 1.05, 5050, 1, _smem(_WGMMA, 1.25)),
+                ("sums", "sm90"): Rates(1.0, 1.01, 5050, 1, _smem(_WGMMA, 1.25)),
             },
             _FLASH_STREAM,
         ),
