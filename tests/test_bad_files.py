@@ -201,7 +201,9 @@ def test_a_noise_profile_whose_spread_is_none(spread: list[float]) -> None:
     ("line", "named"),
     [
         ("check --seqlens 1-4096+1", "--seqlens"), ("run --seqlens-k 1-4096+1", "--seqlens-k"),
-        ("io-model --seqlens 1-4096+1 --head-dims 1-64+1", "--seqlens, --head-dims"),
+        pytest.param(
+            "io-model --seqlens 1-4096+1 --head-dims 1-64+1", "--seqlens, --head-dims", marks=pytest.mark.slow
+        ),
         ("decode --kv-lens 1-4096+1 --batch 1-32+1", "--kv-lens"),
         ("ring --dry-run --world-size 8 --seqlens 1-4096+1 --head-dims 1-64+1", "--seqlens"),
     ],

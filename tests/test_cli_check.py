@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiers import tiers
 
 from flashbench import runfile, runner, sweep
 from flashbench._cli import check, worst
@@ -217,8 +218,13 @@ def test_ctrl_c_shows_what_was_checked(
     assert "interrupted; 0 of 32 cells" in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize(
+    ("command", "number"),
+    tiers(
+        [("check", signal.SIGINT), ("run", signal.SIGTERM)],
+        [("check", signal.SIGTERM), ("run", signal.SIGINT)],
+    ),
+)
 def test_a_process_that_is_really_stopped_tells_and_keeps_what_it_did(
     command: str, number: signal.Signals, tmp_path: Path
 ) -> None:

@@ -157,6 +157,7 @@ def test_a_kernel_that_does_not_compile_is_a_result() -> None:
     assert "power of 2" in done.error
 
 
+@pytest.mark.slow
 def test_one_process_compiles_for_several_architectures() -> None:
     tasks = [ask("delta", capability, "bf16", 64) for capability in ((8, 0), (9, 0), (10, 0), (8, 0))]
     done = _compile.compile_all(tasks, workers=1, inspect=True)
@@ -284,6 +285,7 @@ print(sorted(built))
 """
 
 
+@pytest.mark.slow
 def test_launchers_are_built_at_once_and_one_that_fails_is_left(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != _triton.VARIABLE}
     done = subprocess.run(
@@ -305,6 +307,7 @@ for done in _compile.compile_each([ask("fwd", (9, 0), "bf16", dim) for dim in (3
 """
 
 
+@pytest.mark.slow
 def test_no_compiling_process_outlives_one_that_is_killed(tmp_path: Path) -> None:
     tag, surroundings = processes.tagged()
     run = subprocess.Popen(

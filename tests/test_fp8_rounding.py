@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from fp8 import E4M3, E5M2, with_outliers
+from tiers import tiers
 
 from flashbench._profilers import sass
 from flashbench.kernels import _fp8, _triton
@@ -60,8 +61,7 @@ def check(x: torch.Tensor, dtype: torch.dtype, block: int) -> None:
 
 
 @pytest.mark.usefixtures("poisoned")
-@pytest.mark.parametrize("dtype", [E4M3, E5M2])
-@pytest.mark.parametrize("of", DTYPES)
+@pytest.mark.parametrize(("of", "dtype"), [*((of, E4M3) for of in DTYPES), (torch.float16, E5M2)])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_kernels_round_as_torch_does(shape: tuple[int, ...], of: torch.dtype, dtype: torch.dtype) -> None:
     check(numbers(*shape, dtype=of), dtype, 32)
@@ -107,10 +107,12 @@ def test_the_largest_and_the_smallest_numbers_are_rounded_alike(largest: float) 
 
 @pytest.mark.parametrize("lie", [lambda x: x.transpose(1, 2), lambda x: x.mT, lambda x: x[..., 8:24]])
 def test_any_strides_will_do(lie: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    check(lie(numbers(2, 40, 32, 48, dtype=torch.float16)), E4M3, 32)
+    check(lie(numbers(2, 40, 4, 48, dtype=torch.float16)), E4M3, 32)
 
 
-@pytest.mark.parametrize(("dtype", "width", "block"), [("float8_e4m3fn", 128, 128), ("float8_e5m2", 64, 256)])
+@pytest.mark.parametrize(
+    ("dtype", "width", "block"), tiers([("float8_e4m3fn", 128, 128)], [("float8_e5m2", 64, 256)])
+)
 def test_the_kernels_compile_for_hopper_without_a_spill_and_write_16_bytes_at_once(
     dtype: str, width: int, block: int
 ) -> None:

@@ -52,7 +52,7 @@ SPILL = {
             "static", KERNEL, SPILL,
             "spill_stored_bytes_per_thread: 1 of N cells are worse by more than 0%,"
             " first: static flash fwd fwd sm_80 bf16 d64 causal: 0, now ",
-            id="one more spill",
+            id="one more spill", marks=pytest.mark.slow,
         ),
         pytest.param(
             "trace", KERNEL, {PRODUCT: LOAD + PRODUCT},
@@ -64,14 +64,14 @@ SPILL = {
             "trace", "kernels/_scores.py", {"end = _held(last + high + 1, seqlen_k)": "end = seqlen_k"},
             "traced_read_bytes: 2 of N cells are worse by more than 0%,"
             " first: trace flash fwd b1 h2/1 n150 d40 fp16 causal forward ",
-            id="no tile clamp",
+            id="no tile clamp", marks=pytest.mark.slow,
         ),
         pytest.param(
             "static", "flash_configs.py",
             {'Row("fwd", "any", "half", 64, (_C(128, 64,': 'Row("fwd", "any", "half", 64, (_C(128, 32,'},
             "block_k: 1 of N cells are worse by more than 0%, first: static flash fwd fwd sm_80 bf16 d64"
             " causal: 64, now 32; it must not change unseen",
-            id="another tile",
+            id="another tile", marks=pytest.mark.slow,
         ),
     ],
 )  # fmt: skip

@@ -237,7 +237,8 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("wanted", [REAL, pytest.param(MORE, marks=pytest.mark.slow)], ids=["few", "all"])
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", [REAL, MORE], ids=["few", "all"])
 def test_cells_that_are_really_timed_survive_their_neighbours(wanted: dict, tmp_path: Path) -> None:
     swept = Swept(list(wanted), faults.WORKER, tmp_path)
     for name, (status, reason) in wanted.items():

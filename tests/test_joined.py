@@ -191,6 +191,7 @@ def test_an_interrupted_trace_loses_no_cell(
     assert (record.counters["total"]["l2_read_bytes"], record.trace) == (COUNTED, None)
 
 
+@pytest.mark.slow
 def test_a_sweep_is_counted_and_traced_and_a_resumed_one_only_what_is_missing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import chromium
 import pytest
 from chromium import Browser
+from tiers import tiers
 from typer.testing import CliRunner
 
 from flashbench._runfile.lines import seal
@@ -86,7 +87,7 @@ CUT = """
 })"""
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", tiers([x for x in MADE if x != "runs"], ["runs"]))
 def test_no_page_is_cut_or_scrolls_sideways(browser: Browser, pages: dict[str, Path], name: str) -> None:
     for width, dark in ((390, True), (1280, False)):
         browser.events.clear()

@@ -14,6 +14,7 @@ import chromium
 import pytest
 import synthetic
 from chromium import Browser
+from tiers import tiers
 
 from flashbench import report, runfile, table
 from flashbench._cli.report import results_of
@@ -372,7 +373,7 @@ def test_what_is_shown_is_copied_and_downloaded(browser: Browser, page: Path, tm
     assert lines[0].split(",")[:3] == ["implementation", "pass", "dtype"]
 
 
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("dark", tiers([False], [True]))
 def test_axe_finds_no_serious_violation(browser: Browser, page: Path, dark: bool) -> None:
     """axe-core 4.14.1 of npm, unchanged, as tests/data/axe holds it with its licence (MPL 2.0)."""
     browser.open(page, dark=dark)

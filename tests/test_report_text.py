@@ -225,6 +225,7 @@ def test_each_figure_alone_with_the_data_behind_it(small: Results, tmp_path: Pat
                 export.styled(alone, "slide").plotly()  # checked by plotly.py
 
 
+@pytest.mark.slow
 def test_pictures_are_the_same_each_time(small: Results) -> None:
     pytest.importorskip("kaleido", reason="kaleido is not installed (flashbench[figures])")
     section = NAMES["latency"]

@@ -290,7 +290,8 @@ def test_two_ranks_over_gloo() -> None:
     over_gloo(2)
 
 
-@pytest.mark.parametrize("most", tiers([16], [None]))
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [16, None])
 def test_four_ranks_over_gloo(most: int | None) -> None:
     over_gloo(4, most)
 

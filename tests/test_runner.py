@@ -511,6 +511,7 @@ def resumable(out: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_killed_in_the_middle_then_resumed_equals_an_uninterrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,6 +228,7 @@ def test_json_is_the_rows_and_the_same_every_time(capsys, rows) -> None:
     assert json.loads(out) == rows
 
 
+@pytest.mark.slow
 def test_a_named_card_decides_the_occupancy_of_its_architecture(capsys) -> None:
     code, out, err = run(capsys, "--gpu", "h100-sxm,rtx-4090", "--passes", "fwd", "--csv")
     assert code == 0
