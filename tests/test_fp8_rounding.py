@@ -1,4 +1,4 @@
-"""What kernels round q, k and v to is what torch's operations do, to the bit; here in the interpreter."""
+"""Kernels round q, k and v to the numbers that torch's operations give; here in the interpreter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPES = [(1, 2, 64, 32), (2, 1, 75, 48), (1, 1, 1, 16), (1, 2, 96, 5), (2, 3, 2
 
 
 def same(found: _fp8.Quantised, wanted: _fp8.Quantised) -> None:
-    """Equal to the bit; of NaNs that they are."""
+    """Equal as numbers, which a zero's sign is no part of; of NaNs that they are."""
     assert (found.block, found.values.dtype, found.values.shape) == (
         wanted.block, wanted.values.dtype, wanted.values.shape,
     )  # fmt: skip

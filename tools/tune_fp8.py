@@ -11,7 +11,7 @@ read from NVML, where it answers, while the load of a sample still runs.
 sustained: 350 ms of its own load before each sample of 40 ms, so that the clock is what the power of that
 form leaves it, as reports/<card>/tuning has it in flash-v3-fp8-guarded.json; 12 checks at once, then 6 cells,
 6 forms and 3 rounds of 394 ms, 43 s in all, of the guarded forms the table's and those that differ from it in
-one thing. burst: 4 ms of load before each sample of 12 ms; 22 checks, then 6 cells, 12 forms and 15 rounds of
+one thing. burst: 4 ms of load before each sample of 12 ms; 22 checks, then 6 cells, 11 forms and 15 rounds of
 20 ms. About 25 s more are for checks and starts.
 """
 

@@ -96,7 +96,7 @@ def quantised_values(
 
 
 def rounded_values(v: Tensor, dtype: torch.dtype, tiles: Tiles) -> tuple[Quantised, Tensor | None]:
-    """The same by kernels, with a scale per block, and turned."""
+    """``quantised_values`` by kernels, with a scale per block, and turned (``_fp8.interleave``)."""
     if not tiles.promote:
         return rounding.interleaved(v, dtype, tiles.block_k), None
     values, mean = rounding.centred(v, dtype, tiles.block_k)

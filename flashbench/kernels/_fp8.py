@@ -81,8 +81,8 @@ def quantise(x: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised
 def quantise_values(v: Tensor, dtype: torch.dtype, share: str, block: int) -> Quantised:
     """As ``quantise``, but for scales: the least powers of two that are no smaller, so that P may take them.
 
-    In 2**-60 to 1 of the largest of a head, which that of zeros is, and no less than 2**-100; a NaN or an
-    infinity leaves them finite.
+    No less than 2**-60 of the largest of a head, and than 2**-100; a block of zeros has the largest of its
+    head. A NaN or an infinity leaves them finite.
     """
     v = v.detach().float()
     plain = _scales(_of_blocks(v, block).abs().amax((3, 4)), dtype, share)
@@ -163,7 +163,7 @@ class Columns(NamedTuple):
         before = self.top.maximum(-self.bottom).clamp_min(0.0)
         _, exponent = torch.frexp(before.amax((2, 3), keepdim=True))
         step = torch.ldexp(torch.ones_like(mean), (exponent - 8).clamp_min(LEAST_STEP))
-        mean = (mean / step).round() * step
+        mean = (mean / step).round() * step + 0.0  # no -0
         kept = (self._without(mean) * (1 / GROWN) <= before).all(2, keepdim=True)
         return torch.where(kept, mean, 0.0)
 

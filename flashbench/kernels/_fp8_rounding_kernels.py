@@ -1,4 +1,4 @@
-"""What rounds q, k and v to fp8 on a GPU, to the bit as _fp8.py does in torch. Launched by _fp8_rounding.py.
+"""What rounds q, k and v to fp8 on a GPU, to the numbers of _fp8.py in torch. Launched by _fp8_rounding.py.
 
 A program has a block of rows of a head, which share a scale.
 """

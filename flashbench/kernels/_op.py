@@ -188,7 +188,7 @@ def _forward(
 
 
 def _computed(tensors: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
-    """The same of arguments that are taken together already."""
+    """``_forward`` of arguments that are taken together already."""
     q, k, v, slopes, cu_q, _ = tensors
     scale = options.scale_of(q) if options.scale is None else options.scale
     if slopes is cu_q is None and _bare(options):
