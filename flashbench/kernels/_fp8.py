@@ -146,11 +146,10 @@ class Columns(NamedTuple):
     @classmethod
     def of(cls, v: Tensor, block: int) -> Columns:
         """Of v, fp32 (batch, heads, rows, width)."""
-        finite = v.isfinite()
-        exists = _of_blocks(finite, block)
+        tall, exists = _of_blocks(v, block), _of_blocks(v.isfinite(), block)
 
         def where(missing: float) -> Tensor:
-            return torch.where(exists, _of_blocks(v, block), missing)
+            return torch.where(exists, tall, missing)
 
         return cls(
             where(-math.inf).amax(3), where(math.inf).amin(3), where(0.0).double().sum(3), exists.sum(3)
